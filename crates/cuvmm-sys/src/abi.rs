@@ -1,0 +1,193 @@
+//! What this crate takes for granted about the binary interface, as data.
+//!
+//! Tests compare it with other bindings, and a chore of the project (`cargo xtask abi`) with
+//! NVIDIA's own headers. Programs have no use for it.
+//!
+//! Functions are not here: they are in [`SYMBOLS`].
+
+use core::mem::{align_of, offset_of, size_of};
+
+use crate::*;
+
+/// The size, alignment and fields of a C type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// The type's name, here and in C.
+    pub name: &'static str,
+    /// Its size in bytes.
+    pub size: usize,
+    /// Its alignment in bytes.
+    pub align: usize,
+    /// Its fields, as far as they mean the same in every version of the header.
+    pub fields: &'static [Field],
+}
+
+/// A field of a structure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// The way to it in C, such as `allocFlags.usage`.
+    pub path: &'static str,
+    /// Bytes from the start of the structure.
+    pub offset: usize,
+    /// Its size in bytes.
+    pub size: usize,
+}
+
+/// A named number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Constant {
+    /// Its name, here and in C.
+    pub name: &'static str,
+    /// Its value.
+    pub value: i64,
+}
+
+/// The size of what a field accessor returns. The accessor is never called.
+const fn size_behind<T, F>(_field: fn(&T) -> &F) -> usize {
+    size_of::<F>()
+}
+
+macro_rules! layouts {
+    ($( $name:ident { $( $c_field:literal = $($field:ident).+ ),* $(,)? } )*) => {
+        /// Every C type that crosses the border by value or behind a pointer.
+        pub const LAYOUTS: &[Layout] = &[
+            $(
+                Layout {
+                    name: stringify!($name),
+                    size: size_of::<$name>(),
+                    align: align_of::<$name>(),
+                    fields: &[
+                        $(
+                            Field {
+                                path: $c_field,
+                                offset: offset_of!($name, $($field).+),
+                                size: size_behind(|it: &$name| &it.$($field).+),
+                            },
+                        )*
+                    ],
+                },
+            )*
+        ];
+    };
+}
+
+layouts! {
+    CUmemLocation { "type" = kind, "id" = id }
+    CUmemAllocationProp {
+        "type" = kind,
+        "requestedHandleTypes" = requestedHandleTypes,
+        "location" = location,
+        "location.type" = location.kind,
+        "location.id" = location.id,
+        "win32HandleMetaData" = win32HandleMetaData,
+        "allocFlags" = allocFlags,
+        "allocFlags.compressionType" = allocFlags.compressionType,
+        "allocFlags.gpuDirectRDMACapable" = allocFlags.gpuDirectRDMACapable,
+        "allocFlags.usage" = allocFlags.usage,
+        "allocFlags.reserved" = allocFlags.reserved,
+    }
+    CUmemAccessDesc { "location" = location, "flags" = flags }
+    // `reserved` is left out: 13.0 named its first byte.
+    CUmemPoolProps {
+        "allocType" = allocType,
+        "handleTypes" = handleTypes,
+        "location" = location,
+        "win32SecurityAttributes" = win32SecurityAttributes,
+        "maxSize" = maxSize,
+        "usage" = usage,
+    }
+    CUmemPoolPtrExportData { "reserved" = reserved }
+    CUmemFabricHandle { "data" = data }
+    CUipcMemHandle { "reserved" = reserved }
+    CUuuid { "bytes" = bytes }
+    CUmulticastObjectProp {
+        "numDevices" = numDevices,
+        "size" = size,
+        "handleTypes" = handleTypes,
+        "flags" = flags,
+    }
+
+    CUcontext {}
+    CUstream {}
+    CUevent {}
+    CUmodule {}
+    CUfunction {}
+    CUgraph {}
+    CUgraphExec {}
+    CUmemoryPool {}
+    CUhostFn {}
+    CUdevice {}
+    CUdeviceptr {}
+    CUmemGenericAllocationHandle {}
+    cuuint64_t {}
+
+    CUresult {}
+    CUdevice_attribute {}
+    CUmemLocationType {}
+    CUmemAllocationType {}
+    CUmemAllocationHandleType {}
+    CUmemAccess_flags {}
+    CUmemAllocationGranularity_flags {}
+    CUmemRangeHandleType {}
+    CUmemPool_attribute {}
+    CUpointer_attribute {}
+    CUmemorytype {}
+    CUmem_advise {}
+    CUmem_range_attribute {}
+    CUstreamCaptureMode {}
+    CUstreamCaptureStatus {}
+    CUmulticastGranularity_flags {}
+}
+
+/// Every named number of this crate with its value: result codes, enumerations, option bits.
+#[must_use]
+pub fn constants() -> Vec<Constant> {
+    macro_rules! of {
+        ($($name:ident),* $(,)?) => {
+            [
+                $(
+                    $name::KNOWN
+                        .iter()
+                        .map(|&(name, value)| Constant { name, value: value.0.into() })
+                        .collect::<Vec<_>>(),
+                )*
+            ]
+        };
+    }
+    let flags = crate::flags::KNOWN
+        .iter()
+        .map(|&(name, value)| Constant { name, value });
+    let devices = [
+        Constant {
+            name: "CU_DEVICE_CPU",
+            value: CU_DEVICE_CPU.into(),
+        },
+        Constant {
+            name: "CU_DEVICE_INVALID",
+            value: CU_DEVICE_INVALID.into(),
+        },
+    ];
+    of!(
+        CUresult,
+        CUdevice_attribute,
+        CUmemLocationType,
+        CUmemAllocationType,
+        CUmemAllocationHandleType,
+        CUmemAccess_flags,
+        CUmemAllocationGranularity_flags,
+        CUmemRangeHandleType,
+        CUmemPool_attribute,
+        CUpointer_attribute,
+        CUmemorytype,
+        CUmem_advise,
+        CUmem_range_attribute,
+        CUstreamCaptureMode,
+        CUstreamCaptureStatus,
+        CUmulticastGranularity_flags,
+    )
+    .into_iter()
+    .flatten()
+    .chain(flags)
+    .chain(devices)
+    .collect()
+}

@@ -1,0 +1,123 @@
+//! The names of the driver's calls, for errors, counters and injected faults.
+
+use std::fmt;
+
+macro_rules! calls {
+    ($($variant:ident = $name:literal),+ $(,)?) => {
+        /// One call of the driver, by the name NVIDIA's documentation gives it.
+        ///
+        /// Where the driver has several symbols for one call (`_v2`, `_ptsz`), the plain name
+        /// stands for all of them.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        #[repr(u8)]
+        pub enum Call {
+            $(
+                #[doc = concat!("`", $name, "`")]
+                #[doc(alias = $name)]
+                $variant,
+            )+
+        }
+
+        impl Call {
+            /// All calls, in the order of their numbers.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+
+            /// The name in NVIDIA's documentation.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)+
+                }
+            }
+        }
+    };
+}
+
+calls! {
+    Init = "cuInit",
+    DriverGetVersion = "cuDriverGetVersion",
+    DeviceGetCount = "cuDeviceGetCount",
+    DeviceGetName = "cuDeviceGetName",
+    DeviceGetUuid = "cuDeviceGetUuid",
+    DeviceGetAttribute = "cuDeviceGetAttribute",
+    DeviceTotalMem = "cuDeviceTotalMem",
+    DeviceCanAccessPeer = "cuDeviceCanAccessPeer",
+    PrimaryCtxRetain = "cuDevicePrimaryCtxRetain",
+    CtxPushCurrent = "cuCtxPushCurrent",
+    CtxPopCurrent = "cuCtxPopCurrent",
+    CtxGetCurrent = "cuCtxGetCurrent",
+    CtxSynchronize = "cuCtxSynchronize",
+    CtxRecordEvent = "cuCtxRecordEvent",
+    MemGetInfo = "cuMemGetInfo",
+    MemGetAllocationGranularity = "cuMemGetAllocationGranularity",
+    MemAddressReserve = "cuMemAddressReserve",
+    MemAddressFree = "cuMemAddressFree",
+    MemCreate = "cuMemCreate",
+    MemRelease = "cuMemRelease",
+    MemMap = "cuMemMap",
+    MemUnmap = "cuMemUnmap",
+    MemSetAccess = "cuMemSetAccess",
+    MemGetAccess = "cuMemGetAccess",
+    MemRetainAllocationHandle = "cuMemRetainAllocationHandle",
+    MemGetAllocationPropertiesFromHandle = "cuMemGetAllocationPropertiesFromHandle",
+    MemExportToShareableHandle = "cuMemExportToShareableHandle",
+    MemImportFromShareableHandle = "cuMemImportFromShareableHandle",
+    MemGetHandleForAddressRange = "cuMemGetHandleForAddressRange",
+    MemGetAddressRange = "cuMemGetAddressRange",
+    PointerGetAttribute = "cuPointerGetAttribute",
+    IpcGetMemHandle = "cuIpcGetMemHandle",
+    MemcpyHtoD = "cuMemcpyHtoD",
+    MemcpyDtoH = "cuMemcpyDtoH",
+    MemcpyDtoD = "cuMemcpyDtoD",
+    MemcpyHtoDAsync = "cuMemcpyHtoDAsync",
+    MemcpyDtoHAsync = "cuMemcpyDtoHAsync",
+    MemcpyDtoDAsync = "cuMemcpyDtoDAsync",
+    MemsetD8 = "cuMemsetD8",
+    MemsetD8Async = "cuMemsetD8Async",
+    StreamCreate = "cuStreamCreate",
+    StreamDestroy = "cuStreamDestroy",
+    StreamSynchronize = "cuStreamSynchronize",
+    StreamQuery = "cuStreamQuery",
+    StreamWaitEvent = "cuStreamWaitEvent",
+    EventCreate = "cuEventCreate",
+    EventDestroy = "cuEventDestroy",
+    EventRecord = "cuEventRecord",
+    EventQuery = "cuEventQuery",
+    EventSynchronize = "cuEventSynchronize",
+    ThreadExchangeStreamCaptureMode = "cuThreadExchangeStreamCaptureMode",
+    StreamIsCapturing = "cuStreamIsCapturing",
+    StreamBeginCapture = "cuStreamBeginCapture",
+    StreamEndCapture = "cuStreamEndCapture",
+    GraphInstantiate = "cuGraphInstantiate",
+    GraphLaunch = "cuGraphLaunch",
+    GraphDestroy = "cuGraphDestroy",
+    GraphExecDestroy = "cuGraphExecDestroy",
+    MemAlloc = "cuMemAlloc",
+    MemFree = "cuMemFree",
+    MemAllocAsync = "cuMemAllocAsync",
+    MemFreeAsync = "cuMemFreeAsync",
+    MemHostAlloc = "cuMemHostAlloc",
+    MemFreeHost = "cuMemFreeHost",
+    MemAllocManaged = "cuMemAllocManaged",
+    MemPrefetchAsync = "cuMemPrefetchAsync",
+    MemAdvise = "cuMemAdvise",
+    MemRangeGetAttribute = "cuMemRangeGetAttribute",
+}
+
+impl Call {
+    /// How many calls there are; every `call as usize` is below it.
+    pub const COUNT: usize = Self::ALL.len();
+}
+
+impl fmt::Debug for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

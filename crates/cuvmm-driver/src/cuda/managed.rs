@@ -1,0 +1,108 @@
+//! Managed memory.
+//!
+//! Prefetching and advice exist twice in the driver: for devices and the host as a whole (8.0),
+//! and for every kind of location (12.2). The younger is used where the driver has it.
+//!
+//! `unsafe` is allowed here for driver calls (see `answer`).
+#![allow(unsafe_code)]
+
+use std::ptr;
+
+use cuvmm_sys::{CU_DEVICE_CPU, CUdevice, CUmem_advise, CUmem_range_attribute, CUstream, Optional};
+
+use super::CudaDriver;
+use super::answer::{ask_optional, present};
+use super::physical::location_to_c;
+use crate::{
+    Advice, Call, DeviceAddress, Location, LocationKind, Ordinal, RangeAttribute, Result,
+    StreamHandle,
+};
+
+pub(super) fn managed_alloc(
+    driver: &CudaDriver,
+    device: Ordinal,
+    size: u64,
+    flags: u32,
+) -> Result<DeviceAddress> {
+    let _current = driver.enter(device)?;
+    let mut address = 0;
+    ask_optional!(driver, MemAllocManaged:
+        cuMemAllocManaged(&mut address, size as usize, flags))?;
+    Ok(DeviceAddress(address))
+}
+
+/// A location in the words of the first version, which has none for a NUMA node; then `younger`
+/// is what the driver lacks.
+fn as_device<F: Copy>(call: Call, location: Location, younger: &Optional<F>) -> Result<CUdevice> {
+    match location.kind {
+        LocationKind::DEVICE => Ok(location.id),
+        LocationKind::HOST => Ok(CU_DEVICE_CPU),
+        _ => present(call, younger).map(|_| CU_DEVICE_CPU),
+    }
+}
+
+/// # Safety
+/// As for [`Driver::prefetch`](crate::Driver::prefetch).
+pub(super) unsafe fn prefetch(
+    driver: &CudaDriver,
+    device: Ordinal,
+    address: DeviceAddress,
+    size: u64,
+    location: Location,
+    stream: StreamHandle,
+) -> Result<()> {
+    let _current = driver.enter(device)?;
+    let stream = stream.0 as CUstream;
+    let younger = &driver.api().cuMemPrefetchAsync_v2;
+    if younger.is_present() {
+        let location = location_to_c(location);
+        ask_optional!(driver, MemPrefetchAsync:
+            cuMemPrefetchAsync_v2(address.0, size as usize, location, 0, stream))
+    } else {
+        let place = as_device(Call::MemPrefetchAsync, location, younger)?;
+        ask_optional!(driver, MemPrefetchAsync:
+            cuMemPrefetchAsync(address.0, size as usize, place, stream))
+    }
+}
+
+pub(super) fn advise(
+    driver: &CudaDriver,
+    device: Ordinal,
+    address: DeviceAddress,
+    size: u64,
+    advice: Advice,
+    location: Location,
+) -> Result<()> {
+    let _current = driver.enter(device)?;
+    let advice = CUmem_advise(advice.0);
+    let younger = &driver.api().cuMemAdvise_v2;
+    if younger.is_present() {
+        let location = location_to_c(location);
+        ask_optional!(driver, MemAdvise:
+            cuMemAdvise_v2(address.0, size as usize, advice, location))
+    } else {
+        let place = as_device(Call::MemAdvise, location, younger)?;
+        ask_optional!(driver, MemAdvise: cuMemAdvise(address.0, size as usize, advice, place))
+    }
+}
+
+pub(super) fn range_attribute(
+    driver: &CudaDriver,
+    device: Ordinal,
+    address: DeviceAddress,
+    size: u64,
+    attribute: RangeAttribute,
+) -> Result<i32> {
+    let _current = driver.enter(device)?;
+    let mut value = 0i32;
+    let place = ptr::from_mut(&mut value);
+    let attribute = CUmem_range_attribute(attribute.0);
+    ask_optional!(driver, MemRangeGetAttribute: cuMemRangeGetAttribute(
+        place.cast(),
+        size_of_val(&value),
+        attribute,
+        address.0,
+        size as usize,
+    ))?;
+    Ok(value)
+}

@@ -1,0 +1,132 @@
+//! Mappings, rights, and what is found at an address.
+//!
+//! `unsafe` is allowed here for driver calls (see `answer`).
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::os::fd::{OwnedFd, RawFd};
+use std::ptr;
+
+use cuvmm_sys::{
+    CUipcMemHandle, CUmemAccess_flags, CUmemAccessDesc, CUmemRangeHandleType, CUpointer_attribute,
+};
+
+use super::CudaDriver;
+use super::answer::{ask, ask_optional};
+use super::physical::{location_to_c, own};
+use crate::{
+    AccessDesc, AccessFlags, Call, DeviceAddress, Location, Ordinal, PhysicalHandle,
+    PointerAttribute, Result,
+};
+
+/// # Safety
+/// As for [`Driver::map`](crate::Driver::map).
+pub(super) unsafe fn map(
+    driver: &CudaDriver,
+    address: DeviceAddress,
+    size: u64,
+    offset: u64,
+    handle: PhysicalHandle,
+    flags: u64,
+) -> Result<()> {
+    ask!(driver, MemMap:
+        cuMemMap(address.0, size as usize, offset as usize, handle.0, flags))
+}
+
+/// # Safety
+/// As for [`Driver::unmap`](crate::Driver::unmap).
+pub(super) unsafe fn unmap(driver: &CudaDriver, address: DeviceAddress, size: u64) -> Result<()> {
+    ask!(driver, MemUnmap: cuMemUnmap(address.0, size as usize))
+}
+
+/// # Safety
+/// As for [`Driver::set_access`](crate::Driver::set_access).
+pub(super) unsafe fn set_access(
+    driver: &CudaDriver,
+    address: DeviceAddress,
+    size: u64,
+    access: &[AccessDesc],
+) -> Result<()> {
+    let to_c = |access: &AccessDesc| CUmemAccessDesc {
+        location: location_to_c(access.location),
+        flags: CUmemAccess_flags(access.flags.0),
+    };
+    let ask = |access: &[CUmemAccessDesc]| {
+        ask!(driver, MemSetAccess:
+            cuMemSetAccess(address.0, size as usize, access.as_ptr(), access.len()))
+    };
+    // Nearly always it is one device, and this call is on the path of every commit.
+    match access {
+        [one] => ask(&[to_c(one)]),
+        many => ask(&many.iter().map(to_c).collect::<Vec<_>>()),
+    }
+}
+
+pub(super) fn get_access(
+    driver: &CudaDriver,
+    address: DeviceAddress,
+    location: Location,
+) -> Result<AccessFlags> {
+    let location = location_to_c(location);
+    let mut flags = 0;
+    ask!(driver, MemGetAccess: cuMemGetAccess(&mut flags, &location, address.0))?;
+    Ok(AccessFlags(flags as i32))
+}
+
+pub(super) fn address_range(
+    driver: &CudaDriver,
+    device: Ordinal,
+    address: DeviceAddress,
+) -> Result<(DeviceAddress, u64)> {
+    let _current = driver.enter(device)?;
+    let (mut base, mut size) = (0, 0);
+    ask_optional!(driver, MemGetAddressRange:
+        cuMemGetAddressRange_v2(&mut base, &mut size, address.0))?;
+    Ok((DeviceAddress(base), size as u64))
+}
+
+pub(super) fn pointer_attribute(
+    driver: &CudaDriver,
+    device: Ordinal,
+    address: DeviceAddress,
+    attribute: PointerAttribute,
+) -> Result<u64> {
+    let _current = driver.enter(device)?;
+    // Any number may be asked for, and some answers are structures: the largest known has 16
+    // bytes. The first eight are returned, which for an `int` are its value, the rest being zero.
+    let mut value = [0u64; 16];
+    let place = value.as_mut_ptr().cast::<c_void>();
+    let attribute = CUpointer_attribute(attribute.0);
+    ask_optional!(driver, PointerGetAttribute:
+        cuPointerGetAttribute(place, attribute, address.0))?;
+    let [first, ..] = value;
+    Ok(first)
+}
+
+/// # Safety
+/// As for [`Driver::dma_buf`](crate::Driver::dma_buf).
+pub(super) unsafe fn dma_buf(
+    driver: &CudaDriver,
+    device: Ordinal,
+    address: DeviceAddress,
+    size: u64,
+) -> Result<OwnedFd> {
+    let _current = driver.enter(device)?;
+    let mut fd: RawFd = -1;
+    let place = ptr::from_mut(&mut fd).cast::<c_void>();
+    let kind = CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
+    ask_optional!(driver, MemGetHandleForAddressRange:
+        cuMemGetHandleForAddressRange(place, address.0, size as usize, kind, 0))?;
+    own(Call::MemGetHandleForAddressRange, fd)
+}
+
+pub(super) fn ipc_mem_handle(
+    driver: &CudaDriver,
+    device: Ordinal,
+    address: DeviceAddress,
+) -> Result<[u8; 64]> {
+    let _current = driver.enter(device)?;
+    let mut handle = CUipcMemHandle { reserved: [0; 64] };
+    ask_optional!(driver, IpcGetMemHandle: cuIpcGetMemHandle(&mut handle, address.0))?;
+    Ok(handle.reserved.map(|byte| byte as u8))
+}

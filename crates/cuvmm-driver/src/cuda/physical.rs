@@ -1,0 +1,171 @@
+//! Physical memory: creating, releasing, passing to other processes.
+//!
+//! `unsafe` is allowed here for driver calls (see `answer`), and to take ownership of file
+//! descriptors that the driver has just made.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::os::fd::{FromRawFd as _, OwnedFd, RawFd};
+use std::ptr;
+
+use cuvmm_sys::{
+    CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationPropFlags, CUmemAllocationType,
+    CUmemFabricHandle, CUmemLocation, CUmemLocationType, CUresult,
+};
+
+use super::CudaDriver;
+use super::answer::{ask, ask_optional};
+use crate::{
+    AllocationType, Call, DeviceAddress, DriverError, Exported, HandleTypes, ImportSource,
+    Location, LocationKind, PhysicalHandle, PhysicalProps, Result,
+};
+
+/// A location as C has it.
+pub(super) fn location_to_c(location: Location) -> CUmemLocation {
+    CUmemLocation {
+        kind: CUmemLocationType(location.kind.0),
+        id: location.id,
+    }
+}
+
+/// Properties as C has them.
+pub(super) fn to_c(props: &PhysicalProps) -> CUmemAllocationProp {
+    CUmemAllocationProp {
+        kind: CUmemAllocationType(props.allocation_type.0),
+        requestedHandleTypes: handle_type_to_c(props.handle_types),
+        location: location_to_c(props.location),
+        win32HandleMetaData: ptr::null_mut(),
+        allocFlags: CUmemAllocationPropFlags {
+            compressionType: props.compression,
+            gpuDirectRDMACapable: props.rdma_capable.into(),
+            usage: props.usage,
+            reserved: [0; 4],
+        },
+    }
+}
+
+/// Properties as C returned them.
+fn from_c(props: &CUmemAllocationProp) -> PhysicalProps {
+    PhysicalProps {
+        allocation_type: AllocationType(props.kind.0),
+        handle_types: HandleTypes::from_bits_retain(props.requestedHandleTypes.0 as u32),
+        location: Location {
+            kind: LocationKind(props.location.kind.0),
+            id: props.location.id,
+        },
+        compression: props.allocFlags.compressionType,
+        rdma_capable: props.allocFlags.gpuDirectRDMACapable != 0,
+        usage: props.allocFlags.usage,
+    }
+}
+
+fn handle_type_to_c(types: HandleTypes) -> CUmemAllocationHandleType {
+    CUmemAllocationHandleType(types.bits() as i32)
+}
+
+pub(super) fn create(
+    driver: &CudaDriver,
+    size: u64,
+    props: &PhysicalProps,
+    flags: u64,
+) -> Result<PhysicalHandle> {
+    let props = to_c(props);
+    let mut handle = 0;
+    ask!(driver, MemCreate: cuMemCreate(&mut handle, size as usize, &props, flags))?;
+    Ok(PhysicalHandle(handle))
+}
+
+/// # Safety
+/// As for [`Driver::release`](crate::Driver::release).
+pub(super) unsafe fn release(driver: &CudaDriver, handle: PhysicalHandle) -> Result<()> {
+    ask!(driver, MemRelease: cuMemRelease(handle.0))
+}
+
+pub(super) fn retain(driver: &CudaDriver, address: DeviceAddress) -> Result<PhysicalHandle> {
+    let mut handle = 0;
+    let address = address.0 as *mut c_void;
+    ask_optional!(driver, MemRetainAllocationHandle:
+        cuMemRetainAllocationHandle(&mut handle, address))?;
+    Ok(PhysicalHandle(handle))
+}
+
+/// # Safety
+/// As for [`Driver::physical_props`](crate::Driver::physical_props).
+pub(super) unsafe fn physical_props(
+    driver: &CudaDriver,
+    handle: PhysicalHandle,
+) -> Result<PhysicalProps> {
+    let nowhere = CUmemLocation {
+        kind: CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID,
+        id: 0,
+    };
+    let mut props = CUmemAllocationProp::pinned(nowhere);
+    ask!(driver, MemGetAllocationPropertiesFromHandle:
+        cuMemGetAllocationPropertiesFromHandle(&mut props, handle.0))?;
+    Ok(from_c(&props))
+}
+
+/// What an export writes: a descriptor or 64 bytes, as the type says. Zeroed and large enough for
+/// every type there is.
+#[repr(C, align(8))]
+struct Shareable([u8; 64]);
+
+/// # Safety
+/// As for [`Driver::export`](crate::Driver::export).
+pub(super) unsafe fn export(
+    driver: &CudaDriver,
+    handle: PhysicalHandle,
+    handle_type: HandleTypes,
+    flags: u64,
+) -> Result<Exported> {
+    let mut shareable = Shareable([0; 64]);
+    let place = ptr::from_mut(&mut shareable).cast::<c_void>();
+    ask!(driver, MemExportToShareableHandle:
+        cuMemExportToShareableHandle(place, handle.0, handle_type_to_c(handle_type), flags))?;
+    let Shareable(bytes) = shareable;
+    match handle_type {
+        HandleTypes::POSIX_FD => {
+            let [a, b, c, d, ..] = bytes;
+            let fd = RawFd::from_ne_bytes([a, b, c, d]);
+            own(Call::MemExportToShareableHandle, fd).map(Exported::Fd)
+        }
+        HandleTypes::FABRIC => Ok(Exported::Fabric(bytes)),
+        // Success for a type that nobody here can hold or close.
+        _ => Err(DriverError::new(
+            Call::MemExportToShareableHandle,
+            CUresult::CUDA_ERROR_NOT_SUPPORTED,
+        )),
+    }
+}
+
+/// # Safety
+/// As for [`Driver::import`](crate::Driver::import).
+pub(super) unsafe fn import(
+    driver: &CudaDriver,
+    source: ImportSource,
+    handle_type: HandleTypes,
+) -> Result<PhysicalHandle> {
+    let handle_type = handle_type_to_c(handle_type);
+    let mut fabric;
+    // A descriptor travels as the pointer's value, everything else behind it.
+    let place = match source {
+        ImportSource::Fd(fd) => fd as isize as *mut c_void,
+        ImportSource::Fabric(data) => {
+            fabric = CUmemFabricHandle { data };
+            ptr::from_mut(&mut fabric).cast()
+        }
+    };
+    let mut handle = 0;
+    ask!(driver, MemImportFromShareableHandle:
+        cuMemImportFromShareableHandle(&mut handle, place, handle_type))?;
+    Ok(PhysicalHandle(handle))
+}
+
+/// Takes ownership of a descriptor that the driver made in answer to `call`.
+pub(super) fn own(call: Call, fd: RawFd) -> Result<OwnedFd> {
+    if fd < 0 {
+        return Err(DriverError::new(call, CUresult::CUDA_ERROR_UNKNOWN));
+    }
+    // SAFETY: the driver has made this descriptor for us and keeps no claim to it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}

@@ -1,0 +1,172 @@
+//! A wrapper that fails, delays or records the calls of any driver.
+//!
+//! A test wraps a driver, arms [`Fault`]s, runs an operation, and looks at what it left behind. A
+//! call that is failed is not passed on, so nothing happened, as with a driver that refused.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use cuvmm_driver::fault::{Fault, FaultDriver};
+//! use cuvmm_driver::model::ModelDriver;
+//! use cuvmm_driver::{CUresult, Call, DeviceAddress, Driver};
+//!
+//! let driver = FaultDriver::new(Arc::new(ModelDriver::default()));
+//! driver.arm(Fault::nth(2, CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+//! assert!(driver.reserve(2 << 20, 0, DeviceAddress::NULL, 0).is_ok());
+//! assert!(driver.reserve(2 << 20, 0, DeviceAddress::NULL, 0).is_err());
+//! assert!(driver.reserve(2 << 20, 0, DeviceAddress::NULL, 0).is_ok());
+//! assert_eq!(driver.count(Call::MemAddressReserve), 3);
+//! assert_eq!(driver.injected(), 1);
+//! ```
+
+mod pass;
+mod plan;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+pub use plan::Fault;
+
+use crate::{Call, Driver, DriverError, Result};
+use plan::{Armed, Verdict};
+
+/// Below this a thread spins: sleeping that short takes far longer than asked.
+const WORTH_SLEEPING: Duration = Duration::from_micros(200);
+
+/// A driver that passes calls on to another one, unless a fault says otherwise, and writes down
+/// what was called.
+pub struct FaultDriver {
+    inner: Arc<dyn Driver>,
+    log: Mutex<Log>,
+}
+
+#[derive(Debug, Default)]
+struct Log {
+    armed: Vec<Armed>,
+    calls: Vec<Call>,
+    counts: Vec<u64>,
+    injected: u64,
+    costs: Vec<Duration>,
+}
+
+impl FaultDriver {
+    /// Wraps a driver. Nothing is armed, every call is recorded.
+    #[must_use]
+    pub fn new(inner: Arc<dyn Driver>) -> Self {
+        let log = Log {
+            counts: vec![0; Call::COUNT],
+            costs: vec![Duration::ZERO; Call::COUNT],
+            ..Log::default()
+        };
+        Self {
+            inner,
+            log: Mutex::new(log),
+        }
+    }
+
+    /// The driver that is wrapped.
+    #[must_use]
+    pub fn inner(&self) -> &Arc<dyn Driver> {
+        &self.inner
+    }
+
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a fault in force beside those that are. It counts calls from now on. When several
+    /// faults meet one call, their delays add up and the failure armed first wins.
+    pub fn arm(&self, fault: Fault) {
+        self.log().armed.push(Armed::new(fault));
+    }
+
+    /// Lifts all faults. The record stays.
+    pub fn disarm(&self) {
+        self.log().armed.clear();
+    }
+
+    /// How many calls have been failed by faults since the record was last forgotten.
+    #[must_use]
+    pub fn injected(&self) -> u64 {
+        self.log().injected
+    }
+
+    /// The calls made, failed ones too, in the order in which they began.
+    #[must_use]
+    pub fn calls(&self) -> Vec<Call> {
+        self.log().calls.clone()
+    }
+
+    /// How many calls of one kind were made.
+    #[must_use]
+    pub fn count(&self, call: Call) -> u64 {
+        self.log().counts[call as usize]
+    }
+
+    /// How many calls were made in all.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.log().counts.iter().sum()
+    }
+
+    /// Forgets the record. What is armed stays armed and goes on counting.
+    pub fn forget(&self) {
+        let mut log = self.log();
+        log.calls.clear();
+        log.counts.fill(0);
+        log.injected = 0;
+    }
+
+    /// Makes every call of a kind take this much longer, in real time, before it is passed on.
+    pub fn set_cost(&self, call: Call, cost: Duration) {
+        self.log().costs[call as usize] = cost;
+    }
+
+    /// Writes the call down and does to it what is armed.
+    fn enter(&self, call: Call) -> Result<()> {
+        let (delay, verdict) = {
+            let mut log = self.log();
+            log.calls.push(call);
+            log.counts[call as usize] += 1;
+            let mut delay = log.costs[call as usize];
+            let mut failed = None;
+            for armed in &mut log.armed {
+                match armed.judge(call) {
+                    Verdict::Pass => {}
+                    Verdict::Delay(more) => delay += more,
+                    Verdict::Fail(code) => failed = failed.or(Some(code)),
+                }
+            }
+            log.injected += u64::from(failed.is_some());
+            (delay, failed)
+        };
+        linger(delay);
+        match verdict {
+            Some(code) => Err(DriverError::new(call, code)),
+            None => Ok(()),
+        }
+    }
+}
+
+fn linger(delay: Duration) {
+    if delay >= WORTH_SLEEPING {
+        thread::sleep(delay);
+    } else if !delay.is_zero() {
+        let start = Instant::now();
+        while start.elapsed() < delay {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+impl fmt::Debug for FaultDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let log = self.log();
+        f.debug_struct("FaultDriver")
+            .field("inner", &self.inner)
+            .field("armed", &log.armed)
+            .field("calls", &log.calls.len())
+            .finish_non_exhaustive()
+    }
+}

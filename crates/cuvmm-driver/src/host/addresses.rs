@@ -1,0 +1,279 @@
+//! This process's address space: ranges reserved, files placed in them, rights changed.
+//!
+//! Two rules keep this simple. A placed piece never merges with its neighbour, because no two
+//! physicals are neighbours in a file (see [`files`](super::files)), so each is exactly one of
+//! the system's memory areas: taking it away splits nothing and needs no area. And areas are
+//! counted before the system is asked, so that some are left for the rest of the process.
+//!
+//! `unsafe` is needed to change mappings: this file is the only one of the host that does.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::os::fd::OwnedFd;
+use std::ptr;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
+
+use super::system;
+use crate::CUresult;
+use crate::model::{Answer, OUT_OF_MEMORY, Part, Reach};
+
+/// Areas left to the rest of the process: its allocator ends it when it can get none.
+const LEFT_TO_OTHERS: usize = 2_048;
+
+/// A part of a file that is placed at an address.
+#[derive(Clone, Debug)]
+struct Piece {
+    size: u64,
+    file: Arc<OwnedFd>,
+    offset: u64,
+    reach: Reach,
+}
+
+#[derive(Debug)]
+pub(super) struct Addresses {
+    /// Start to size.
+    reserved: BTreeMap<u64, u64>,
+    pieces: BTreeMap<u64, Piece>,
+    /// Memory areas that all this takes at most.
+    areas: usize,
+    most_areas: usize,
+}
+
+fn at(address: u64) -> *mut c_void {
+    ptr::with_exposed_provenance_mut(address as usize)
+}
+
+fn length(size: u64) -> Answer<usize> {
+    usize::try_from(size).map_err(|_| OUT_OF_MEMORY)
+}
+
+fn code(error: Errno) -> CUresult {
+    match error {
+        Errno::NOMEM | Errno::EXIST | Errno::AGAIN | Errno::MFILE | Errno::NFILE => OUT_OF_MEMORY,
+        _ => CUresult::CUDA_ERROR_OPERATING_SYSTEM,
+    }
+}
+
+fn empty() -> MapFlags {
+    MapFlags::PRIVATE | MapFlags::NORESERVE
+}
+
+impl Addresses {
+    pub(super) fn new() -> Self {
+        Self {
+            reserved: BTreeMap::new(),
+            pieces: BTreeMap::new(),
+            areas: 0,
+            most_areas: system::most_areas().saturating_sub(LEFT_TO_OTHERS),
+        }
+    }
+
+    fn room_for(&self, areas: usize) -> Answer {
+        if self.areas + areas <= self.most_areas {
+            Ok(())
+        } else {
+            Err(OUT_OF_MEMORY)
+        }
+    }
+
+    /// Takes a range that nothing is in. `wanted` is a place to take or to fail at.
+    pub(super) fn reserve(
+        &mut self,
+        size: u64,
+        alignment: u64,
+        wanted: Option<u64>,
+    ) -> Answer<u64> {
+        self.room_for(1)?;
+        let start = match wanted {
+            Some(wanted) => {
+                let flags = empty() | MapFlags::FIXED_NOREPLACE;
+                // SAFETY: the flag makes the system refuse where anything is mapped already.
+                unsafe { mmap_anonymous(at(wanted), length(size)?, ProtFlags::empty(), flags) }
+                    .map_err(code)?;
+                wanted
+            }
+            None => take_aligned(size, alignment)?,
+        };
+        self.reserved.insert(start, size);
+        self.areas += 1;
+        Ok(start)
+    }
+
+    pub(super) fn unreserve(&mut self, address: u64, size: u64) -> Answer {
+        // SAFETY: the range is a reservation of ours in which nothing is placed.
+        unsafe { munmap(at(address), length(size)?) }.map_err(code)?;
+        self.reserved.remove(&address);
+        self.areas -= 1;
+        Ok(())
+    }
+
+    /// Places a part of a file; nobody may touch it yet. Nothing has changed if it fails.
+    pub(super) fn place(&mut self, part: &Part, file: &Arc<OwnedFd>, offset: u64) -> Answer {
+        let more = self.areas_around(part);
+        self.room_for(more)?;
+        let offset = offset + part.offset;
+        let piece = Piece {
+            size: part.size,
+            file: Arc::clone(file),
+            offset,
+            reach: Reach::Nothing,
+        };
+        if let Err(code) = set_piece(part.address, &piece) {
+            // Where the system had cleared the range already, close the gap before anybody else
+            // is given it; where it had not, this is refused.
+            let flags = empty() | MapFlags::FIXED_NOREPLACE;
+            // SAFETY: the flag makes the system refuse where anything is mapped.
+            let _ = unsafe {
+                mmap_anonymous(
+                    at(part.address),
+                    length(part.size)?,
+                    ProtFlags::empty(),
+                    flags,
+                )
+            };
+            return Err(code);
+        }
+        self.pieces.insert(part.address, piece);
+        self.areas += more;
+        Ok(())
+    }
+
+    /// Takes all pieces in these parts away. Nothing has changed if it fails.
+    pub(super) fn clear(&mut self, parts: &[Part]) -> Answer {
+        let inside = |part: &Part| part.address..part.address + part.size;
+        let pieces = parts
+            .iter()
+            .flat_map(|part| self.pieces.range(inside(part)));
+        let starts: Vec<u64> = pieces.map(|(&start, _)| start).collect();
+        for (index, start) in starts.iter().enumerate() {
+            let Err(code) = self.clear_piece(*start) else {
+                continue;
+            };
+            for start in &starts[..index] {
+                self.restore(*start);
+            }
+            return Err(code);
+        }
+        for start in starts {
+            let Some(piece) = self.pieces.remove(&start) else {
+                continue;
+            };
+            let part = Part {
+                address: start,
+                size: piece.size,
+                offset: 0,
+            };
+            self.areas -= self.areas_around(&part);
+        }
+        Ok(())
+    }
+
+    fn clear_piece(&self, start: u64) -> Answer {
+        let Some(piece) = self.pieces.get(&start) else {
+            return Ok(());
+        };
+        let flags = empty() | MapFlags::FIXED;
+        // SAFETY: the range is a piece that was placed in a reservation of ours; whoever unmaps
+        // promised that nothing uses it.
+        unsafe { mmap_anonymous(at(start), length(piece.size)?, ProtFlags::empty(), flags) }
+            .map(drop)
+            .map_err(code)
+    }
+
+    fn restore(&self, start: u64) {
+        if let Some(piece) = self.pieces.get(&start)
+            && let Err(code) = set_piece(start, piece)
+        {
+            tracing::error!(%code, "a mapping could not be restored");
+        }
+    }
+
+    /// Changes what the host may do with the pieces in a part. Nothing has changed if it fails.
+    pub(super) fn protect(&mut self, part: &Part, to: Reach) -> Answer {
+        let inside = part.address..part.address + part.size;
+        for (&start, piece) in self.pieces.range_mut(inside) {
+            if piece.reach == to {
+                continue;
+            }
+            // SAFETY: the range is a piece of ours. Whoever takes a right away promised that
+            // nothing uses it.
+            unsafe { mprotect(at(start), length(piece.size)?, rights(to)) }.map_err(code)?;
+            piece.reach = to;
+        }
+        Ok(())
+    }
+
+    /// How many more areas there are with a piece at this place than with a hole: the piece parts
+    /// the hole that it lies in, unless it touches an end of it.
+    fn areas_around(&self, part: &Part) -> usize {
+        let end = part.address + part.size;
+        let before = self.pieces.range(..part.address).next_back();
+        let left = self.reserved.contains_key(&part.address)
+            || before.is_some_and(|(start, piece)| start + piece.size == part.address);
+        let reservation = self.reserved.range(..part.address + 1).next_back();
+        let right = self.pieces.contains_key(&end)
+            || reservation.is_some_and(|(start, size)| start + size == end);
+        usize::from(!left) + usize::from(!right)
+    }
+}
+
+impl Drop for Addresses {
+    fn drop(&mut self) {
+        for (&start, &size) in &self.reserved {
+            let Ok(size) = usize::try_from(size) else {
+                continue;
+            };
+            // SAFETY: the reservations are ours, and with the driver go all mappings in them: it
+            // is an error of the caller to use them longer.
+            let _ = unsafe { munmap(at(start), size) };
+        }
+    }
+}
+
+fn rights(reach: Reach) -> MprotectFlags {
+    match reach {
+        Reach::Nothing => MprotectFlags::empty(),
+        Reach::Read => MprotectFlags::READ,
+        Reach::Write => MprotectFlags::READ | MprotectFlags::WRITE,
+    }
+}
+
+fn set_piece(start: u64, piece: &Piece) -> Answer {
+    let protection = match piece.reach {
+        Reach::Nothing => ProtFlags::empty(),
+        Reach::Read => ProtFlags::READ,
+        Reach::Write => ProtFlags::READ | ProtFlags::WRITE,
+    };
+    let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
+    let (size, file) = (length(piece.size)?, &*piece.file);
+    // SAFETY: the rules place pieces in reservations of ours and refuse to overlap mappings, so
+    // this replaces only what is empty.
+    unsafe { mmap(at(start), size, protection, flags, file, piece.offset) }
+        .map(drop)
+        .map_err(code)
+}
+
+/// Takes more than is wanted and gives back what sticks out.
+fn take_aligned(size: u64, alignment: u64) -> Answer<u64> {
+    let page = system::page_size();
+    let more = alignment.saturating_sub(page);
+    let all = size.checked_add(more).ok_or(OUT_OF_MEMORY)?;
+    // SAFETY: a new mapping at a place of the system's choice touches no other.
+    let start =
+        unsafe { mmap_anonymous(ptr::null_mut(), length(all)?, ProtFlags::empty(), empty()) }
+            .map_err(code)?;
+    let start = start.expose_provenance() as u64;
+    let first = start.next_multiple_of(alignment.max(page));
+    for (from, to) in [(start, first), (first + size, start + all)] {
+        if from < to {
+            // SAFETY: both ends belong to the mapping made above and are used by nobody. What
+            // cannot be given back stays reserved, which harms nobody.
+            let _ = unsafe { munmap(at(from), length(to - from)?) };
+        }
+    }
+    Ok(first)
+}

@@ -1,0 +1,60 @@
+//! How a host driver is set up.
+
+use cuvmm_sys::CudaVersion;
+
+use super::system;
+use crate::DeviceAttribute;
+use crate::model::{Costs, Manner, Rules, shared_options};
+
+/// How a [`HostDriver`](super::HostDriver) is set up. The default is one device called "host
+/// memory" with half of the memory that the system has available.
+#[derive(Clone, Debug)]
+pub struct HostOptions {
+    rules: Rules,
+    capacity: Option<u64>,
+}
+
+impl HostOptions {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The memory of each device in bytes. It may be more than the system has: only what is
+    /// written is taken.
+    #[must_use]
+    pub fn capacity(mut self, bytes: u64) -> Self {
+        self.capacity = Some(bytes);
+        self
+    }
+
+    pub(super) fn into_rules(self) -> Rules {
+        let mut rules = self.rules;
+        rules.granularity = rules.granularity.max(system::page_size());
+        rules.capacity = match self.capacity {
+            Some(bytes) => bytes,
+            None => {
+                let share = rules.host_capacity / u64::try_from(rules.devices.max(1)).unwrap_or(1);
+                (share - share % rules.granularity).max(rules.granularity)
+            }
+        };
+        rules
+    }
+}
+
+impl Default for HostOptions {
+    fn default() -> Self {
+        let rules = Rules {
+            name: "host memory".to_owned(),
+            host_capacity: system::available_memory() / 2,
+            ..Rules::default()
+        };
+        Self {
+            rules,
+            capacity: None,
+        }
+    }
+}
+
+shared_options!(HostOptions);

@@ -1,0 +1,225 @@
+//! Who may do what with a mapping.
+
+use super::answer::{Answer, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, require};
+use super::backing::{Backing, Change, Reach};
+use super::device::Device;
+use super::state::State;
+use crate::{AccessDesc, AccessFlags, CUresult, DeviceAddress, Location, LocationKind, Ordinal};
+
+/// Who can be given a right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Who {
+    Device(i32),
+    Host,
+}
+
+impl Who {
+    pub(crate) fn location(self) -> Location {
+        match self {
+            Self::Device(device) => Location::device(Ordinal(device)),
+            Self::Host => Location::HOST,
+        }
+    }
+}
+
+/// The rights on one mapping, in the order of who has them; who is not listed has none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Rights(Vec<(Who, AccessFlags)>);
+
+impl Rights {
+    pub(crate) fn of(&self, who: Who) -> AccessFlags {
+        match self.0.binary_search_by_key(&who, |right| right.0) {
+            Ok(at) => self.0[at].1,
+            Err(_) => AccessFlags::NONE,
+        }
+    }
+
+    fn set(&mut self, who: Who, flags: AccessFlags) {
+        match (self.0.binary_search_by_key(&who, |right| right.0), flags) {
+            (Ok(at), AccessFlags::NONE) => {
+                self.0.remove(at);
+            }
+            (Ok(at), _) => self.0[at].1 = flags,
+            (Err(_), AccessFlags::NONE) => {}
+            (Err(at), _) => self.0.insert(at, (who, flags)),
+        }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Who, AccessFlags)> {
+        self.0.iter().copied()
+    }
+
+    /// What the host's page table must allow so that everybody's right is served.
+    pub(crate) fn reach(&self) -> Reach {
+        let one = |flags| match flags {
+            AccessFlags::READ_WRITE => Reach::Write,
+            AccessFlags::READ => Reach::Read,
+            _ => Reach::Nothing,
+        };
+        self.iter()
+            .map(|(_, flags)| one(flags))
+            .max()
+            .unwrap_or_default()
+    }
+}
+
+impl<B: Backing> State<B> {
+    /// Grants over the run of mappings that begins at the start of the range.
+    ///
+    /// As measured: the first and the last mapping must lie whole in the range, a hole between
+    /// them is let through, and what lies behind the hole is left as it was.
+    pub(crate) fn set_access(
+        &mut self,
+        address: DeviceAddress,
+        size: u64,
+        access: &[AccessDesc],
+    ) -> Answer {
+        require(size != 0 && !access.is_empty(), INVALID_VALUE)?;
+        require(self.aligned(address.0) && self.aligned(size), INVALID_VALUE)?;
+        let grants = self.grants(access)?;
+        let end = address.checked_add(size).ok_or(INVALID_VALUE)?.0;
+        let (first, _) = self.mappings.containing(address.0).ok_or(INVALID_VALUE)?;
+        let (last, mapping) = self.mappings.containing(end - 1).ok_or(INVALID_VALUE)?;
+        require(
+            first == address.0 && last + mapping.size == end,
+            INVALID_VALUE,
+        )?;
+        require(
+            !self.strict() || self.mappings.cover(address.0, size),
+            INVALID_VALUE,
+        )?;
+
+        let plan = self.plan(address.0, size, &grants)?;
+        self.backing.protect(&plan.changes)?;
+        for (index, opened) in plan.opened.into_iter().enumerate() {
+            self.devices[index].opened = opened;
+        }
+        for (start, rights) in plan.rights {
+            if let Some(mapping) = self.mappings.by_address.get_mut(&start) {
+                mapping.rights = rights;
+            }
+        }
+        self.clock.spend(plan.cost);
+        Ok(())
+    }
+
+    fn grants(&self, access: &[AccessDesc]) -> Answer<Vec<(Who, AccessFlags)>> {
+        let known = [
+            AccessFlags::NONE,
+            AccessFlags::READ,
+            AccessFlags::READ_WRITE,
+        ];
+        let one = |desc: &AccessDesc| {
+            require(known.contains(&desc.flags), INVALID_VALUE)?;
+            Ok((self.who(desc.location)?, desc.flags))
+        };
+        access.iter().map(one).collect()
+    }
+
+    fn who(&self, location: Location) -> Answer<Who> {
+        match location.kind {
+            LocationKind::DEVICE => {
+                self.device(Ordinal(location.id))
+                    .map_err(|_| INVALID_VALUE)?;
+                Ok(Who::Device(location.id))
+            }
+            LocationKind::HOST => Ok(Who::Host),
+            LocationKind::HOST_NUMA => {
+                require(
+                    (0..self.rules.numa_nodes).contains(&location.id),
+                    INVALID_VALUE,
+                )?;
+                Ok(Who::Host)
+            }
+            _ => Err(INVALID_VALUE),
+        }
+    }
+
+    /// What granting would change, computed whole before anything does change.
+    fn plan(&self, address: u64, size: u64, grants: &[(Who, AccessFlags)]) -> Answer<Plan> {
+        let costs = &self.rules.costs;
+        let mut plan = Plan {
+            opened: self.devices.iter().map(|device| device.opened).collect(),
+            rights: Vec::new(),
+            changes: Vec::new(),
+            cost: 0.0,
+        };
+        let mut at = address;
+        for (start, mapping) in self.mappings.touching(address, size) {
+            if start != at {
+                break;
+            }
+            at = start + mapping.size;
+            let owner = self.physicals.get(mapping.handle)?.props.location;
+            plan.cost += costs.set_access.at(mapping.size);
+            let mut rights = mapping.rights.clone();
+            for &(who, flags) in grants {
+                if self.is_peer(who, owner)? && flags != AccessFlags::NONE {
+                    plan.cost += costs.set_access_peer.at(mapping.size);
+                }
+                rights.set(who, flags);
+            }
+            for (index, opened) in plan.opened.iter_mut().enumerate() {
+                let who = Who::Device(index as i32);
+                let had = mapping.rights.of(who) != AccessFlags::NONE;
+                let has = rights.of(who) != AccessFlags::NONE;
+                *opened = *opened - u64::from(had) + u64::from(has);
+            }
+            let (from, to) = (mapping.rights.reach(), rights.reach());
+            let parts = self.reservations.parts(start, mapping.size);
+            plan.changes
+                .extend(parts.into_iter().map(|part| Change { part, from, to }));
+            plan.rights.push((start, rights));
+        }
+        let ceiling = self.rules.mapping_ceiling;
+        let over = |(device, &opened): (&Device, &u64)| opened > ceiling.max(device.opened);
+        require(
+            !self.devices.iter().zip(&plan.opened).any(over),
+            OUT_OF_MEMORY,
+        )?;
+        Ok(plan)
+    }
+
+    /// Whether memory at `owner` is another device's to `who`; refuses what cannot be reached.
+    fn is_peer(&self, who: Who, owner: Location) -> Answer<bool> {
+        match (who, owner.kind) {
+            (Who::Host, LocationKind::DEVICE) => Err(NOT_SUPPORTED),
+            (Who::Device(device), LocationKind::DEVICE) => {
+                let unreachable = CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+                require(self.reaches(device, owner.id), unreachable)?;
+                Ok(device != owner.id)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    pub(crate) fn get_access(
+        &self,
+        address: DeviceAddress,
+        location: Location,
+    ) -> Answer<AccessFlags> {
+        let who = self.who(location)?;
+        let (_, mapping) = self.mappings.containing(address.0).ok_or(INVALID_VALUE)?;
+        Ok(mapping.rights.of(who))
+    }
+
+    /// A mapping with these rights has gone.
+    pub(crate) fn close_for_all(&mut self, rights: &Rights) {
+        for (who, _) in rights.iter() {
+            if let Who::Device(device) = who
+                && let Ok(index) = self.device(Ordinal(device))
+            {
+                self.devices[index].opened -= 1;
+            }
+        }
+    }
+}
+
+/// What a `set_access` is going to do.
+struct Plan {
+    /// For each device, the mappings it will have access to.
+    opened: Vec<u64>,
+    rights: Vec<(u64, Rights)>,
+    changes: Vec<Change>,
+    cost: f64,
+}

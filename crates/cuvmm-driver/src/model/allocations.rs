@@ -1,0 +1,199 @@
+//! Memory that is not ours to map: plain, from a memory pool, pinned, managed.
+//!
+//! Kept simple: every allocation takes whole granules, and a memory pool keeps nothing.
+
+use std::collections::BTreeMap;
+
+use super::answer::{Answer, INVALID_VALUE, require};
+use super::backing::Backing;
+use super::device::Owner;
+use super::managed::Advised;
+use super::state::State;
+use super::work::Work;
+use crate::{DeviceAddress, Ordinal, StreamHandle};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Plain,
+    Pool,
+    Pinned,
+    Managed,
+}
+
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    pub(crate) size: u64,
+    pub(crate) kind: Kind,
+    pub(crate) device: i32,
+    pub(crate) advised: Advised,
+    owner: Option<Owner>,
+    taken: u64,
+    /// `free_async` was called; the work that ends it is queued.
+    ending: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Allocations {
+    pub(crate) by_address: BTreeMap<u64, Allocation>,
+}
+
+impl Allocations {
+    pub(crate) fn containing(&self, address: u64) -> Option<(u64, &Allocation)> {
+        let (&start, allocation) = self.by_address.range(..=address).next_back()?;
+        (address - start < allocation.size).then_some((start, allocation))
+    }
+}
+
+impl<B: Backing> State<B> {
+    fn allocate(&mut self, device: Ordinal, size: u64, kind: Kind) -> Answer<u64> {
+        let index = self.context(device)?;
+        require(size != 0, INVALID_VALUE)?;
+        let granularity = self.rules.granularity;
+        let too_large = super::answer::OUT_OF_MEMORY;
+        let taken = size
+            .checked_next_multiple_of(granularity)
+            .ok_or(too_large)?;
+        // Managed pages are charged to nobody: they lie wherever they were last touched.
+        let owner = match kind {
+            Kind::Plain | Kind::Pool => Some(Owner::Device(index)),
+            Kind::Pinned => Some(Owner::Host),
+            Kind::Managed => None,
+        };
+        self.sweep();
+        if let Some(owner) = owner {
+            self.charge(owner, taken)?;
+        }
+        let touchable = matches!(kind, Kind::Pinned | Kind::Managed);
+        let address = match self.backing.allocate(taken, touchable) {
+            Ok(address) => address,
+            Err(code) => {
+                owner
+                    .into_iter()
+                    .for_each(|owner| self.refund(owner, taken));
+                return Err(code);
+            }
+        };
+        let advised = Advised::new(address);
+        let device = device.0;
+        let allocation = Allocation {
+            size,
+            kind,
+            device,
+            advised,
+            owner,
+            taken,
+            ending: false,
+        };
+        self.allocations.by_address.insert(address, allocation);
+        Ok(address)
+    }
+
+    /// Takes an allocation away.
+    pub(crate) fn end_allocation(&mut self, address: u64) {
+        let Some(gone) = self.allocations.by_address.remove(&address) else {
+            return;
+        };
+        self.backing.deallocate(address, gone.taken);
+        if let Some(owner) = gone.owner {
+            self.refund(owner, gone.taken);
+        }
+    }
+
+    /// An allocation that begins here, is of one of these kinds and not being freed.
+    fn allocation(&mut self, address: u64, kinds: &[Kind]) -> Answer<&mut Allocation> {
+        let found = self
+            .allocations
+            .by_address
+            .get_mut(&address)
+            .ok_or(INVALID_VALUE)?;
+        require(kinds.contains(&found.kind) && !found.ending, INVALID_VALUE)?;
+        Ok(found)
+    }
+
+    pub(crate) fn alloc(&mut self, device: Ordinal, size: u64) -> Answer<DeviceAddress> {
+        self.context(device)?;
+        self.refuse_in_capture(None)?;
+        let address = self.allocate(device, size, Kind::Plain)?;
+        self.clock.spend(self.rules.costs.alloc.at(size));
+        Ok(DeviceAddress(address))
+    }
+
+    /// The part of `free` before the device has been waited for.
+    pub(crate) fn check_free(&mut self, device: Ordinal, address: DeviceAddress) -> Answer {
+        self.context(device)?;
+        self.refuse_in_capture(None)?;
+        self.allocation(address.0, &[Kind::Plain, Kind::Pool, Kind::Managed])
+            .map(drop)
+    }
+
+    pub(crate) fn free(&mut self, address: DeviceAddress) -> Answer {
+        // Somebody else may have freed it while this call waited.
+        let size = self
+            .allocation(address.0, &[Kind::Plain, Kind::Pool, Kind::Managed])?
+            .size;
+        self.end_allocation(address.0);
+        self.clock.spend(self.rules.costs.free.at(size));
+        Ok(())
+    }
+
+    pub(crate) fn alloc_async(
+        &mut self,
+        device: Ordinal,
+        size: u64,
+        stream: StreamHandle,
+    ) -> Answer<DeviceAddress> {
+        self.context(device)?;
+        let key = self.stream(device, stream)?;
+        // A captured allocation would be a node of the graph, which is not modelled.
+        let capturing = self
+            .streams
+            .get(key)
+            .is_some_and(|stream| stream.capture.is_some());
+        require(!capturing, super::answer::NOT_SUPPORTED)?;
+        self.allocate(device, size, Kind::Pool).map(DeviceAddress)
+    }
+
+    pub(crate) fn free_async(
+        &mut self,
+        device: Ordinal,
+        address: DeviceAddress,
+        stream: StreamHandle,
+    ) -> Answer {
+        self.context(device)?;
+        self.stream(device, stream)?;
+        self.allocation(address.0, &[Kind::Plain, Kind::Pool])?;
+        self.submit(device, stream, Work::FreeAllocation { address: address.0 })?;
+        if let Ok(still_there) = self.allocation(address.0, &[Kind::Plain, Kind::Pool]) {
+            still_there.ending = true;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn host_alloc(&mut self, device: Ordinal, size: u64, flags: u32) -> Answer<u64> {
+        self.context(device)?;
+        // Portable, mapped into the device, write combined.
+        require(flags & !0x7 == 0, INVALID_VALUE)?;
+        self.refuse_in_capture(None)?;
+        self.allocate(device, size, Kind::Pinned)
+    }
+
+    pub(crate) fn host_free(&mut self, device: Ordinal, address: u64) -> Answer {
+        self.context(device)?;
+        self.allocation(address, &[Kind::Pinned])?;
+        self.end_allocation(address);
+        Ok(())
+    }
+
+    pub(crate) fn managed_alloc(
+        &mut self,
+        device: Ordinal,
+        size: u64,
+        flags: u32,
+    ) -> Answer<DeviceAddress> {
+        self.context(device)?;
+        require(flags == 1 || flags == 2, INVALID_VALUE)?;
+        self.refuse_in_capture(None)?;
+        self.allocate(device, size, Kind::Managed)
+            .map(DeviceAddress)
+    }
+}

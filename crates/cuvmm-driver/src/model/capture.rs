@@ -1,0 +1,220 @@
+//! Streams that record instead of running, and the calls that break a recording.
+
+use std::thread::{self, ThreadId};
+
+use super::answer::{Answer, INVALID_VALUE, require};
+use super::backing::Backing;
+use super::state::State;
+use super::streams::StreamKey;
+use super::work::Work;
+use crate::{CUresult, CaptureMode, CaptureStatus, GraphHandle, Ordinal, StreamHandle};
+
+const UNSUPPORTED: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+const INVALIDATED: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+const ILLEGAL_STATE: CUresult = CUresult::CUDA_ERROR_ILLEGAL_STATE;
+
+#[derive(Debug)]
+pub(crate) struct Capture {
+    origin: StreamKey,
+    mode: CaptureMode,
+    thread: ThreadId,
+    nodes: Vec<Work>,
+    broken: bool,
+}
+
+fn known(mode: CaptureMode) -> Answer {
+    let known = [
+        CaptureMode::GLOBAL,
+        CaptureMode::THREAD_LOCAL,
+        CaptureMode::RELAXED,
+    ];
+    require(known.contains(&mode), INVALID_VALUE)
+}
+
+impl<B: Backing> State<B> {
+    pub(crate) fn exchange_capture_mode(&mut self, mode: CaptureMode) -> Answer<CaptureMode> {
+        known(mode)?;
+        let before = self.capture_modes.insert(thread::current().id(), mode);
+        Ok(before.unwrap_or(CaptureMode::GLOBAL))
+    }
+
+    pub(crate) fn capture_status(
+        &self,
+        device: Ordinal,
+        stream: StreamHandle,
+    ) -> Answer<CaptureStatus> {
+        self.context(device)?;
+        let key = self.stream(device, stream)?;
+        let id = self.streams.get(key).and_then(|stream| stream.capture);
+        Ok(match id.and_then(|id| self.captures.get(&id)) {
+            None => CaptureStatus::NONE,
+            Some(capture) if capture.broken => CaptureStatus::INVALIDATED,
+            Some(_) => CaptureStatus::ACTIVE,
+        })
+    }
+
+    pub(crate) fn capture_begin(
+        &mut self,
+        device: Ordinal,
+        stream: StreamHandle,
+        mode: CaptureMode,
+    ) -> Answer {
+        self.context(device)?;
+        known(mode)?;
+        let origin = self.stream(device, stream)?;
+        require(origin.handle != 0, UNSUPPORTED)?;
+        let id = self.new_handle();
+        let Some(stream) = self.streams.get_mut(origin) else {
+            return Err(ILLEGAL_STATE);
+        };
+        require(stream.capture.is_none(), ILLEGAL_STATE)?;
+        stream.capture = Some(id);
+        let thread = thread::current().id();
+        self.captures.insert(
+            id,
+            Capture {
+                origin,
+                mode,
+                thread,
+                nodes: Vec::new(),
+                broken: false,
+            },
+        );
+        Ok(())
+    }
+
+    pub(crate) fn capture_end(
+        &mut self,
+        device: Ordinal,
+        stream: StreamHandle,
+    ) -> Answer<GraphHandle> {
+        self.context(device)?;
+        let key = self.stream(device, stream)?;
+        let id = self
+            .streams
+            .get(key)
+            .and_then(|stream| stream.capture)
+            .ok_or(ILLEGAL_STATE)?;
+        let capture = self.captures.get(&id).ok_or(ILLEGAL_STATE)?;
+        let unmatched = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+        require(capture.origin == key, unmatched)?;
+        let here = capture.thread == thread::current().id();
+        let wrong = CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+        require(here || capture.mode == CaptureMode::RELAXED, wrong)?;
+        let Some(capture) = self.end_capture(id) else {
+            return Err(ILLEGAL_STATE);
+        };
+        require(!capture.broken, INVALIDATED)?;
+        let graph = self.new_handle();
+        self.graphs.insert(graph, capture.nodes);
+        Ok(GraphHandle(graph))
+    }
+
+    fn end_capture(&mut self, id: u64) -> Option<Capture> {
+        self.streams.forget_capture(id);
+        self.captures.remove(&id)
+    }
+
+    /// A stream that is destroyed takes the capture that began on it along.
+    pub(crate) fn leave_capture(&mut self, key: StreamKey) {
+        let id = self.streams.get(key).and_then(|stream| stream.capture);
+        let Some(id) = id else { return };
+        match self.captures.get_mut(&id) {
+            Some(capture) if capture.origin != key => capture.broken = true,
+            _ => drop(self.end_capture(id)),
+        }
+    }
+
+    /// A stream that waits for an event of a capture records for that capture from then on.
+    pub(crate) fn join_capture(&mut self, key: StreamKey, id: u64) -> Answer {
+        let broken = self.captures.get(&id).map(|capture| capture.broken);
+        require(broken == Some(false), INVALIDATED)?;
+        let Some(stream) = self.streams.get_mut(key) else {
+            return Err(ILLEGAL_STATE);
+        };
+        match stream.capture {
+            Some(other) if other != id => Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE),
+            _ => {
+                stream.capture = Some(id);
+                Ok(())
+            }
+        }
+    }
+
+    /// Records work if its stream does so. Work on the default stream breaks the captures of the
+    /// streams that it would wait for.
+    pub(crate) fn captured(&mut self, key: StreamKey, work: &Work) -> Answer<bool> {
+        if let Some(id) = self.streams.get(key).and_then(|stream| stream.capture) {
+            let Some(capture) = self.captures.get_mut(&id) else {
+                return Err(INVALIDATED);
+            };
+            require(!capture.broken, INVALIDATED)?;
+            if matches!(work, Work::FreeAllocation { .. } | Work::Prefetch { .. }) {
+                capture.broken = true;
+                return Err(UNSUPPORTED);
+            }
+            if !matches!(work, Work::Marker) {
+                capture.nodes.push(work.clone());
+            }
+            return Ok(true);
+        }
+        if key.handle == 0 {
+            let blocking = self.streams.capturing(key.device, true);
+            if self.break_captures(|id, _| blocking.contains(&id)) {
+                return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The answer to a call that may not be made while something is captured: a query, a
+    /// synchronisation, a plain allocation. Breaks what it may not be made beside. A stream that
+    /// is itself captured can be asked in no mode.
+    pub(crate) fn refuse_in_capture(&mut self, asked: Option<StreamKey>) -> Answer {
+        if self.captures.is_empty() {
+            return Ok(());
+        }
+        let me = thread::current().id();
+        let mode = self
+            .capture_modes
+            .get(&me)
+            .copied()
+            .unwrap_or(CaptureMode::GLOBAL);
+        let asked = asked.and_then(|key| self.streams.get(key)?.capture);
+        let broke = self.break_captures(|id, capture| {
+            let mine = capture.thread == me && capture.mode != CaptureMode::RELAXED;
+            let beside = match mode {
+                CaptureMode::GLOBAL => mine || capture.mode == CaptureMode::GLOBAL,
+                CaptureMode::THREAD_LOCAL => mine,
+                _ => false,
+            };
+            beside || Some(id) == asked
+        });
+        require(!broke, UNSUPPORTED)
+    }
+
+    /// The answer to a call that concerns a whole context: refused in any mode while one of its
+    /// streams captures.
+    pub(crate) fn refuse_while_capturing(&mut self, device: i32) -> Answer {
+        if self.captures.is_empty() {
+            return Ok(());
+        }
+        let of_device = self.streams.capturing(device, false);
+        require(
+            !self.break_captures(|id, _| of_device.contains(&id)),
+            UNSUPPORTED,
+        )
+    }
+
+    /// Breaks the captures that fit, and says whether any did.
+    fn break_captures(&mut self, fits: impl Fn(u64, &Capture) -> bool) -> bool {
+        let mut any = false;
+        for (&id, capture) in &mut self.captures {
+            if !capture.broken && fits(id, capture) {
+                capture.broken = true;
+                any = true;
+            }
+        }
+        any
+    }
+}

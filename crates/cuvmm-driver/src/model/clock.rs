@@ -1,0 +1,25 @@
+//! Time that passes by what calls cost, not by what they take here.
+
+use std::time::Duration;
+
+/// A clock that stands still unless something is spent.
+#[derive(Debug, Default)]
+pub(crate) struct Clock {
+    now: Duration,
+}
+
+impl Clock {
+    pub(crate) fn now(&self) -> Duration {
+        self.now
+    }
+
+    /// Spends microseconds; what is not a time is nothing.
+    pub(crate) fn spend(&mut self, microseconds: f64) {
+        let cost = Duration::try_from_secs_f64(microseconds / 1e6).unwrap_or_default();
+        self.advance(cost);
+    }
+
+    pub(crate) fn advance(&mut self, by: Duration) {
+        self.now = self.now.saturating_add(by);
+    }
+}

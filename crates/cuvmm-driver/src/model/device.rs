@@ -1,0 +1,158 @@
+//! Devices: what they are called, what they can do, how much of their memory is taken.
+
+use super::answer::{Answer, INVALID_DEVICE, INVALID_VALUE, require};
+use super::backing::Backing;
+use super::state::State;
+use crate::{
+    CUresult, DeviceAttribute, DriverKind, GranularityKind, LocationKind, MemoryInfo, Ordinal,
+    PhysicalProps,
+};
+
+#[derive(Debug, Default)]
+pub(crate) struct Device {
+    /// Bytes taken by physicals and allocations.
+    pub(crate) used: u64,
+    /// Mappings that this device has access to.
+    pub(crate) opened: u64,
+    /// The code that every use of a lost context answers.
+    pub(crate) lost: Option<CUresult>,
+    /// Streams made from now on are held back at once.
+    pub(crate) hold_new: bool,
+}
+
+/// What attributes answer unless the options say otherwise: an H200's answers.
+const ATTRIBUTES: &[(DeviceAttribute, i32)] = &[
+    (DeviceAttribute::MANAGED_MEMORY, 1),
+    (DeviceAttribute::CONCURRENT_MANAGED_ACCESS, 1),
+    (DeviceAttribute::PAGEABLE_MEMORY_ACCESS, 0),
+    (DeviceAttribute::VIRTUAL_MEMORY_MANAGEMENT, 1),
+    (DeviceAttribute::HANDLE_TYPE_POSIX_FD, 1),
+    (DeviceAttribute::HANDLE_TYPE_WIN32, 0),
+    (DeviceAttribute::HANDLE_TYPE_WIN32_KMT, 0),
+    (DeviceAttribute::GENERIC_COMPRESSION, 1),
+    (DeviceAttribute::GPU_DIRECT_RDMA_WITH_VMM, 1),
+    (DeviceAttribute::MEMORY_POOLS, 1),
+    (DeviceAttribute::DMA_BUF, 1),
+    (DeviceAttribute::HANDLE_TYPE_FABRIC, 1),
+    (DeviceAttribute::MULTICAST, 0),
+    (DeviceAttribute::HOST_NUMA_ID, 0),
+    (DeviceAttribute::HOST_NUMA_VMM, 1),
+    // Multiprocessors, unified addressing, and the two parts of the compute capability.
+    (DeviceAttribute(16), 132),
+    (DeviceAttribute(41), 1),
+    (DeviceAttribute(75), 9),
+    (DeviceAttribute(76), 0),
+];
+
+impl<B: Backing> State<B> {
+    pub(crate) fn device_name(&self, device: Ordinal) -> Answer<String> {
+        self.device(device)?;
+        Ok(self.rules.name.clone())
+    }
+
+    /// The same in every process: the backend's word and the ordinal.
+    pub(crate) fn device_uuid(&self, device: Ordinal) -> Answer<[u8; 16]> {
+        self.device(device)?;
+        let mut uuid = match B::KIND {
+            DriverKind::Model => *b"cuvmm model\0....",
+            _ => *b"cuvmm host\0\0....",
+        };
+        uuid[12..].copy_from_slice(&device.0.to_be_bytes());
+        Ok(uuid)
+    }
+
+    pub(crate) fn device_attribute(
+        &self,
+        device: Ordinal,
+        attribute: DeviceAttribute,
+    ) -> Answer<i32> {
+        self.device(device)?;
+        let told = self.rules.attributes.get(&attribute.0).copied();
+        let usual = || {
+            ATTRIBUTES
+                .iter()
+                .find(|(known, _)| *known == attribute)
+                .map(|known| known.1)
+        };
+        told.or_else(usual).ok_or(INVALID_VALUE)
+    }
+
+    pub(crate) fn total_memory(&self, device: Ordinal) -> Answer<u64> {
+        self.device(device)?;
+        Ok(self.rules.capacity)
+    }
+
+    pub(crate) fn memory_info(&mut self, device: Ordinal) -> Answer<MemoryInfo> {
+        let index = self.context(device)?;
+        self.sweep();
+        let total = self.rules.capacity;
+        Ok(MemoryInfo {
+            free: total.saturating_sub(self.devices[index].used),
+            total,
+        })
+    }
+
+    pub(crate) fn can_access_peer(&self, device: Ordinal, peer: Ordinal) -> Answer<bool> {
+        self.device(device)?;
+        self.device(peer)?;
+        Ok(device != peer && self.reaches(device.0, peer.0))
+    }
+
+    /// Whether `device` reaches the memory of `owner`; every device reaches its own.
+    pub(crate) fn reaches(&self, device: i32, owner: i32) -> bool {
+        device == owner || !self.rules.unreachable.contains(&(device, owner))
+    }
+
+    pub(crate) fn allocation_granularity(
+        &self,
+        props: &PhysicalProps,
+        kind: GranularityKind,
+    ) -> Answer<u64> {
+        let known = [GranularityKind::MINIMUM, GranularityKind::RECOMMENDED].contains(&kind);
+        require(known, INVALID_VALUE)?;
+        // As measured, a device that is not there has a granularity all the same.
+        if self.strict() && props.location.kind == LocationKind::DEVICE {
+            self.device(Ordinal(props.location.id))
+                .map_err(|_| INVALID_DEVICE)?;
+        }
+        Ok(self.rules.granularity)
+    }
+
+    /// Takes bytes of a place, if there are as many.
+    pub(crate) fn charge(&mut self, owner: Owner, bytes: u64) -> Answer {
+        let capacity = match owner {
+            Owner::Device(_) => self.rules.capacity,
+            Owner::Host => self.rules.host_capacity,
+        };
+        let Some(used) = self.used_of(owner) else {
+            return Ok(());
+        };
+        match used.checked_add(bytes) {
+            Some(sum) if sum <= capacity => *used = sum,
+            _ => return Err(super::answer::OUT_OF_MEMORY),
+        }
+        Ok(())
+    }
+
+    pub(crate) fn refund(&mut self, owner: Owner, bytes: u64) {
+        if let Some(used) = self.used_of(owner) {
+            *used = used.saturating_sub(bytes);
+        }
+    }
+
+    fn used_of(&mut self, owner: Owner) -> Option<&mut u64> {
+        match owner {
+            Owner::Device(index) => self.devices.get_mut(index).map(|device| &mut device.used),
+            Owner::Host => Some(&mut self.physicals.host_used),
+        }
+    }
+}
+
+/// Whose memory is charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// A device, by index.
+    Device(usize),
+    /// The host.
+    Host,
+}

@@ -1,0 +1,94 @@
+//! Events: marks in streams that can be asked about and waited for.
+
+use super::answer::{Answer, INVALID_HANDLE, INVALID_VALUE, require};
+use super::backing::Backing;
+use super::state::State;
+use super::streams::Mark;
+use super::work::Work;
+use crate::{CUresult, EventFlags, EventHandle, Ordinal, StreamHandle};
+
+#[derive(Debug)]
+pub(crate) struct Event {
+    device: i32,
+    /// What was queued when it was last recorded; nothing before the first record.
+    pub(crate) covers: Vec<Mark>,
+    /// The capture that it was recorded in, if it was.
+    pub(crate) capture: Option<u64>,
+}
+
+impl<B: Backing> State<B> {
+    pub(crate) fn event_create(
+        &mut self,
+        device: Ordinal,
+        flags: EventFlags,
+    ) -> Answer<EventHandle> {
+        self.context(device)?;
+        let known = EventFlags::BLOCKING_SYNC.bits() | EventFlags::DISABLE_TIMING.bits();
+        require(flags.bits() & !known == 0, INVALID_VALUE)?;
+        let handle = self.new_handle();
+        let event = Event {
+            device: device.0,
+            covers: Vec::new(),
+            capture: None,
+        };
+        self.events.insert(handle, event);
+        Ok(EventHandle(handle))
+    }
+
+    /// On a lost context the event goes all the same, and the code says that it is lost.
+    pub(crate) fn event_destroy(&mut self, device: Ordinal, event: EventHandle) -> Answer {
+        self.device(device)?;
+        self.event(device, event)?;
+        self.events.remove(&event.0);
+        self.context(device).map(drop)
+    }
+
+    fn event(&mut self, device: Ordinal, event: EventHandle) -> Answer<&mut Event> {
+        let event = self.events.get_mut(&event.0).ok_or(INVALID_HANDLE)?;
+        require(event.device == device.0, INVALID_HANDLE)?;
+        Ok(event)
+    }
+
+    pub(crate) fn event_record(
+        &mut self,
+        device: Ordinal,
+        event: EventHandle,
+        stream: StreamHandle,
+    ) -> Answer {
+        self.context(device)?;
+        self.event(device, event)?;
+        let key = self.stream(device, stream)?;
+        let capture = self.streams.get(key).and_then(|stream| stream.capture);
+        let mark = self.submit(device, stream, Work::Marker)?;
+        let event = self.event(device, event)?;
+        event.covers = mark.into_iter().collect();
+        event.capture = capture;
+        Ok(())
+    }
+
+    pub(crate) fn context_record_event(&mut self, device: Ordinal, event: EventHandle) -> Answer {
+        self.context(device)?;
+        self.event(device, event)?;
+        self.refuse_while_capturing(device.0)?;
+        let covers = self.streams.unfinished(device.0, false);
+        let event = self.event(device, event)?;
+        event.covers = covers;
+        event.capture = None;
+        Ok(())
+    }
+
+    /// What waiting for an event waits for.
+    pub(crate) fn event_marks(&mut self, device: Ordinal, event: EventHandle) -> Answer<Vec<Mark>> {
+        self.context(device)?;
+        let found = self.event(device, event)?;
+        let (covers, capture) = (found.covers.clone(), found.capture);
+        self.refuse_in_capture(None)?;
+        require(capture.is_none(), CUresult::CUDA_ERROR_CAPTURED_EVENT)?;
+        Ok(covers)
+    }
+
+    pub(crate) fn event_query(&mut self, device: Ordinal, event: EventHandle) -> Answer<bool> {
+        let marks = self.event_marks(device, event)?;
+        Ok(self.streams.are_done(&marks))
+    }
+}

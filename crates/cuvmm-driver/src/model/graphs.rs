@@ -1,0 +1,49 @@
+//! Captured work, ready to be launched again and again.
+
+use super::answer::{Answer, INVALID_VALUE, require};
+use super::backing::Backing;
+use super::state::State;
+use super::work::Work;
+use crate::{GraphExecHandle, GraphHandle, Ordinal, StreamHandle};
+
+impl<B: Backing> State<B> {
+    pub(crate) fn graph_instantiate(
+        &mut self,
+        device: Ordinal,
+        graph: GraphHandle,
+    ) -> Answer<GraphExecHandle> {
+        self.context(device)?;
+        let nodes = self.graphs.get(&graph.0).ok_or(INVALID_VALUE)?.clone();
+        let handle = self.new_handle();
+        self.graph_execs.insert(handle, (device.0, nodes));
+        Ok(GraphExecHandle(handle))
+    }
+
+    /// The work finds its memory when it runs: what was remapped at the same addresses since the
+    /// capture is what it writes to.
+    pub(crate) fn graph_launch(
+        &mut self,
+        device: Ordinal,
+        graph: GraphExecHandle,
+        stream: StreamHandle,
+    ) -> Answer {
+        self.context(device)?;
+        let (owner, nodes) = self.graph_execs.get(&graph.0).ok_or(INVALID_VALUE)?;
+        require(*owner == device.0, INVALID_VALUE)?;
+        let work = Work::Graph(nodes.clone());
+        self.submit(device, stream, work)?;
+        Ok(())
+    }
+
+    pub(crate) fn graph_destroy(&mut self, device: Ordinal, graph: GraphHandle) -> Answer {
+        self.device(device)?;
+        self.graphs.remove(&graph.0).ok_or(INVALID_VALUE)?;
+        self.context(device).map(drop)
+    }
+
+    pub(crate) fn graph_exec_destroy(&mut self, device: Ordinal, graph: GraphExecHandle) -> Answer {
+        self.device(device)?;
+        self.graph_execs.remove(&graph.0).ok_or(INVALID_VALUE)?;
+        self.context(device).map(drop)
+    }
+}

@@ -1,0 +1,140 @@
+//! Physicals placed in reservations.
+
+use std::collections::BTreeMap;
+
+use super::access::Rights;
+use super::answer::{Answer, INVALID_VALUE, NOT_SUPPORTED, require};
+use super::backing::{Backing, Part};
+use super::state::State;
+use crate::{DeviceAddress, PhysicalHandle};
+
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    pub(crate) size: u64,
+    pub(crate) handle: u64,
+    pub(crate) rights: Rights,
+}
+
+/// All mappings by address. They never overlap.
+///
+/// One map for the whole address space, not one for each reservation, because the driver lets a
+/// mapping run from one reservation into the next.
+#[derive(Debug, Default)]
+pub(crate) struct Mappings {
+    pub(crate) by_address: BTreeMap<u64, Mapping>,
+}
+
+impl Mappings {
+    /// The mapping that an address lies in, with its start.
+    pub(crate) fn containing(&self, address: u64) -> Option<(u64, &Mapping)> {
+        let (&start, mapping) = self.by_address.range(..=address).next_back()?;
+        (address - start < mapping.size).then_some((start, mapping))
+    }
+
+    /// The mappings that touch a range, in order.
+    pub(crate) fn touching(
+        &self,
+        address: u64,
+        size: u64,
+    ) -> impl Iterator<Item = (u64, &Mapping)> {
+        let end = address.saturating_add(size);
+        let first = self.containing(address).map_or(address, |(start, _)| start);
+        self.by_address
+            .range(first..end.max(first))
+            .map(|(&start, mapping)| (start, mapping))
+    }
+
+    pub(crate) fn any_in(&self, address: u64, size: u64) -> bool {
+        self.touching(address, size).next().is_some()
+    }
+
+    /// Whether the mappings in a range cover it without a hole.
+    pub(crate) fn cover(&self, address: u64, size: u64) -> bool {
+        let mut at = address;
+        for (start, mapping) in self.touching(address, size) {
+            if start > at {
+                return false;
+            }
+            at = start + mapping.size;
+        }
+        at >= address.saturating_add(size)
+    }
+}
+
+impl<B: Backing> State<B> {
+    /// The checks in the order that fits every case measured. The end may lie outside the
+    /// reservation that the start lies in.
+    pub(crate) fn map(
+        &mut self,
+        address: DeviceAddress,
+        size: u64,
+        offset: u64,
+        handle: PhysicalHandle,
+        flags: u64,
+    ) -> Answer {
+        require(flags == 0 && size != 0, INVALID_VALUE)?;
+        require(self.aligned(address.0) && self.aligned(size), INVALID_VALUE)?;
+        let physical = self.physicals.get(handle.0)?;
+        require(!self.strict() || physical.references != 0, INVALID_VALUE)?;
+        let (_, end) = self
+            .reservations
+            .containing(address.0)
+            .ok_or(INVALID_VALUE)?;
+        require(!self.strict() || size <= end - address.0, INVALID_VALUE)?;
+        require(address.checked_add(size).is_some(), INVALID_VALUE)?;
+        require(offset == 0 && size == physical.size, NOT_SUPPORTED)?;
+        require(!self.mappings.any_in(address.0, size), INVALID_VALUE)?;
+
+        let parts = self.reservations.parts(address.0, size);
+        self.backing.map(physical.memory, &parts)?;
+        if let Some(physical) = self.physicals.by_handle.get_mut(&handle.0) {
+            physical.mappings += 1;
+        }
+        let mapping = Mapping {
+            size,
+            handle: handle.0,
+            rights: Rights::default(),
+        };
+        self.mappings.by_address.insert(address.0, mapping);
+        self.clock.spend(self.rules.costs.map.at(size));
+        Ok(())
+    }
+
+    /// Refuses to cut a mapping; holes, and ends outside the reservation, are let through.
+    pub(crate) fn unmap(&mut self, address: DeviceAddress, size: u64) -> Answer {
+        require(size != 0, INVALID_VALUE)?;
+        require(self.aligned(address.0) && self.aligned(size), INVALID_VALUE)?;
+        let (_, reserved_end) = self
+            .reservations
+            .containing(address.0)
+            .ok_or(INVALID_VALUE)?;
+        let end = address.checked_add(size).ok_or(INVALID_VALUE)?.0;
+        if self.strict() {
+            require(end <= reserved_end, INVALID_VALUE)?;
+            require(self.mappings.cover(address.0, size), INVALID_VALUE)?;
+        }
+        let mut parts: Vec<Part> = Vec::new();
+        let mut gone: Vec<u64> = Vec::new();
+        for (start, mapping) in self.mappings.touching(address.0, size) {
+            require(
+                start >= address.0 && start + mapping.size <= end,
+                INVALID_VALUE,
+            )?;
+            parts.extend(self.reservations.parts(start, mapping.size));
+            gone.push(start);
+        }
+        self.backing.unmap(&parts)?;
+        for start in gone {
+            let Some(mapping) = self.mappings.by_address.remove(&start) else {
+                continue;
+            };
+            self.close_for_all(&mapping.rights);
+            self.clock.spend(self.rules.costs.unmap.at(mapping.size));
+            if let Some(physical) = self.physicals.by_handle.get_mut(&mapping.handle) {
+                physical.mappings -= 1;
+            }
+            self.reap(mapping.handle);
+        }
+        Ok(())
+    }
+}

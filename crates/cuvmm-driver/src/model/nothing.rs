@@ -1,0 +1,103 @@
+//! The backing of the model: addresses without memory.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::answer::{Answer, OUT_OF_MEMORY};
+use super::backing::{Backing, Change, MemoryKey, Part, Place};
+use super::pages::Pages;
+use super::space::Space;
+use crate::DriverKind;
+
+/// Where the model's addresses begin.
+const FIRST_ADDRESS: u64 = 1 << 34;
+
+/// Nothing behind the addresses. Copies out read zero, copies in are lost; only pinned and
+/// managed memory is real, because programs touch it directly.
+#[derive(Debug)]
+pub struct Nothing {
+    addresses: Space,
+    pages: BTreeMap<u64, Pages>,
+}
+
+impl Nothing {
+    pub(crate) fn new(address_end: u64) -> Self {
+        Self {
+            addresses: Space::new(FIRST_ADDRESS..address_end),
+            pages: BTreeMap::new(),
+        }
+    }
+}
+
+impl Backing for Nothing {
+    const KIND: DriverKind = DriverKind::Model;
+    const FILES_AT_ONCE: bool = false;
+
+    fn reserve(&mut self, size: u64, alignment: u64, at: Option<u64>) -> Answer<u64> {
+        match at {
+            Some(at) => self.addresses.claim(at, size).then_some(at),
+            None => self.addresses.allocate(size, alignment),
+        }
+        .ok_or(OUT_OF_MEMORY)
+    }
+
+    fn unreserve(&mut self, address: u64, size: u64) -> Answer {
+        self.addresses.give_back(address, size);
+        Ok(())
+    }
+
+    fn create(&mut self, _: MemoryKey, _: u64, _: Option<&Arc<OwnedFd>>) -> Answer {
+        Ok(())
+    }
+
+    fn destroy(&mut self, _: MemoryKey) {}
+
+    fn map(&mut self, _: MemoryKey, _: &[Part]) -> Answer {
+        Ok(())
+    }
+
+    fn unmap(&mut self, _: &[Part]) -> Answer {
+        Ok(())
+    }
+
+    fn protect(&mut self, _: &[Change]) -> Answer {
+        Ok(())
+    }
+
+    fn allocate(&mut self, size: u64, touchable: bool) -> Answer<u64> {
+        if !touchable {
+            return self.reserve(size, 1, None);
+        }
+        let pages = Pages::new(size)?;
+        let address = pages.address();
+        // The system chose the address; it must not be one that the model has handed out.
+        if !self.addresses.claim(address, size) {
+            return Err(OUT_OF_MEMORY);
+        }
+        self.pages.insert(address, pages);
+        Ok(address)
+    }
+
+    fn deallocate(&mut self, address: u64, size: u64) {
+        self.pages.remove(&address);
+        self.addresses.give_back(address, size);
+    }
+
+    fn read(&mut self, _: Place, to: &mut [u8]) -> Answer {
+        to.fill(0);
+        Ok(())
+    }
+
+    fn write(&mut self, _: Place, _: &[u8]) -> Answer {
+        Ok(())
+    }
+
+    fn fill(&mut self, _: Place, _: u8, _: u64) -> Answer {
+        Ok(())
+    }
+
+    fn copy(&mut self, _: Place, _: Place, _: u64) -> Answer {
+        Ok(())
+    }
+}

@@ -1,0 +1,122 @@
+//! What lies at an address, for those who ask.
+
+use std::os::fd::OwnedFd;
+
+use super::allocations::Kind;
+use super::answer::{Answer, INVALID_VALUE, require};
+use super::backing::Backing;
+use super::exports;
+use super::state::State;
+use crate::{CUresult, DeviceAddress, Location, LocationKind, Ordinal, PointerAttribute};
+
+const HOST_MEMORY: u64 = 1;
+const DEVICE_MEMORY: u64 = 2;
+
+/// What an address lies in.
+struct Found {
+    start: u64,
+    size: u64,
+    memory_type: u64,
+    device: i32,
+    handle_types: u32,
+    managed: bool,
+}
+
+impl<B: Backing> State<B> {
+    fn find(&self, address: u64) -> Option<Found> {
+        if let Some((start, mapping)) = self.mappings.containing(address) {
+            let props = self.physicals.by_handle.get(&mapping.handle)?.props;
+            let on_device = props.location.kind == LocationKind::DEVICE;
+            return Some(Found {
+                start,
+                size: mapping.size,
+                memory_type: if on_device {
+                    DEVICE_MEMORY
+                } else {
+                    HOST_MEMORY
+                },
+                device: if on_device { props.location.id } else { 0 },
+                handle_types: props.handle_types.bits(),
+                managed: false,
+            });
+        }
+        let (start, allocation) = self.allocations.containing(address)?;
+        let pinned = allocation.kind == Kind::Pinned;
+        Some(Found {
+            start,
+            size: allocation.size,
+            memory_type: if pinned { HOST_MEMORY } else { DEVICE_MEMORY },
+            device: allocation.device,
+            handle_types: 0,
+            managed: allocation.kind == Kind::Managed,
+        })
+    }
+
+    pub(crate) fn address_range(
+        &self,
+        device: Ordinal,
+        address: DeviceAddress,
+    ) -> Answer<(DeviceAddress, u64)> {
+        self.context(device)?;
+        let found = self.find(address.0).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
+        Ok((DeviceAddress(found.start), found.size))
+    }
+
+    pub(crate) fn pointer_attribute(
+        &self,
+        device: Ordinal,
+        address: DeviceAddress,
+        attribute: PointerAttribute,
+    ) -> Answer<u64> {
+        self.context(device)?;
+        let found = self.find(address.0).ok_or(INVALID_VALUE)?;
+        match attribute {
+            PointerAttribute::MEMORY_TYPE => Ok(found.memory_type),
+            // Unique while it lives, which is all that a model needs.
+            PointerAttribute::BUFFER_ID => Ok(found.start),
+            PointerAttribute::IS_MANAGED => Ok(u64::from(found.managed)),
+            PointerAttribute::DEVICE_ORDINAL => Ok(found.device as u64),
+            PointerAttribute::RANGE_START_ADDR => Ok(found.start),
+            PointerAttribute::RANGE_SIZE => Ok(found.size),
+            PointerAttribute::ALLOWED_HANDLE_TYPES => Ok(u64::from(found.handle_types)),
+            _ => Err(INVALID_VALUE),
+        }
+    }
+
+    /// The descriptor stands for a dma-buf: it has the range's length and nothing in it.
+    pub(crate) fn dma_buf(
+        &self,
+        device: Ordinal,
+        address: DeviceAddress,
+        size: u64,
+    ) -> Answer<OwnedFd> {
+        self.context(device)?;
+        require(
+            size != 0 && self.aligned(address.0) && self.aligned(size),
+            INVALID_VALUE,
+        )?;
+        let mapped = self.mappings.containing(address.0).is_some();
+        require(
+            mapped && self.mappings.cover(address.0, size),
+            INVALID_VALUE,
+        )?;
+        exports::new_file(size, Location::device(device))
+    }
+
+    /// Mappings have no legacy handle; plain memory has one that nothing here can open.
+    pub(crate) fn ipc_mem_handle(
+        &self,
+        device: Ordinal,
+        address: DeviceAddress,
+    ) -> Answer<[u8; 64]> {
+        self.context(device)?;
+        let (start, allocation) = self
+            .allocations
+            .containing(address.0)
+            .ok_or(INVALID_VALUE)?;
+        require(allocation.kind == Kind::Plain, INVALID_VALUE)?;
+        let mut name = [0; 64];
+        name[..8].copy_from_slice(&start.to_le_bytes());
+        Ok(name)
+    }
+}

@@ -1,0 +1,107 @@
+//! All that a machine knows, in one place behind one lock.
+
+use std::collections::{BTreeMap, HashMap};
+use std::thread::ThreadId;
+
+use super::allocations::Allocations;
+use super::answer::{Answer, INVALID_DEVICE, require};
+use super::backing::Backing;
+use super::capture::Capture;
+use super::clock::Clock;
+use super::device::Device;
+use super::events::Event;
+use super::mappings::Mappings;
+use super::options::{Manner, Rules};
+use super::physicals::Physicals;
+use super::reservations::Reservations;
+use super::streams::Streams;
+use super::work::Work;
+use crate::{CUresult, CaptureMode, Ordinal};
+
+#[derive(Debug)]
+pub(crate) struct State<B> {
+    pub(crate) rules: Rules,
+    pub(crate) clock: Clock,
+    pub(crate) devices: Vec<Device>,
+    pub(crate) reservations: Reservations,
+    pub(crate) mappings: Mappings,
+    pub(crate) physicals: Physicals,
+    pub(crate) allocations: Allocations,
+    pub(crate) streams: Streams,
+    pub(crate) events: BTreeMap<u64, Event>,
+    pub(crate) captures: BTreeMap<u64, Capture>,
+    pub(crate) capture_modes: HashMap<ThreadId, CaptureMode>,
+    pub(crate) graphs: BTreeMap<u64, Vec<Work>>,
+    pub(crate) graph_execs: BTreeMap<u64, (i32, Vec<Work>)>,
+    pub(crate) next_handle: u64,
+    /// Work was done or given up since waiting threads were last woken.
+    pub(crate) progress: bool,
+    pub(crate) backing: B,
+}
+
+impl<B: Backing> State<B> {
+    pub(crate) fn new(rules: Rules, backing: B) -> Self {
+        let devices = (0..rules.devices).map(|_| Device::default()).collect();
+        Self {
+            streams: Streams::new(rules.devices),
+            rules,
+            clock: Clock::default(),
+            devices,
+            reservations: Reservations::default(),
+            mappings: Mappings::default(),
+            physicals: Physicals::default(),
+            allocations: Allocations::default(),
+            events: BTreeMap::new(),
+            captures: BTreeMap::new(),
+            capture_modes: HashMap::new(),
+            graphs: BTreeMap::new(),
+            graph_execs: BTreeMap::new(),
+            next_handle: 0x1000,
+            progress: false,
+            backing,
+        }
+    }
+
+    /// A handle value that was never used before, shaped like a pointer.
+    pub(crate) fn new_handle(&mut self) -> u64 {
+        self.next_handle += 0x10;
+        self.next_handle
+    }
+
+    pub(crate) fn strict(&self) -> bool {
+        self.rules.manner == Manner::Strict
+    }
+
+    /// Whether this is a multiple of the granularity.
+    pub(crate) fn aligned(&self, value: u64) -> bool {
+        value.is_multiple_of(self.rules.granularity)
+    }
+
+    /// A device that exists, by its index.
+    pub(crate) fn device(&self, ordinal: Ordinal) -> Answer<usize> {
+        require((0..self.rules.devices).contains(&ordinal.0), INVALID_DEVICE)?;
+        usize::try_from(ordinal.0).map_err(|_| INVALID_DEVICE)
+    }
+
+    /// A device whose context still works.
+    pub(crate) fn context(&self, ordinal: Ordinal) -> Answer<usize> {
+        let index = self.device(ordinal)?;
+        match self.devices[index].lost {
+            Some(code) => Err(code),
+            None => Ok(index),
+        }
+    }
+
+    /// The context is lost: nothing queued on it will run.
+    pub(crate) fn lose(&mut self, device: i32, code: CUresult) {
+        let Ok(index) = self.device(Ordinal(device)) else {
+            return;
+        };
+        self.devices[index].lost.get_or_insert(code);
+        let given_up = self.streams.give_up(device);
+        for work in given_up {
+            self.give_up_work(&work);
+        }
+        self.progress = true;
+    }
+}

@@ -1,0 +1,390 @@
+//! Streams: queues of work in order, and how they wait for each other.
+//!
+//! Work runs in the call that submits it, unless its stream is held back or it waits for work
+//! that has not run. Then it stays queued until whoever lets the other go runs it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::answer::{Answer, INVALID_HANDLE, INVALID_VALUE, require};
+use super::backing::Backing;
+use super::state::State;
+use super::work::Work;
+use crate::{EventHandle, Ordinal, StreamFlags, StreamHandle};
+
+/// One stream of one device. Handle 0 is the legacy default stream of each device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct StreamKey {
+    pub(crate) device: i32,
+    pub(crate) handle: u64,
+}
+
+/// A point in a stream's work: all of it up to and with this number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    stream: StreamKey,
+    number: u64,
+}
+
+#[derive(Debug)]
+struct Item {
+    number: u64,
+    after: Vec<Mark>,
+    work: Work,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Stream {
+    non_blocking: bool,
+    /// Number of the last work submitted, and of the last done.
+    submitted: u64,
+    done: u64,
+    queue: VecDeque<Item>,
+    held: bool,
+    /// Destroyed, kept until its work is done.
+    ending: bool,
+    /// The capture that it records for.
+    pub(crate) capture: Option<u64>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Streams {
+    by_key: BTreeMap<StreamKey, Stream>,
+    /// Streams with queued work.
+    backlog: BTreeSet<StreamKey>,
+}
+
+impl Streams {
+    pub(crate) fn new(devices: i32) -> Self {
+        let legacy = |device| (StreamKey { device, handle: 0 }, Stream::default());
+        Self {
+            by_key: (0..devices).map(legacy).collect(),
+            backlog: BTreeSet::new(),
+        }
+    }
+
+    pub(crate) fn get(&self, key: StreamKey) -> Option<&Stream> {
+        self.by_key.get(&key)
+    }
+
+    pub(crate) fn get_mut(&mut self, key: StreamKey) -> Option<&mut Stream> {
+        self.by_key.get_mut(&key)
+    }
+
+    /// The streams of a device, those that are ending too.
+    fn of_device(&self, device: i32) -> impl Iterator<Item = (StreamKey, &Stream)> {
+        let all = StreamKey { device, handle: 0 }..=StreamKey {
+            device,
+            handle: u64::MAX,
+        };
+        self.by_key.range(all).map(|(&key, stream)| (key, stream))
+    }
+
+    pub(crate) fn is_done(&self, mark: Mark) -> bool {
+        self.by_key
+            .get(&mark.stream)
+            .is_none_or(|stream| stream.done >= mark.number)
+    }
+
+    pub(crate) fn are_done(&self, marks: &[Mark]) -> bool {
+        marks.iter().all(|&mark| self.is_done(mark))
+    }
+
+    /// The last work of each stream of a device that is not done.
+    pub(crate) fn unfinished(&self, device: i32, blocking_only: bool) -> Vec<Mark> {
+        let counts = |stream: &Stream| !(blocking_only && stream.non_blocking);
+        self.of_device(device)
+            .filter(|(_, stream)| stream.done < stream.submitted && counts(stream))
+            .map(|(stream, state)| Mark {
+                stream,
+                number: state.submitted,
+            })
+            .collect()
+    }
+
+    /// What a stream's next work waits for by the legacy default stream's implicit ordering.
+    fn implicit(&self, key: StreamKey) -> Vec<Mark> {
+        let legacy = StreamKey { handle: 0, ..key };
+        let mut marks = match self.by_key.get(&key) {
+            Some(stream) if stream.non_blocking => return Vec::new(),
+            _ if key == legacy => self.unfinished(key.device, true),
+            _ => self.unfinished_of(legacy),
+        };
+        marks.retain(|mark| mark.stream != key);
+        marks
+    }
+
+    fn unfinished_of(&self, key: StreamKey) -> Vec<Mark> {
+        let stream = self
+            .by_key
+            .get(&key)
+            .filter(|stream| stream.done < stream.submitted);
+        stream
+            .map(|stream| Mark {
+                stream: key,
+                number: stream.submitted,
+            })
+            .into_iter()
+            .collect()
+    }
+
+    /// All that waiting for a stream means: for the default stream, the blocking ones too.
+    pub(crate) fn covered_by(&self, key: StreamKey) -> Vec<Mark> {
+        if key.handle == 0 {
+            self.unfinished(key.device, true)
+        } else {
+            self.unfinished_of(key)
+        }
+    }
+
+    /// Queued work in streams of a device is dropped and counts as done.
+    pub(crate) fn give_up(&mut self, device: i32) -> Vec<Work> {
+        let mut dropped = Vec::new();
+        let keys: Vec<_> = self.of_device(device).map(|(key, _)| key).collect();
+        for key in keys {
+            let Some(stream) = self.by_key.get_mut(&key) else {
+                continue;
+            };
+            stream.done = stream.submitted;
+            dropped.extend(stream.queue.drain(..).map(|item| item.work));
+            if stream.ending {
+                self.by_key.remove(&key);
+            }
+            self.backlog.remove(&key);
+        }
+        dropped
+    }
+
+    /// Streams that were made and not destroyed; the default streams are not counted.
+    pub(crate) fn live(&self) -> usize {
+        self.by_key
+            .iter()
+            .filter(|(key, stream)| key.handle != 0 && !stream.ending)
+            .count()
+    }
+
+    /// Pieces of work that are queued.
+    pub(crate) fn queued(&self) -> usize {
+        self.by_key.values().map(|stream| stream.queue.len()).sum()
+    }
+
+    pub(crate) fn hold(&mut self, key: StreamKey, held: bool) {
+        if let Some(stream) = self.by_key.get_mut(&key) {
+            stream.held = held;
+        }
+    }
+
+    pub(crate) fn hold_all(&mut self, device: i32, held: bool) {
+        for (key, stream) in &mut self.by_key {
+            if key.device == device {
+                stream.held = held;
+            }
+        }
+    }
+
+    /// The captures that streams of a device record for.
+    pub(crate) fn capturing(&self, device: i32, blocking_only: bool) -> Vec<u64> {
+        self.of_device(device)
+            .filter(|(_, stream)| !(blocking_only && stream.non_blocking))
+            .filter_map(|(_, stream)| stream.capture)
+            .collect()
+    }
+
+    pub(crate) fn forget_capture(&mut self, id: u64) {
+        for stream in self.by_key.values_mut() {
+            if stream.capture == Some(id) {
+                stream.capture = None;
+            }
+        }
+    }
+
+    /// Takes the next work of a stream if nothing keeps it.
+    fn next(&mut self, key: StreamKey, although_held: bool) -> Option<Item> {
+        let stream = self.by_key.get(&key)?;
+        let head = stream.queue.front()?;
+        if (stream.held && !although_held) || !self.are_done(&head.after) {
+            return None;
+        }
+        self.by_key.get_mut(&key)?.queue.pop_front()
+    }
+
+    fn finish(&mut self, key: StreamKey, number: u64) {
+        let Some(stream) = self.by_key.get_mut(&key) else {
+            return;
+        };
+        stream.done = stream.done.max(number);
+        if stream.queue.is_empty() {
+            self.backlog.remove(&key);
+            if stream.ending {
+                self.by_key.remove(&key);
+            }
+        }
+    }
+}
+
+impl<B: Backing> State<B> {
+    /// A stream that was made on this device and not destroyed. 1 is the other name of the
+    /// legacy default stream.
+    pub(crate) fn stream(&self, device: Ordinal, stream: StreamHandle) -> Answer<StreamKey> {
+        let handle = if stream.0 == 1 { 0 } else { stream.0 };
+        let key = StreamKey {
+            device: device.0,
+            handle,
+        };
+        let known = self.streams.get(key).is_some_and(|stream| !stream.ending);
+        require(known, INVALID_HANDLE)?;
+        Ok(key)
+    }
+
+    pub(crate) fn stream_create(
+        &mut self,
+        device: Ordinal,
+        flags: StreamFlags,
+    ) -> Answer<StreamHandle> {
+        let index = self.context(device)?;
+        require(StreamFlags::NON_BLOCKING.contains(flags), INVALID_VALUE)?;
+        let handle = self.new_handle();
+        let stream = Stream {
+            non_blocking: flags.contains(StreamFlags::NON_BLOCKING),
+            held: self.devices[index].hold_new,
+            ..Stream::default()
+        };
+        self.streams.by_key.insert(
+            StreamKey {
+                device: device.0,
+                handle,
+            },
+            stream,
+        );
+        Ok(StreamHandle(handle))
+    }
+
+    /// On a lost context the stream goes all the same, and the code says that it is lost.
+    pub(crate) fn stream_destroy(&mut self, device: Ordinal, stream: StreamHandle) -> Answer {
+        self.device(device)?;
+        let key = self.stream(device, stream)?;
+        require(key.handle != 0, INVALID_HANDLE)?;
+        self.leave_capture(key);
+        if let Some(stream) = self.streams.by_key.get_mut(&key) {
+            stream.ending = true;
+            if stream.queue.is_empty() {
+                self.streams.by_key.remove(&key);
+            }
+        }
+        self.context(device).map(drop)
+    }
+
+    pub(crate) fn stream_query(&mut self, device: Ordinal, stream: StreamHandle) -> Answer<bool> {
+        self.context(device)?;
+        let key = self.stream(device, stream)?;
+        self.refuse_in_capture(Some(key))?;
+        Ok(self.streams.are_done(&self.streams.covered_by(key)))
+    }
+
+    pub(crate) fn stream_wait_event(
+        &mut self,
+        device: Ordinal,
+        stream: StreamHandle,
+        event: EventHandle,
+    ) -> Answer {
+        self.context(device)?;
+        let key = self.stream(device, stream)?;
+        let event = self.events.get(&event.0).ok_or(INVALID_HANDLE)?;
+        if let Some(capture) = event.capture {
+            return self.join_capture(key, capture);
+        }
+        let after: Vec<_> = event
+            .covers
+            .iter()
+            .copied()
+            .filter(|&mark| !self.streams.is_done(mark))
+            .collect();
+        if !after.is_empty() {
+            self.submit_after(device, stream, after, Work::Marker)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn submit(
+        &mut self,
+        device: Ordinal,
+        stream: StreamHandle,
+        work: Work,
+    ) -> Answer<Option<Mark>> {
+        self.submit_after(device, stream, Vec::new(), work)
+    }
+
+    /// Puts work on a stream and runs it if nothing keeps it. No mark when it was captured.
+    fn submit_after(
+        &mut self,
+        device: Ordinal,
+        stream: StreamHandle,
+        mut after: Vec<Mark>,
+        work: Work,
+    ) -> Answer<Option<Mark>> {
+        let key = self.stream(device, stream)?;
+        if self.captured(key, &work)? {
+            return Ok(None);
+        }
+        after.extend(self.streams.implicit(key));
+        let Some(stream) = self.streams.by_key.get_mut(&key) else {
+            return Err(INVALID_HANDLE);
+        };
+        stream.submitted += 1;
+        let number = stream.submitted;
+        stream.queue.push_back(Item {
+            number,
+            after,
+            work,
+        });
+        self.streams.backlog.insert(key);
+        self.run_stream(key);
+        Ok(Some(Mark {
+            stream: key,
+            number,
+        }))
+    }
+
+    /// Runs what can run of one stream, and says whether anything did.
+    fn run_stream(&mut self, key: StreamKey) -> bool {
+        let mut any = false;
+        while let Some(item) = self.streams.next(key, false) {
+            self.run_item(key, &item);
+            any = true;
+        }
+        any
+    }
+
+    fn run_item(&mut self, key: StreamKey, item: &Item) {
+        let outcome = self.execute(key.device, &item.work);
+        self.streams.finish(key, item.number);
+        self.progress = true;
+        if let Err(code) = outcome {
+            self.lose(key.device, code);
+        }
+    }
+
+    /// Runs whatever can run, on all devices, until nothing can.
+    pub(crate) fn run_all(&mut self) {
+        loop {
+            let keys: Vec<_> = self.streams.backlog.iter().copied().collect();
+            let mut any = false;
+            for key in keys {
+                any |= self.run_stream(key);
+            }
+            if !any {
+                return;
+            }
+        }
+    }
+
+    /// Runs the one next piece of work of a stream, held or not. Nothing when there is none, or
+    /// it waits for other work.
+    pub(crate) fn step(&mut self, key: StreamKey) -> bool {
+        let Some(item) = self.streams.next(key, true) else {
+            return false;
+        };
+        self.run_item(key, &item);
+        self.run_all();
+        true
+    }
+}

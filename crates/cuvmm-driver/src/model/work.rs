@@ -1,0 +1,170 @@
+//! What a stream can be asked to do, and the doing of it.
+//!
+//! Work looks its addresses up when it runs, not when it was queued: a write that comes late lands
+//! in whatever is mapped there by then, and where nothing is, the context is lost. That is what a
+//! GPU does to memory that was given away too early.
+//!
+//! `unsafe` is needed for the copies to and from host memory, which come as addresses.
+#![allow(unsafe_code)]
+
+use std::ptr;
+use std::slice;
+
+use super::answer::{Answer, ILLEGAL_ADDRESS};
+use super::backing::Backing;
+use super::copies::{Piece, Use};
+use super::state::State;
+use crate::CUresult;
+
+/// One piece of work.
+#[derive(Clone, Debug)]
+pub(crate) enum Work {
+    /// Nothing: a place in the queue that others can wait for.
+    Marker,
+    Fill {
+        to: u64,
+        byte: u8,
+        size: u64,
+    },
+    Copy {
+        to: u64,
+        from: u64,
+        size: u64,
+    },
+    /// From an address of the host.
+    ToDevice {
+        to: u64,
+        from: usize,
+        size: u64,
+    },
+    /// To an address of the host.
+    ToHost {
+        to: usize,
+        from: u64,
+        size: u64,
+    },
+    /// What a test launches: it touches its memory only when it runs.
+    Kernel {
+        reads: Vec<(u64, u64)>,
+        writes: Vec<(u64, u64, u8)>,
+    },
+    /// An allocation of a memory pool ends here.
+    FreeAllocation {
+        address: u64,
+    },
+    /// A managed range was moved; the bytes stay where they are.
+    Prefetch {
+        address: u64,
+        size: u64,
+        target: i32,
+    },
+    Graph(Vec<Work>),
+}
+
+impl<B: Backing> State<B> {
+    /// Does a piece of work now. An error loses the context.
+    pub(crate) fn execute(&mut self, device: i32, work: &Work) -> Answer {
+        match work {
+            Work::Marker => Ok(()),
+            &Work::Fill { to, byte, size } => {
+                for piece in self.now(device, to, size, Use::Write)? {
+                    self.backing
+                        .fill(piece.place, byte, piece.size)
+                        .map_err(broken)?;
+                }
+                Ok(())
+            }
+            &Work::Copy { to, from, size } => self.copy(device, to, from, size),
+            &Work::ToDevice { to, from, size } => {
+                let mut from = from;
+                for piece in self.now(device, to, size, Use::Write)? {
+                    let length = piece.size as usize;
+                    let source = ptr::with_exposed_provenance::<u8>(from);
+                    // SAFETY: the caller of the copy promised that the source is readable and not
+                    // written until the copy is done, which is after this.
+                    let bytes = unsafe { slice::from_raw_parts(source, length) };
+                    self.backing.write(piece.place, bytes).map_err(broken)?;
+                    from += length;
+                }
+                Ok(())
+            }
+            &Work::ToHost { to, from, size } => {
+                let mut to = to;
+                for piece in self.now(device, from, size, Use::Read)? {
+                    let length = piece.size as usize;
+                    let target = ptr::with_exposed_provenance_mut::<u8>(to);
+                    // SAFETY: the caller of the copy promised that the destination is writable and
+                    // used by nobody else until the copy is done, which is after this.
+                    let bytes = unsafe { slice::from_raw_parts_mut(target, length) };
+                    self.backing.read(piece.place, bytes).map_err(broken)?;
+                    to += length;
+                }
+                Ok(())
+            }
+            Work::Kernel { reads, writes } => {
+                for &(from, size) in reads {
+                    self.now(device, from, size, Use::Read)?;
+                }
+                for &(to, size, byte) in writes {
+                    self.execute(device, &Work::Fill { to, byte, size })?;
+                }
+                Ok(())
+            }
+            &Work::FreeAllocation { address } => {
+                self.end_allocation(address);
+                Ok(())
+            }
+            &Work::Prefetch {
+                address,
+                size,
+                target,
+            } => {
+                self.allocations.prefetched(address, size, target);
+                Ok(())
+            }
+            Work::Graph(nodes) => nodes.iter().try_for_each(|node| self.execute(device, node)),
+        }
+    }
+
+    /// Work that will never run: what it would have given back is given back all the same.
+    pub(crate) fn give_up_work(&mut self, work: &Work) {
+        if let &Work::FreeAllocation { address } = work {
+            self.end_allocation(address);
+        }
+    }
+
+    fn now(&self, device: i32, start: u64, size: u64, how: Use) -> Answer<Vec<Piece>> {
+        self.resolve(device, start, size, how)
+            .ok_or(ILLEGAL_ADDRESS)
+    }
+
+    /// Copies piece by piece, where pieces of source and destination need not end together.
+    fn copy(&mut self, device: i32, to: u64, from: u64, size: u64) -> Answer {
+        let mut sources = self.now(device, from, size, Use::Read)?.into_iter();
+        let mut source = sources.next();
+        for target in self.now(device, to, size, Use::Write)? {
+            let mut done = 0;
+            while done < target.size {
+                let Some(piece) = source.as_mut() else {
+                    return Ok(());
+                };
+                let size = piece.size.min(target.size - done);
+                self.backing
+                    .copy(target.place.plus(done), piece.place, size)
+                    .map_err(broken)?;
+                done += size;
+                piece.place = piece.place.plus(size);
+                piece.size -= size;
+                if piece.size == 0 {
+                    source = sources.next();
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The system could not bring the bytes: a device would report a failed launch.
+fn broken(_: CUresult) -> CUresult {
+    CUresult::CUDA_ERROR_LAUNCH_FAILED
+}

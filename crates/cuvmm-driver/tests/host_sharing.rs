@@ -1,0 +1,98 @@
+//! Sharing between two real processes: this one gives, and starts itself again to take.
+//!
+//! `unsafe` because the calls are.
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
+
+mod model_support;
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
+use std::process::{Command, Stdio};
+
+use cuvmm_driver::host::HostOptions;
+use cuvmm_driver::{Driver, Exported, HandleTypes, ImportSource, PhysicalProps};
+use model_support::*;
+
+const FD: HandleTypes = HandleTypes::POSIX_FD;
+
+/// What the second process does; nothing when it is run with the other tests.
+#[test]
+fn taker() {
+    let Ok(descriptor) = std::env::var("CUVMM_TEST_DESCRIPTOR") else {
+        return;
+    };
+    let descriptor: i32 = descriptor.parse().unwrap();
+    let d = host(HostOptions::new());
+    let mut line = String::new();
+    unsafe {
+        let handle = d.import(ImportSource::Fd(descriptor), FD).unwrap();
+        let va = d.reserve(2 * PAGE, 0, ANYWHERE, 0).unwrap();
+        d.map(va, 2 * PAGE, 0, handle, 0).unwrap();
+        d.set_access(va, 2 * PAGE, &[rw(D0)]).unwrap();
+        assert_eq!(first_byte(&d, at(va, PAGE)), 17, "the giver's bytes");
+        d.fill(D0, va, 42, PAGE).unwrap();
+        assert_eq!(code(d.export(handle, FD, 0)), INVALID_VALUE);
+        println!("\nwritten");
+        // The giver has released it all and closed its descriptors by the next line.
+        std::io::stdin().lock().read_line(&mut line).unwrap();
+        assert_eq!(first_byte(&d, at(va, PAGE)), 17);
+        println!("\nstill there");
+        std::io::stdin().lock().read_line(&mut line).unwrap();
+    }
+}
+
+#[test]
+fn memory_lives_in_two_processes() {
+    let d = host(HostOptions::new());
+    let props = PhysicalProps {
+        handle_types: FD,
+        ..PhysicalProps::device(D0)
+    };
+    let handle = d.create(2 * PAGE, &props, 0).unwrap();
+    let va = d.reserve(2 * PAGE, 0, ANYWHERE, 0).unwrap();
+    unsafe {
+        d.map(va, 2 * PAGE, 0, handle, 0).unwrap();
+        d.set_access(va, 2 * PAGE, &[rw(D0)]).unwrap();
+        d.fill(D0, va, 17, 2 * PAGE).unwrap();
+    }
+    let Exported::Fd(fd) = unsafe { d.export(handle, FD, 0) }.unwrap() else {
+        panic!("a descriptor")
+    };
+    // A plain copy, which the other process inherits.
+    let inherited = rustix::io::dup(&fd).unwrap();
+    let mut taker = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "taker", "--nocapture"])
+        .env("CUVMM_TEST_DESCRIPTOR", inherited.as_raw_fd().to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(inherited);
+    drop(fd);
+    let mut lines = BufReader::new(taker.stdout.take().unwrap()).lines();
+    let mut heard = |word: &str| {
+        let found = lines
+            .by_ref()
+            .map_while(Result::ok)
+            .any(|line| line == word);
+        assert!(found, "the other process ended before it said: {word}");
+    };
+    heard("written");
+    assert_eq!(first_byte(&d, va), 42);
+    unsafe {
+        d.unmap(va, 2 * PAGE).unwrap();
+        d.release(handle).unwrap();
+    }
+    assert_eq!(d.live().exported_only, 1, "the other process holds it");
+    assert_eq!(d.memory_info(D0).unwrap().free, 4 * GIB - 2 * PAGE);
+    let mut orders = taker.stdin.take().unwrap();
+    orders.write_all(b"look\n").unwrap();
+    heard("still there");
+    orders.write_all(b"end\n").unwrap();
+    assert!(taker.wait().unwrap().success());
+    assert_eq!(
+        d.memory_info(D0).unwrap().free,
+        4 * GIB,
+        "it ended, and all is back"
+    );
+}

@@ -1,0 +1,259 @@
+//! One device of one driver, and the gate through which every driver call goes.
+//!
+//! The gate counts and times calls, refuses them in a forked child, and remembers a lost context.
+//! It neither retries nor checks arguments: whoever calls has done so.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use cuvmm_driver::{
+    Call, CaptureMode, DeviceAttribute, Driver, DriverError, GranularityKind, Location, MemoryInfo,
+    Ordinal, PhysicalProps,
+};
+
+use crate::calls::{CallCounts, Calls};
+use crate::drops::{DropFailure, Drops};
+use crate::error::{CallError, OpenError};
+use crate::size::Granularity;
+
+/// A device of a driver. Clones are the same device and share its counters.
+#[derive(Clone)]
+pub struct Device {
+    shared: Arc<Shared>,
+    calls: Arc<Calls>,
+}
+
+struct Shared {
+    driver: Arc<dyn Driver>,
+    ordinal: Ordinal,
+    name: String,
+    uuid: [u8; 16],
+    total: u64,
+    granularity: Granularity,
+    opened_by: u32,
+    lost: OnceLock<DriverError>,
+    drops: Drops,
+}
+
+impl Device {
+    /// Opens a device of a driver.
+    ///
+    /// Calls `cuDeviceGetCount`, `cuDeviceGetName`, `cuDeviceGetUuid`, `cuDeviceGetAttribute`,
+    /// `cuDeviceTotalMem` and `cuMemGetAllocationGranularity`; makes no context yet.
+    ///
+    /// # Errors
+    /// [`OpenError`] when there is no such device or it has no virtual memory management.
+    pub fn open(driver: Arc<dyn Driver>, ordinal: u32) -> Result<Self, OpenError> {
+        let ask = |error: DriverError| OpenError::Call(error.into());
+        let count = driver.device_count().map_err(ask)?;
+        let device = match i32::try_from(ordinal) {
+            Ok(number) if number < count => Ordinal(number),
+            _ => return Err(OpenError::NoSuchDevice { ordinal, count }),
+        };
+        let name = driver.device_name(device).map_err(ask)?;
+        let attribute = DeviceAttribute::VIRTUAL_MEMORY_MANAGEMENT;
+        if driver.device_attribute(device, attribute).map_err(ask)? == 0 {
+            return Err(OpenError::NoVirtualMemory { ordinal, name });
+        }
+        let bytes = driver
+            .allocation_granularity(&PhysicalProps::device(device), GranularityKind::MINIMUM)
+            .map_err(ask)?;
+        let granularity = Granularity::new(bytes)
+            .ok_or(OpenError::OddGranularity { ordinal, granularity: bytes })?;
+        let uuid = driver.device_uuid(device).map_err(ask)?;
+        let total = driver.total_memory(device).map_err(ask)?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                driver,
+                ordinal: device,
+                name,
+                uuid,
+                total,
+                granularity,
+                opened_by: std::process::id(),
+                lost: OnceLock::new(),
+                drops: Drops::default(),
+            }),
+            calls: Arc::new(Calls::new()),
+        })
+    }
+
+    /// The same device with counters of its own, starting at zero.
+    #[must_use]
+    pub fn with_own_counters(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared), calls: Arc::new(Calls::new()) }
+    }
+
+    /// The driver's number for the device.
+    #[must_use]
+    pub fn ordinal(&self) -> Ordinal {
+        self.shared.ordinal
+    }
+
+    /// The product name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    /// The identity that is the same in every process.
+    #[must_use]
+    pub fn uuid(&self) -> [u8; 16] {
+        self.shared.uuid
+    }
+
+    /// All memory of the device in bytes.
+    #[must_use]
+    pub fn total_memory(&self) -> u64 {
+        self.shared.total
+    }
+
+    /// The granule in bytes: what the driver maps is always a multiple of it.
+    #[must_use]
+    pub fn granularity(&self) -> u64 {
+        self.shared.granularity.bytes()
+    }
+
+    /// The device as a location for memory and access.
+    #[must_use]
+    pub fn location(&self) -> Location {
+        Location::device(self.shared.ordinal)
+    }
+
+    /// The driver behind the device.
+    #[must_use]
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.shared.driver
+    }
+
+    /// Free and total memory by the driver's own count (`cuMemGetInfo`).
+    ///
+    /// # Errors
+    /// [`CallError`] when the driver does not answer.
+    pub fn memory_info(&self) -> Result<MemoryInfo, CallError> {
+        self.call(Call::MemGetInfo, |driver, device| driver.memory_info(device))
+    }
+
+    /// Waits until all work of the device's context is done (`cuCtxSynchronize`).
+    ///
+    /// # Errors
+    /// [`CallError`] when the driver says that the context is lost.
+    pub fn synchronize(&self) -> Result<(), CallError> {
+        self.call(Call::CtxSynchronize, |driver, device| driver.context_synchronize(device))
+    }
+
+    /// Driver calls made through this handle and its clones.
+    #[must_use]
+    pub fn calls(&self) -> CallCounts {
+        self.calls.snapshot()
+    }
+
+    /// How many drops could not give back what they owned.
+    #[must_use]
+    pub fn drop_failures(&self) -> u64 {
+        self.shared.drops.count()
+    }
+
+    /// Has `hook` called for each drop that cannot give back what it owns; `None` removes it.
+    ///
+    /// The hook runs inside the drop, with locks of this library held: it must not call back.
+    pub fn on_drop_failure(&self, hook: Option<Arc<dyn Fn(&DropFailure) + Send + Sync>>) {
+        self.shared.drops.set_hook(hook);
+    }
+
+    /// The error that lost the context, if it is lost.
+    #[must_use]
+    pub fn lost(&self) -> Option<DriverError> {
+        self.shared.lost.get().copied()
+    }
+
+    /// Whether `other` is the same device of the same driver.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+            || (self.same_driver(other) && self.ordinal() == other.ordinal())
+    }
+
+    /// Whether `other` is a device of the same driver.
+    #[must_use]
+    pub fn same_driver(&self, other: &Self) -> bool {
+        std::ptr::addr_eq(Arc::as_ptr(&self.shared.driver), Arc::as_ptr(&other.shared.driver))
+    }
+
+    pub(crate) fn granule(&self) -> Granularity {
+        self.shared.granularity
+    }
+
+    /// Whether this process is not the one that opened the device.
+    pub(crate) fn forked(&self) -> Option<CallError> {
+        let opened_by = self.shared.opened_by;
+        (std::process::id() != opened_by).then_some(CallError::Forked { opened_by })
+    }
+
+    /// Makes a driver call that acquires or uses something: refused once the context is lost.
+    pub(crate) fn call<T>(
+        &self,
+        call: Call,
+        make: impl FnOnce(&dyn Driver, Ordinal) -> Result<T, DriverError>,
+    ) -> Result<T, CallError> {
+        if let Some(error) = self.lost() {
+            return Err(CallError::ContextLost(error));
+        }
+        self.give_back(call, make)
+    }
+
+    /// Makes a driver call that gives something back: made on a lost context too.
+    pub(crate) fn give_back<T>(
+        &self,
+        call: Call,
+        make: impl FnOnce(&dyn Driver, Ordinal) -> Result<T, DriverError>,
+    ) -> Result<T, CallError> {
+        if let Some(forked) = self.forked() {
+            return Err(forked);
+        }
+        let begun = Instant::now();
+        let answer = make(&*self.shared.driver, self.shared.ordinal);
+        self.calls.add(call, begun.elapsed());
+        answer.map_err(|error| {
+            if error.is_sticky() && self.shared.lost.set(error).is_ok() {
+                tracing::error!(%error, device = %self.shared.ordinal, "context lost");
+            }
+            CallError::Driver(error)
+        })
+    }
+
+    /// Runs `ask` with this thread in relaxed capture mode, so that its queries break no capture
+    /// that another library is making.
+    pub(crate) fn relaxed<T>(&self, ask: impl FnOnce() -> T) -> Result<T, CallError> {
+        let exchange = |mode: CaptureMode| {
+            self.give_back(Call::ThreadExchangeStreamCaptureMode, |driver, _| {
+                driver.exchange_capture_mode(mode)
+            })
+        };
+        let before = exchange(CaptureMode::RELAXED)?;
+        let answer = ask();
+        exchange(before)?;
+        Ok(answer)
+    }
+
+    pub(crate) fn report_drop(&self, what: &'static str, bytes: u64, error: CallError) {
+        self.shared.drops.report(&DropFailure { what, bytes, error });
+    }
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        self.is_same(other)
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device")
+            .field("driver", &self.shared.driver.kind())
+            .field("ordinal", &self.shared.ordinal.0)
+            .field("name", &self.shared.name)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,63 @@
+//! Failures nobody is there to be told of: what a drop could not give back.
+//!
+//! Every drop of the library that can fail reports here, and nowhere else. Each is counted,
+//! logged as an error, and passed to the hook that the user of the device installed. Two failures
+//! are silent, because nothing is lost by them: a driver that is being torn down at exit, and a
+//! forked child, which owns nothing.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::error::CallError;
+
+/// Something that a drop could not give back. It is lost to the process until it exits.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DropFailure {
+    /// What was being dropped: "mapping", "physical", "reservation", "stream", "event".
+    pub what: &'static str,
+    /// Its size in bytes; 0 for what has none.
+    pub bytes: u64,
+    /// Why it could not be given back.
+    pub error: CallError,
+}
+
+impl fmt::Display for DropFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a dropped {} of {} bytes was not given back: {}", self.what, self.bytes, self.error)
+    }
+}
+
+type Hook = Arc<dyn Fn(&DropFailure) + Send + Sync>;
+
+/// Where a device's drop failures go.
+#[derive(Default)]
+pub(crate) struct Drops {
+    count: AtomicU64,
+    hook: Mutex<Option<Hook>>,
+}
+
+impl Drops {
+    pub(crate) fn report(&self, failure: &DropFailure) {
+        match &failure.error {
+            CallError::Forked { .. } => return,
+            error if error.driver().is_some_and(|error| error.is_deinitialized()) => return,
+            _ => {}
+        }
+        self.count.fetch_add(1, Ordering::Relaxed);
+        tracing::error!(what = failure.what, bytes = failure.bytes, error = %failure.error, "drop failed");
+        let hook = self.hook.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(hook) = hook {
+            hook(failure);
+        }
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_hook(&self, hook: Option<Hook>) {
+        *self.hook.lock().unwrap_or_else(PoisonError::into_inner) = hook;
+    }
+}

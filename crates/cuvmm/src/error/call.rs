@@ -1,0 +1,38 @@
+//! Why a call did not reach the driver, or what the driver answered.
+
+use cuvmm_driver::DriverError;
+
+/// A driver call that failed or was not made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CallError {
+    /// The driver answered with an error.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// The process was forked after the device was opened; CUDA does not survive that.
+    #[error("the device was opened by process {opened_by}, and this is its forked child: open a device of your own")]
+    Forked {
+        /// The process that opened the device.
+        opened_by: u32,
+    },
+    /// An earlier call found the context lost (a kernel fault, say); nothing new is done on it.
+    #[error("the device's context is lost since {0}; memory can only be given back")]
+    ContextLost(DriverError),
+}
+
+impl CallError {
+    /// The driver's answer, where there is one.
+    #[must_use]
+    pub const fn driver(&self) -> Option<&DriverError> {
+        match self {
+            Self::Driver(error) | Self::ContextLost(error) => Some(error),
+            Self::Forked { .. } => None,
+        }
+    }
+
+    /// Whether the driver said that it has no more bytes, mappings or addresses.
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Driver(error) if error.is_out_of_memory())
+    }
+}

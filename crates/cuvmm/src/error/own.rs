@@ -1,0 +1,250 @@
+//! Errors of the owners: devices, reservations, physicals, mappings, copies.
+
+use cuvmm_driver::Location;
+
+use super::CallError;
+
+/// Why a device could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// There is no such device.
+    #[error("there is no device {ordinal}; the driver has {count}")]
+    NoSuchDevice {
+        /// The ordinal asked for.
+        ordinal: u32,
+        /// How many devices there are.
+        count: i32,
+    },
+    /// The device has no virtual memory management (attribute 102 says so).
+    #[error("device {ordinal} ({name}) has no virtual memory management")]
+    NoVirtualMemory {
+        /// The ordinal asked for.
+        ordinal: u32,
+        /// The device's name.
+        name: String,
+    },
+    /// The driver's granularity is not a power of two, which nothing here can work with.
+    #[error("device {ordinal} reports an allocation granularity of {granularity} bytes, which is not a power of two")]
+    OddGranularity {
+        /// The ordinal asked for.
+        ordinal: u32,
+        /// What the driver reported.
+        granularity: u64,
+    },
+    /// A driver call failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
+/// Why addresses could not be reserved.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReserveError {
+    /// The size is zero.
+    #[error("a reservation of zero bytes")]
+    ZeroSize,
+    /// The size is not a whole number of granules.
+    #[error("a reservation of {size} bytes is not a multiple of the granularity, {granularity}")]
+    Misaligned {
+        /// Bytes asked for.
+        size: u64,
+        /// The granule in bytes.
+        granularity: u64,
+    },
+    /// The size does not fit 64 bits once rounded.
+    #[error("a reservation of {size} bytes does not fit the address space")]
+    TooLarge {
+        /// Bytes asked for.
+        size: u64,
+    },
+    /// The alignment is not a power of two.
+    #[error("an alignment of {alignment} bytes is not a power of two")]
+    OddAlignment {
+        /// Bytes asked for.
+        alignment: u64,
+    },
+    /// The driver refused.
+    #[error("reserving {size} bytes of addresses: {cause}")]
+    Call {
+        /// Bytes asked for.
+        size: u64,
+        /// Its answer.
+        #[source]
+        cause: CallError,
+    },
+}
+
+/// Why physical memory could not be created.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CreateError {
+    /// The size is zero.
+    #[error("a physical of zero bytes")]
+    ZeroSize,
+    /// The size is not a whole number of granules.
+    #[error("a physical of {size} bytes is not a multiple of the granularity, {granularity}")]
+    Misaligned {
+        /// Bytes asked for.
+        size: u64,
+        /// The granule in bytes.
+        granularity: u64,
+    },
+    /// The NUMA node is negative.
+    #[error("there is no NUMA node {node}")]
+    NoSuchNode {
+        /// The node asked for.
+        node: i32,
+    },
+    /// A handle type that this library does not know.
+    #[error("handle types {bits:#x} are not known")]
+    UnknownHandleType {
+        /// The bits asked for.
+        bits: u32,
+    },
+    /// The driver refused.
+    #[error("creating {size} bytes of physical memory at {location}: {cause}")]
+    Call {
+        /// Bytes asked for.
+        size: u64,
+        /// Where.
+        location: Location,
+        /// Its answer.
+        #[source]
+        cause: CallError,
+    },
+}
+
+/// Why a physical could not be mapped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MapError {
+    /// The physical came from another driver than the reservation.
+    #[error("the physical belongs to another driver than the reservation")]
+    WrongDriver,
+    /// The offset is not a whole number of granules.
+    #[error("offset {offset} is not a multiple of the granularity, {granularity}")]
+    Misaligned {
+        /// The offset asked for.
+        offset: u64,
+        /// The granule in bytes.
+        granularity: u64,
+    },
+    /// The physical does not fit behind the offset.
+    #[error("{size} bytes at offset {offset} do not fit a reservation of {reserved} bytes")]
+    OutOfRange {
+        /// The offset asked for.
+        offset: u64,
+        /// The physical's size.
+        size: u64,
+        /// The reservation's size.
+        reserved: u64,
+    },
+    /// Something is mapped there already.
+    #[error("{size} bytes at offset {offset} overlap the mapping at offset {taken}")]
+    Overlap {
+        /// The offset asked for.
+        offset: u64,
+        /// The physical's size.
+        size: u64,
+        /// Where the mapping in the way begins.
+        taken: u64,
+    },
+    /// The driver refused.
+    #[error("mapping {size} bytes at offset {offset}: {cause}")]
+    Call {
+        /// The offset asked for.
+        offset: u64,
+        /// The physical's size.
+        size: u64,
+        /// Its answer.
+        #[source]
+        cause: CallError,
+    },
+}
+
+/// Why access could not be set or asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AccessError {
+    /// Nobody was named.
+    #[error("no location was named to give access to")]
+    Nobody,
+    /// A device of another driver was named.
+    #[error("{location} belongs to another driver than the mapping")]
+    WrongDriver {
+        /// Who was named.
+        location: Location,
+    },
+    /// The driver refused.
+    #[error("access to {size} bytes: {cause}")]
+    Call {
+        /// The mapping's size.
+        size: u64,
+        /// Its answer.
+        #[source]
+        cause: CallError,
+    },
+}
+
+/// Why the physical behind an offset could not be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RetainError {
+    /// Nothing is mapped there.
+    #[error("nothing is mapped at offset {offset}")]
+    NotMapped {
+        /// The offset asked for.
+        offset: u64,
+    },
+    /// The driver refused.
+    #[error("the physical at offset {offset}: {cause}")]
+    Call {
+        /// The offset asked for.
+        offset: u64,
+        /// Its answer.
+        #[source]
+        cause: CallError,
+    },
+}
+
+/// Why bytes could not be copied or filled.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CopyError {
+    /// The range leaves the memory.
+    #[error("{size} bytes at offset {offset} leave the {bytes} bytes there are")]
+    OutOfRange {
+        /// The offset asked for.
+        offset: u64,
+        /// Bytes asked for.
+        size: u64,
+        /// Bytes there are.
+        bytes: u64,
+    },
+    /// Part of the range has no memory behind it.
+    #[error("{size} bytes at offset {offset} are not all committed")]
+    NotCommitted {
+        /// The offset asked for.
+        offset: u64,
+        /// Bytes asked for.
+        size: u64,
+    },
+    /// The stream belongs to another device.
+    #[error("the stream belongs to another device than the memory")]
+    WrongDevice,
+    /// A capture guard lives, and waiting for the copy could break the capture.
+    #[error("a capture is running on this pool: a copy that waits could break it")]
+    Capturing,
+    /// The driver refused.
+    #[error("copying {size} bytes at offset {offset}: {cause}")]
+    Call {
+        /// The offset asked for.
+        offset: u64,
+        /// Bytes asked for.
+        size: u64,
+        /// Its answer.
+        #[source]
+        cause: CallError,
+    },
+}

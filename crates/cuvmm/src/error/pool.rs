@@ -1,0 +1,290 @@
+//! Errors of pools, tenants and blocks.
+
+use std::fmt;
+
+use super::{CallError, CommitError, CopyError, CreateError, ReserveError};
+
+/// Why a pool could not be built.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildPoolError {
+    /// The limit is smaller than one granule.
+    #[error("a limit of {limit} bytes holds no granule of {granularity} bytes")]
+    LimitTooSmall {
+        /// The limit in bytes.
+        limit: u64,
+        /// The granule in bytes.
+        granularity: u64,
+    },
+    /// The limit is more than the device has.
+    #[error("a limit of {limit} bytes is more than the device's {total}")]
+    LimitTooLarge {
+        /// The limit in bytes.
+        limit: u64,
+        /// All memory of the device.
+        total: u64,
+    },
+    /// A limit in mappings or addresses is zero, or the largest extent is no power of two
+    /// granules.
+    #[error("option {option} cannot be {value}")]
+    BadOption {
+        /// The option's name.
+        option: &'static str,
+        /// What it was set to.
+        value: u64,
+    },
+    /// A driver call failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
+/// Why a tenant could not be registered.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegisterError {
+    /// The name is empty.
+    #[error("a tenant needs a name")]
+    NoName,
+    /// Another tenant has the name.
+    #[error("a tenant named {name:?} is registered already")]
+    NameTaken {
+        /// The name.
+        name: String,
+    },
+    /// The guarantees would add up to more than the pool's limit.
+    #[error("a guarantee of {guarantee} bytes is more than the {left} bytes that other guarantees leave of the limit, {limit}")]
+    GuaranteeTooLarge {
+        /// Bytes asked for.
+        guarantee: u64,
+        /// Bytes not yet guaranteed.
+        left: u64,
+        /// The pool's limit.
+        limit: u64,
+    },
+    /// The guarantee is more than the tenant's own limit.
+    #[error("a guarantee of {guarantee} bytes is more than the tenant's own limit, {limit}")]
+    GuaranteeOverLimit {
+        /// Bytes asked for.
+        guarantee: u64,
+        /// The tenant's limit.
+        limit: u64,
+    },
+}
+
+/// The figures of a refusal. All sizes in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Shortage {
+    /// Who asked.
+    pub tenant: String,
+    /// What it asked for beyond what it holds, in whole granules.
+    pub wanted: u64,
+    /// What it could be charged at most right now, with everything idle taken back.
+    pub available: u64,
+    /// The largest single extent that could be made right now without taking anything back.
+    pub largest_run: u64,
+    /// The pool's limit.
+    pub limit: u64,
+    /// The tenant's own limit.
+    pub tenant_limit: u64,
+    /// What the tenant holds.
+    pub tenant_held: u64,
+    /// What is kept for other tenants' guarantees.
+    pub guaranteed_to_others: u64,
+    /// What waits for GPU work to pass.
+    pub limbo: u64,
+    /// What is withdrawn but leased.
+    pub leased: u64,
+    /// What could not be taken back after a failure.
+    pub quarantined: u64,
+    /// The other tenants and what each holds, largest first.
+    pub holders: Vec<(String, u64)>,
+}
+
+impl fmt::Display for Shortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:?} wants {} bytes more and can have {}: it holds {} of at most {}, the pool's limit is {}, \
+             {} are kept for other tenants' guarantees, {} are in limbo, {} leased, {} quarantined, \
+             the largest free run is {}",
+            self.tenant,
+            self.wanted,
+            self.available,
+            self.tenant_held,
+            self.tenant_limit,
+            self.limit,
+            self.guaranteed_to_others,
+            self.limbo,
+            self.leased,
+            self.quarantined,
+            self.largest_run,
+        )?;
+        for (index, (name, held)) in self.holders.iter().take(8).enumerate() {
+            f.write_str(if index == 0 { "; held by " } else { ", " })?;
+            write!(f, "{name:?} {held}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Why a block could not be allocated or grown. Every block, charge and guarantee is as before;
+/// memory that nobody used may have been taken back on the way.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AllocateError {
+    /// The size is zero.
+    #[error("a block of zero bytes")]
+    ZeroSize,
+    /// The size is more than the capacity.
+    #[error("a block of {size} bytes with a capacity of {capacity}")]
+    OverCapacity {
+        /// Bytes asked for.
+        size: u64,
+        /// What the block may grow to.
+        capacity: u64,
+    },
+    /// Growing to less than the block has.
+    #[error("growing a block of {size} bytes to {wanted}")]
+    WouldShrink {
+        /// What the block has.
+        size: u64,
+        /// Bytes asked for.
+        wanted: u64,
+    },
+    /// The size does not fit 64 bits once rounded.
+    #[error("a block of {size} bytes does not fit the address space")]
+    TooLarge {
+        /// Bytes asked for.
+        size: u64,
+    },
+    /// The stream belongs to another device.
+    #[error("the home stream belongs to another device than the pool")]
+    WrongDevice,
+    /// The tenant has been unregistered.
+    #[error("tenant {tenant:?} has been unregistered")]
+    Unregistered {
+        /// Its name.
+        tenant: String,
+    },
+    /// Memory is short: the limit, the tenant's limit or others' guarantees leave too little.
+    #[error("out of memory: {0}")]
+    OutOfMemory(Box<Shortage>),
+    /// Mappings are short.
+    #[error("out of mappings: {wanted} more wanted, {held} held of at most {limit}")]
+    OutOfMappings {
+        /// Mappings wanted.
+        wanted: u64,
+        /// Mappings the pool holds.
+        held: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// Addresses are short.
+    #[error("out of addresses: {wanted} bytes wanted, {held} reserved of at most {limit}")]
+    OutOfAddresses {
+        /// Bytes of addresses wanted.
+        wanted: u64,
+        /// Bytes of addresses the pool has reserved.
+        held: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// The driver has no more although the pool's limit would allow it: another process or
+    /// library took it.
+    #[error("the driver is out of memory below the pool's limit: {cause}; {shortage}")]
+    DriverOutOfMemory {
+        /// The driver's answer.
+        #[source]
+        cause: CallError,
+        /// The pool's own figures.
+        shortage: Box<Shortage>,
+    },
+    /// A fence or a scrub would be needed, and a capture guard lives.
+    #[error("a capture is running on this pool and only memory behind a fence would fit: {0}")]
+    Capturing(Box<Shortage>),
+    /// Addresses could not be reserved.
+    #[error(transparent)]
+    Reserve(#[from] ReserveError),
+    /// Physical memory could not be committed.
+    #[error(transparent)]
+    Commit(#[from] CommitError),
+    /// Memory could not be filled with zeros.
+    #[error("zeroing: {0}")]
+    Zero(#[source] CopyError),
+    /// A driver call failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
+impl AllocateError {
+    /// Whether waiting or giving memory back can help.
+    #[must_use]
+    pub const fn is_shortage(&self) -> bool {
+        matches!(
+            self,
+            Self::OutOfMemory(_)
+                | Self::OutOfMappings { .. }
+                | Self::OutOfAddresses { .. }
+                | Self::DriverOutOfMemory { .. }
+                | Self::Capturing(_)
+        )
+    }
+}
+
+impl From<CreateError> for AllocateError {
+    fn from(error: CreateError) -> Self {
+        Self::Commit(error.into())
+    }
+}
+
+/// Why a block could not be shrunk.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShrinkError {
+    /// Shrinking to more than the block has.
+    #[error("shrinking a block of {size} bytes to {wanted}")]
+    WouldGrow {
+        /// What the block has.
+        size: u64,
+        /// Bytes asked for.
+        wanted: u64,
+    },
+    /// Shrinking to nothing; free it instead.
+    #[error("shrinking a block to zero bytes: free it instead")]
+    ZeroSize,
+}
+
+/// Why a block was not freed. It is handed back.
+pub struct FreeError<B> {
+    /// The block, as it was.
+    pub block: B,
+    /// Why.
+    pub reason: FreeRefusal,
+}
+
+/// Why a block may not be freed now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FreeRefusal {
+    /// The home stream is capturing: the graph may still use the block.
+    #[error("the block's home stream is capturing")]
+    Capturing,
+    /// The driver could not say whether the home stream is capturing.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
+impl<B> fmt::Debug for FreeError<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FreeError").field("reason", &self.reason).finish_non_exhaustive()
+    }
+}
+
+impl<B> fmt::Display for FreeError<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the block was not freed: {}", self.reason)
+    }
+}
+
+impl<B> std::error::Error for FreeError<B> {}

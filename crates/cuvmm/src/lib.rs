@@ -1,0 +1,29 @@
+//! Elastic GPU memory: addresses that never move, physical memory that comes and goes under them.
+//!
+//! From the bottom up:
+//! - [`Device`]: one device of one [`driver`] (the real one, or the host's memory by the same
+//!   rules).
+//! - [`own`]: an owner for each thing the driver hands out.
+//! - [`region`]: a range of addresses with commit and decommit.
+//! - [`pool`]: one device's memory under a hard limit, shared by tenants, taken back where it is
+//!   idle.
+
+pub use cuvmm_driver as driver;
+
+mod calls;
+mod device;
+mod drops;
+pub mod error;
+pub mod own;
+pub mod pool;
+pub mod region;
+mod size;
+
+pub use calls::CallCounts;
+pub use device::Device;
+pub use drops::DropFailure;
+pub use error::Error;
+pub use error::{AllocateError, CallError};
+pub use own::{Access, Event, Mapping, Physical, Reservation, Right, Stream};
+pub use pool::{Block, Lease, Limit, Pool, PoolStats, Scrub, Tenant, TenantStats};
+pub use region::{Extent, Region};

@@ -1,0 +1,71 @@
+//! Who may touch a mapping, and how.
+
+use cuvmm_driver::{AccessDesc, AccessFlags, Location};
+
+use crate::device::Device;
+
+/// A right to touch memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Right {
+    /// None.
+    None,
+    /// Read only.
+    Read,
+    /// Read and write.
+    ReadWrite,
+}
+
+impl Right {
+    pub(crate) const fn flags(self) -> AccessFlags {
+        match self {
+            Self::None => AccessFlags::NONE,
+            Self::Read => AccessFlags::READ,
+            Self::ReadWrite => AccessFlags::READ_WRITE,
+        }
+    }
+
+    /// The right that a driver reported; whatever grants writing counts as read and write.
+    pub(crate) const fn from_flags(flags: AccessFlags) -> Self {
+        match flags {
+            AccessFlags::NONE => Self::None,
+            AccessFlags::READ => Self::Read,
+            _ => Self::ReadWrite,
+        }
+    }
+}
+
+/// A right for a device or a host NUMA node.
+#[derive(Clone, Debug)]
+pub struct Access {
+    device: Option<Device>,
+    location: Location,
+    right: Right,
+}
+
+impl Access {
+    /// A right for a device.
+    #[must_use]
+    pub fn device(device: &Device, right: Right) -> Self {
+        Self { device: Some(device.clone()), location: device.location(), right }
+    }
+
+    /// A right for the processors of a host NUMA node; only host memory can be opened to them.
+    #[must_use]
+    pub const fn host_numa(node: i32, right: Right) -> Self {
+        Self { device: None, location: Location::host_numa(node), right }
+    }
+
+    pub(crate) const fn location(&self) -> Location {
+        self.location
+    }
+
+    /// Whether the one named belongs to the driver of `device`.
+    pub(crate) fn same_driver(&self, device: &Device) -> bool {
+        self.device.as_ref().is_none_or(|named| named.same_driver(device))
+    }
+
+    pub(crate) const fn desc(&self) -> AccessDesc {
+        AccessDesc { location: self.location, flags: self.right.flags() }
+    }
+}

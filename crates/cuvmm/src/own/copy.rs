@@ -1,0 +1,112 @@
+//! Bytes in and out of memory that is ours.
+//!
+//! `unsafe` here: the driver's copies take addresses. A [`Span`] is made only from a range that its
+//! maker keeps mapped for as long as the span lives, and every copy has ended when it returns.
+#![allow(unsafe_code)]
+
+use std::marker::PhantomData;
+
+use cuvmm_driver::{Call, DeviceAddress};
+
+use super::stream::Stream;
+use crate::device::Device;
+use crate::error::CopyError;
+use crate::size::range_within;
+
+/// A mapped range that is borrowed from its owner.
+#[derive(Debug)]
+pub(crate) struct Span<'a> {
+    device: &'a Device,
+    address: DeviceAddress,
+    size: u64,
+    owner: PhantomData<&'a ()>,
+}
+
+impl<'a> Span<'a> {
+    /// # Safety
+    /// The range stays mapped for `'a`.
+    pub(crate) const unsafe fn new(
+        device: &'a Device,
+        address: DeviceAddress,
+        size: u64,
+    ) -> Self {
+        Self { device, address, size, owner: PhantomData }
+    }
+
+    fn at(&self, stream: &Stream, offset: u64, size: u64) -> Result<DeviceAddress, CopyError> {
+        if !stream.device().is_same(self.device) {
+            return Err(CopyError::WrongDevice);
+        }
+        let outside = CopyError::OutOfRange { offset, size, bytes: self.size };
+        match range_within(offset, size, self.size) {
+            Some(range) => self.address.checked_add(range.start).ok_or(outside),
+            None => Err(outside),
+        }
+    }
+
+    /// Writes behind what the stream has queued, and returns when the bytes are there.
+    pub(crate) fn write(
+        &self,
+        stream: &Stream,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), CopyError> {
+        let size = bytes.len() as u64;
+        if size == 0 && offset <= self.size {
+            return Ok(());
+        }
+        let to = self.at(stream, offset, size)?;
+        let handle = stream.as_raw();
+        self.device
+            // SAFETY: `bytes` and the range outlive the copy: it has ended when the stream has been
+            // waited for below, and where that fails the context is lost and nothing runs on it.
+            .call(Call::MemcpyHtoDAsync, |driver, device| unsafe {
+                driver.copy_to_device_async(device, to, bytes.as_ptr(), size, handle)
+            })
+            .and_then(|()| self.device.relaxed(|| stream.synchronize())?)
+            .map_err(|cause| CopyError::Call { offset, size, cause })
+    }
+
+    /// Reads behind what the stream has queued.
+    pub(crate) fn read(
+        &self,
+        stream: &Stream,
+        offset: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), CopyError> {
+        let size = bytes.len() as u64;
+        if size == 0 && offset <= self.size {
+            return Ok(());
+        }
+        let from = self.at(stream, offset, size)?;
+        let handle = stream.as_raw();
+        self.device
+            // SAFETY: `bytes` is borrowed mutably and the range stays mapped until the stream has
+            // been waited for below, or the context is lost and nothing runs on it.
+            .call(Call::MemcpyDtoHAsync, |driver, device| unsafe {
+                driver.copy_to_host_async(device, bytes.as_mut_ptr(), from, size, handle)
+            })
+            .and_then(|()| self.device.relaxed(|| stream.synchronize())?)
+            .map_err(|cause| CopyError::Call { offset, size, cause })
+    }
+
+    /// Queues a fill with one byte on the stream; it may return before that is done. Whoever asks
+    /// for it puts the stream into the fence of the memory.
+    pub(crate) fn fill_async(
+        &self,
+        stream: &Stream,
+        offset: u64,
+        byte: u8,
+        size: u64,
+    ) -> Result<(), CopyError> {
+        let to = self.at(stream, offset, size)?;
+        let handle = stream.as_raw();
+        self.device
+            // SAFETY: the range is mapped now, and nothing in this crate unmaps memory before its
+            // fence has passed, which covers the stream.
+            .call(Call::MemsetD8Async, |driver, device| unsafe {
+                driver.fill_async(device, to, byte, size, handle)
+            })
+            .map_err(|cause| CopyError::Call { offset, size, cause })
+    }
+}

@@ -1,0 +1,206 @@
+//! A physical placed in a reservation.
+//!
+//! `unsafe` here: map, unmap and set access. Place and physical are ours and kept alive by the
+//! mapping, the place was free, and the sizes are equal by construction.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+use cuvmm_driver::{AccessDesc, Call, DeviceAddress};
+
+use super::access::{Access, Right};
+use super::copy::Span;
+use super::physical::Physical;
+use super::reservation::Shared as Reserved;
+use super::stream::Stream;
+use super::{CloseError, CloseRefusal};
+use crate::device::Device;
+use crate::error::{AccessError, CallError, CopyError, MapError};
+
+/// A physical mapped in a reservation; unmapped when dropped, at once.
+///
+/// # Work of the GPU
+/// The driver unmaps memory that a kernel is using (`docs/semantics.md`). Whoever launched work
+/// on a mapping waits for it before dropping the mapping; [`Region`](crate::Region) and
+/// [`Pool`](crate::Pool) do that by themselves.
+#[doc(alias = "cuMemMap")]
+pub struct Mapping {
+    /// Dropped only after the unmapping: what could not be unmapped keeps addresses and memory.
+    placed: ManuallyDrop<Placed>,
+    mapped: bool,
+}
+
+struct Placed {
+    reserved: Arc<Reserved>,
+    physical: Physical,
+    address: DeviceAddress,
+    offset: u64,
+}
+
+impl Mapping {
+    pub(super) fn place(
+        reserved: &Arc<Reserved>,
+        offset: u64,
+        physical: &Physical,
+    ) -> Result<Self, MapError> {
+        let device = &reserved.device;
+        if !device.same_driver(physical.device()) {
+            return Err(MapError::WrongDriver);
+        }
+        let size = physical.size();
+        let address = reserved.occupy(offset, size)?;
+        let handle = physical.as_raw();
+        // SAFETY: the range lies in one reservation of ours, in a place just taken for it, and the
+        // handle is alive: `physical` owns it.
+        let mapped = device
+            .call(Call::MemMap, |driver, _| unsafe { driver.map(address, size, 0, handle, 0) });
+        if let Err(cause) = mapped {
+            reserved.vacate(offset);
+            return Err(MapError::Call { offset, size, cause });
+        }
+        let reserved = Arc::clone(reserved);
+        let placed = Placed { reserved, physical: physical.clone(), address, offset };
+        Ok(Self { placed: ManuallyDrop::new(placed), mapped: true })
+    }
+
+    /// The first address.
+    #[must_use]
+    pub fn address(&self) -> DeviceAddress {
+        self.placed.address
+    }
+
+    /// Where in the reservation it lies.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.placed.offset
+    }
+
+    /// The size in bytes: that of the physical.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.placed.physical.size()
+    }
+
+    /// The physical behind it.
+    #[must_use]
+    pub fn physical(&self) -> &Physical {
+        &self.placed.physical
+    }
+
+    fn device(&self) -> &Device {
+        &self.placed.reserved.device
+    }
+
+    /// Sets the rights of those named; others keep theirs (`cuMemSetAccess`, one call).
+    ///
+    /// Access for a second device costs many times that for the first: name only who asked.
+    ///
+    /// # Errors
+    /// [`AccessError`]; nothing has changed then.
+    #[doc(alias = "cuMemSetAccess")]
+    pub fn set_access(&self, access: &[Access]) -> Result<(), AccessError> {
+        if access.is_empty() {
+            return Err(AccessError::Nobody);
+        }
+        if let Some(stranger) = access.iter().find(|who| !who.same_driver(self.device())) {
+            return Err(AccessError::WrongDriver { location: stranger.location() });
+        }
+        let descs: Vec<AccessDesc> = access.iter().map(Access::desc).collect();
+        let (address, size) = (self.address(), self.size());
+        self.device()
+            // SAFETY: the range is exactly this mapping. Whoever lowers a right that queued work
+            // needs makes that work fault, as the type's documentation says; no memory of ours is
+            // freed by it.
+            .call(Call::MemSetAccess, |driver, _| unsafe {
+                driver.set_access(address, size, &descs)
+            })
+            .map_err(|cause| AccessError::Call { size, cause })
+    }
+
+    /// The right that somebody has (`cuMemGetAccess`).
+    ///
+    /// # Errors
+    /// [`AccessError`] when another driver's device is named or the driver does not answer.
+    #[doc(alias = "cuMemGetAccess")]
+    pub fn access_of(&self, device: &Device) -> Result<Right, AccessError> {
+        if !device.same_driver(self.device()) {
+            return Err(AccessError::WrongDriver { location: device.location() });
+        }
+        let (address, location) = (self.address(), device.location());
+        self.device()
+            .call(Call::MemGetAccess, |driver, _| driver.get_access(address, location))
+            .map(Right::from_flags)
+            .map_err(|cause| AccessError::Call { size: self.size(), cause })
+    }
+
+    /// Writes bytes at an offset and returns when they are there.
+    ///
+    /// # Errors
+    /// [`CopyError`] when the range leaves the mapping or the device has no right to write.
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), CopyError> {
+        self.span().write(&Stream::legacy(self.device()), offset, bytes)
+    }
+
+    /// Reads bytes from an offset.
+    ///
+    /// # Errors
+    /// [`CopyError`] when the range leaves the mapping or the device has no right to read.
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), CopyError> {
+        self.span().read(&Stream::legacy(self.device()), offset, bytes)
+    }
+
+    fn span(&self) -> Span<'_> {
+        // SAFETY: the range is exactly this mapping, which the borrow keeps in place.
+        unsafe { Span::new(self.device(), self.address(), self.size()) }
+    }
+
+    /// Unmaps it (`cuMemUnmap`) and returns the physical, or hands the mapping back and says why
+    /// not.
+    ///
+    /// # Errors
+    /// [`CloseError`] with the mapping in it; it is still mapped then.
+    #[doc(alias = "cuMemUnmap")]
+    pub fn close(mut self) -> Result<Physical, CloseError<Self>> {
+        match self.unmap() {
+            Ok(()) => Ok(self.physical().clone()),
+            Err(cause) => Err(CloseError { owner: self, reason: CloseRefusal::Call(cause) }),
+        }
+    }
+
+    fn unmap(&mut self) -> Result<(), CallError> {
+        if !self.mapped {
+            return Ok(());
+        }
+        let (address, size) = (self.address(), self.size());
+        // SAFETY: the range is exactly this mapping. That no work uses it is the owner's duty by
+        // the type's documentation, and `Region` and `Pool` make sure of it.
+        self.device().give_back(Call::MemUnmap, |driver, _| unsafe {
+            driver.unmap(address, size)
+        })?;
+        self.mapped = false;
+        self.placed.reserved.vacate(self.placed.offset);
+        Ok(())
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        match self.unmap() {
+            // SAFETY: `placed` is dropped here and nowhere else, and not used after.
+            Ok(()) => unsafe { ManuallyDrop::drop(&mut self.placed) },
+            Err(error) => self.device().report_drop("mapping", self.size(), error),
+        }
+    }
+}
+
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mapping")
+            .field("address", &self.address())
+            .field("offset", &self.offset())
+            .field("size", &self.size())
+            .finish_non_exhaustive()
+    }
+}

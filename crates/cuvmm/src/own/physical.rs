@@ -1,0 +1,207 @@
+//! One physical allocation.
+//!
+//! `unsafe` here: asking for properties of a handle and releasing it. The handle is ours, and it
+//! is released once, when the last clone and the last mapping have gone.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::sync::Arc;
+
+use cuvmm_driver::{Call, DeviceAddress, HandleTypes, Location, PhysicalHandle, PhysicalProps};
+
+use super::{CloseError, CloseRefusal};
+use crate::device::Device;
+use crate::error::{CallError, CreateError};
+
+/// Physical memory on a device or a host NUMA node. Reads as zero when new.
+///
+/// Clones are the same memory. It is released when the last clone and the last mapping have gone.
+#[doc(alias = "cuMemCreate")]
+#[derive(Clone)]
+pub struct Physical {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    device: Device,
+    handle: PhysicalHandle,
+    size: u64,
+    released: bool,
+}
+
+/// Options of a physical allocation.
+#[derive(Debug)]
+pub struct PhysicalBuilder<'a> {
+    device: &'a Device,
+    size: u64,
+    props: PhysicalProps,
+}
+
+impl PhysicalBuilder<'_> {
+    /// Puts it on a host NUMA node instead of the device.
+    #[must_use]
+    pub const fn on_host_numa(mut self, node: i32) -> Self {
+        self.props.location = Location::host_numa(node);
+        self
+    }
+
+    /// The handle types it may be exported as; none by default, and fixed at creation.
+    #[must_use]
+    pub const fn shareable(mut self, types: HandleTypes) -> Self {
+        self.props.handle_types = types;
+        self
+    }
+
+    /// Asks for memory that RDMA devices can reach; fixed at creation.
+    #[must_use]
+    pub const fn rdma_capable(mut self, yes: bool) -> Self {
+        self.props.rdma_capable = yes;
+        self
+    }
+
+    /// Asks for compressible memory. The driver may not grant it: see [`Physical::props`].
+    #[must_use]
+    pub const fn compressed(mut self, yes: bool) -> Self {
+        self.props.compression = yes as u8;
+        self
+    }
+
+    pub(crate) const fn with_props(mut self, props: PhysicalProps) -> Self {
+        self.props = props;
+        self
+    }
+
+    /// Creates it (`cuMemCreate`).
+    ///
+    /// # Errors
+    /// [`CreateError`] when the size is wrong or the driver has no such memory.
+    pub fn create(self) -> Result<Physical, CreateError> {
+        let Self { device, size, props } = self;
+        let granule = device.granule();
+        if size == 0 {
+            return Err(CreateError::ZeroSize);
+        }
+        if !granule.divides(size) {
+            return Err(CreateError::Misaligned { size, granularity: granule.bytes() });
+        }
+        if props.location.kind == cuvmm_driver::LocationKind::HOST_NUMA && props.location.id < 0 {
+            return Err(CreateError::NoSuchNode { node: props.location.id });
+        }
+        let known = HandleTypes::POSIX_FD
+            | HandleTypes::WIN32
+            | HandleTypes::WIN32_KMT
+            | HandleTypes::FABRIC;
+        if !known.contains(props.handle_types) {
+            return Err(CreateError::UnknownHandleType { bits: props.handle_types.bits() });
+        }
+        let handle = device
+            .call(Call::MemCreate, |driver, _| driver.create(size, &props, 0))
+            .map_err(|cause| CreateError::Call { size, location: props.location, cause })?;
+        let shared = Shared { device: device.clone(), handle, size, released: false };
+        Ok(Physical { shared: Arc::new(shared) })
+    }
+}
+
+impl Physical {
+    /// Creates `size` bytes, a whole number of granules, on a device.
+    ///
+    /// # Errors
+    /// As [`PhysicalBuilder::create`].
+    pub fn new(device: &Device, size: u64) -> Result<Self, CreateError> {
+        Self::builder(device, size).create()
+    }
+
+    /// Sets out to create `size` bytes.
+    #[must_use]
+    pub fn builder(device: &Device, size: u64) -> PhysicalBuilder<'_> {
+        PhysicalBuilder { device, size, props: PhysicalProps::device(device.ordinal()) }
+    }
+
+    /// Takes a reference to what is mapped at an address of ours.
+    pub(super) fn retained(
+        device: &Device,
+        address: DeviceAddress,
+        size: u64,
+    ) -> Result<Self, CallError> {
+        let handle = device
+            .call(Call::MemRetainAllocationHandle, |driver, _| driver.retain(address))?;
+        let shared = Shared { device: device.clone(), handle, size, released: false };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// The size in bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.shared.size
+    }
+
+    /// The device it was created through.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.shared.device
+    }
+
+    /// The driver's handle. It stays owned by this.
+    #[must_use]
+    pub fn as_raw(&self) -> PhysicalHandle {
+        self.shared.handle
+    }
+
+    /// What the driver made (`cuMemGetAllocationPropertiesFromHandle`).
+    ///
+    /// # Errors
+    /// [`CallError`] when the driver does not answer.
+    pub fn props(&self) -> Result<PhysicalProps, CallError> {
+        let handle = self.shared.handle;
+        self.shared.device.call(Call::MemGetAllocationPropertiesFromHandle, |driver, _| {
+            // SAFETY: the handle is ours and has not been released.
+            unsafe { driver.physical_props(handle) }
+        })
+    }
+
+    /// Releases it (`cuMemRelease`), or hands it back and says why not.
+    ///
+    /// # Errors
+    /// [`CloseError`] with the physical in it while clones or mappings live, or when the driver
+    /// refuses.
+    pub fn close(mut self) -> Result<(), CloseError<Self>> {
+        let Some(shared) = Arc::get_mut(&mut self.shared) else {
+            return Err(CloseError { owner: self, reason: CloseRefusal::InUse });
+        };
+        match shared.release() {
+            Ok(()) => Ok(()),
+            Err(cause) => Err(CloseError { owner: self, reason: CloseRefusal::Call(cause) }),
+        }
+    }
+}
+
+impl Shared {
+    fn release(&mut self) -> Result<(), CallError> {
+        if self.released {
+            return Ok(());
+        }
+        let handle = self.handle;
+        // SAFETY: the handle is ours and is released once: `released` is set below, and a refused
+        // release has changed nothing. What is mapped lives on until it is unmapped.
+        self.device.give_back(Call::MemRelease, |driver, _| unsafe { driver.release(handle) })?;
+        self.released = true;
+        Ok(())
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Err(error) = self.release() {
+            self.device.report_drop("physical", self.size, error);
+        }
+    }
+}
+
+impl fmt::Debug for Physical {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Physical")
+            .field("handle", &self.shared.handle)
+            .field("size", &self.shared.size)
+            .finish_non_exhaustive()
+    }
+}

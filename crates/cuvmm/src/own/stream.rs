@@ -1,0 +1,170 @@
+//! A queue of work on a device.
+//!
+//! `unsafe` here: calls that take a stream's handle. The handle is ours, or kept alive by what its
+//! owner gave with it.
+#![allow(unsafe_code)]
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use cuvmm_driver::{Call, CaptureStatus, StreamFlags, StreamHandle};
+
+use super::event::Event;
+use crate::device::Device;
+use crate::error::CallError;
+
+/// A stream. Clones are the same stream; it is destroyed when the last has gone.
+///
+/// Memory that was used on a stream keeps it alive until that use has passed.
+#[doc(alias = "CUstream")]
+#[derive(Clone)]
+pub struct Stream {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    device: Device,
+    handle: StreamHandle,
+    owner: Owner,
+}
+
+/// Who destroys the stream.
+enum Owner {
+    Us,
+    /// Somebody else, who keeps it until this is dropped.
+    Other(#[allow(dead_code, reason = "held for its drop")] Option<Arc<dyn Any + Send + Sync>>),
+}
+
+impl Stream {
+    /// Makes a stream that takes no part in the legacy default stream's ordering
+    /// (`cuStreamCreate`).
+    ///
+    /// # Errors
+    /// [`CallError`] when the driver refuses.
+    #[doc(alias = "cuStreamCreate")]
+    pub fn new(device: &Device) -> Result<Self, CallError> {
+        let handle = device.call(Call::StreamCreate, |driver, device| {
+            driver.stream_create(device, StreamFlags::NON_BLOCKING)
+        })?;
+        Ok(Self::with_owner(device, handle, Owner::Us))
+    }
+
+    /// The legacy default stream of the device's context.
+    #[must_use]
+    pub fn legacy(device: &Device) -> Self {
+        Self::with_owner(device, StreamHandle::NULL, Owner::Other(None))
+    }
+
+    /// Uses a stream that belongs to somebody else. It is not destroyed here.
+    ///
+    /// # Safety
+    /// `handle` is a stream of the context that the driver uses for `device`, and it stays one
+    /// until `keep_alive` is dropped.
+    pub unsafe fn from_raw(
+        device: &Device,
+        handle: StreamHandle,
+        keep_alive: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self::with_owner(device, handle, Owner::Other(Some(keep_alive)))
+    }
+
+    fn with_owner(device: &Device, handle: StreamHandle, owner: Owner) -> Self {
+        Self { shared: Arc::new(Shared { device: device.clone(), handle, owner }) }
+    }
+
+    /// The driver's handle. It stays owned by this.
+    #[must_use]
+    pub fn as_raw(&self) -> StreamHandle {
+        self.shared.handle
+    }
+
+    /// The device it belongs to.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.shared.device
+    }
+
+    /// Waits until all work queued so far is done (`cuStreamSynchronize`).
+    ///
+    /// # Errors
+    /// [`CallError`]; a fault in a kernel shows here.
+    #[doc(alias = "cuStreamSynchronize")]
+    pub fn synchronize(&self) -> Result<(), CallError> {
+        let handle = self.shared.handle;
+        // SAFETY: the handle is alive.
+        self.shared.device.call(Call::StreamSynchronize, |driver, device| unsafe {
+            driver.stream_synchronize(device, handle)
+        })
+    }
+
+    /// Whether all work queued so far is done (`cuStreamQuery`).
+    ///
+    /// # Errors
+    /// [`CallError`]; a fault in a kernel shows here.
+    #[doc(alias = "cuStreamQuery")]
+    pub fn is_done(&self) -> Result<bool, CallError> {
+        let handle = self.shared.handle;
+        // SAFETY: the handle is alive.
+        self.shared.device.call(Call::StreamQuery, |driver, device| unsafe {
+            driver.stream_query(device, handle)
+        })
+    }
+
+    /// Has later work of this stream wait for what the event covers (`cuStreamWaitEvent`).
+    ///
+    /// # Errors
+    /// [`CallError`] when the driver refuses.
+    #[doc(alias = "cuStreamWaitEvent")]
+    pub fn wait(&self, event: &Event) -> Result<(), CallError> {
+        let (handle, event) = (self.shared.handle, event.as_raw());
+        // SAFETY: both handles are alive.
+        self.shared.device.call(Call::StreamWaitEvent, |driver, device| unsafe {
+            driver.stream_wait_event(device, handle, event)
+        })
+    }
+
+    /// Whether the stream records its work into a graph instead of running it
+    /// (`cuStreamIsCapturing`).
+    ///
+    /// # Errors
+    /// [`CallError`] when the driver does not answer.
+    #[doc(alias = "cuStreamIsCapturing")]
+    pub fn is_capturing(&self) -> Result<bool, CallError> {
+        let handle = self.shared.handle;
+        // SAFETY: the handle is alive.
+        let status = self.shared.device.call(Call::StreamIsCapturing, |driver, device| unsafe {
+            driver.capture_status(device, handle)
+        })?;
+        Ok(status != CaptureStatus::NONE)
+    }
+}
+
+impl PartialEq for Stream {
+    fn eq(&self, other: &Self) -> bool {
+        self.shared.handle == other.shared.handle && self.shared.device == other.shared.device
+    }
+}
+
+impl Eq for Stream {}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let Owner::Us = self.owner else { return };
+        let handle = self.handle;
+        // SAFETY: the handle is ours and this is the last owner.
+        let destroyed = self.device.give_back(Call::StreamDestroy, |driver, device| unsafe {
+            driver.stream_destroy(device, handle)
+        });
+        // What belonged to a context that is lost went with it.
+        if let (Err(error), None) = (destroyed, self.device.lost()) {
+            self.device.report_drop("stream", 0, error);
+        }
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Stream").field(&self.shared.handle).finish()
+    }
+}

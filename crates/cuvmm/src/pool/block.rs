@@ -1,0 +1,273 @@
+//! Memory that a tenant has allocated.
+//!
+//! `unsafe` here: naming the block's own memory as a range to copy in.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cuvmm_driver::DeviceAddress;
+
+use super::core::{Core, Place, Wanted};
+use super::lease::Lease;
+use super::tenant::Tenant;
+use crate::error::{AllocateError, CopyError, FreeError, FreeRefusal, ShrinkError};
+use crate::own::{Span, Stream};
+use crate::region::Extent;
+
+/// Options of a block.
+#[derive(Clone, Debug)]
+#[must_use = "nothing is allocated before `allocate` or `try_allocate`"]
+pub struct BlockBuilder<'a> {
+    tenant: &'a Tenant,
+    wanted: Wanted,
+    wait: Option<Duration>,
+}
+
+impl<'a> BlockBuilder<'a> {
+    pub(super) const fn new(tenant: &'a Tenant, size: u64) -> Self {
+        let wanted = Wanted { size, capacity: size, home: None, tag: None, zeroed: false };
+        Self { tenant, wanted, wait: None }
+    }
+
+    /// How large the block may grow, in bytes; by default its size. Takes addresses, not memory.
+    pub const fn capacity(mut self, bytes: u64) -> Self {
+        self.wanted.capacity = bytes;
+        self
+    }
+
+    /// The stream the block is used on. Dropping the block frees it there: whoever allocates next
+    /// on that stream has the memory at once, and nobody else before the stream's work has passed.
+    ///
+    /// Without a home stream the memory waits for all work of the device.
+    pub fn home_stream(mut self, stream: &Stream) -> Self {
+        self.wanted.home = Some(stream.clone());
+        self
+    }
+
+    /// A word that the statistics show beside the block.
+    pub fn tag(mut self, tag: impl Into<String>) -> Self {
+        self.wanted.tag = Some(tag.into());
+        self
+    }
+
+    /// Whether the block, and whatever it grows by, reads as zero. Without it a block may show
+    /// what the same tenant wrote before; never what another tenant wrote, unless the pool says
+    /// [`Scrub::Never`](super::Scrub::Never).
+    pub const fn zeroed(mut self, yes: bool) -> Self {
+        self.wanted.zeroed = yes;
+        self
+    }
+
+    /// How long [`allocate`](Self::allocate) and [`Block::grow_to`] may wait for memory in use to
+    /// come free. By default they do not wait, but still ask pressure hooks.
+    pub const fn deadline(mut self, wait: Duration) -> Self {
+        self.wait = Some(wait);
+        self
+    }
+
+    /// Allocates, asking other tenants' pressure hooks and waiting until the deadline if memory
+    /// is short.
+    ///
+    /// # Errors
+    /// [`AllocateError`] with the figures; every block is as before then.
+    pub fn allocate(self) -> Result<Block, AllocateError> {
+        let deadline = self.wait.map(|wait| Instant::now() + wait);
+        let place = self.tenant.core().allocate(self.tenant.id(), &self.wanted, deadline)?;
+        Ok(self.block(place))
+    }
+
+    /// Allocates if that needs no waiting: neither for the GPU nor for anybody's memory.
+    ///
+    /// Warm memory of the home stream: no driver call. Otherwise per extent `cuMemCreate` (or
+    /// `cuMemUnmap` where it was idle), `cuMemMap` and `cuMemSetAccess`.
+    ///
+    /// # Errors
+    /// [`AllocateError`] with the figures; every block is as before then.
+    pub fn try_allocate(self) -> Result<Block, AllocateError> {
+        let place = self.tenant.core().try_allocate(self.tenant.id(), &self.wanted)?;
+        Ok(self.block(place))
+    }
+
+    fn block(self, place: Place) -> Block {
+        Block {
+            core: Arc::clone(self.tenant.core()),
+            place,
+            size: self.wanted.size,
+            home: self.wanted.home,
+            wait: self.wait,
+        }
+    }
+}
+
+/// Memory of a tenant, at an address that is fixed for life. Freed when dropped.
+///
+/// Dropping makes no driver call and never waits: the memory stays mapped, stays charged to the
+/// tenant, and is handed on only after the work that may use it.
+pub struct Block {
+    core: Arc<Core>,
+    place: Place,
+    size: u64,
+    home: Option<Stream>,
+    wait: Option<Duration>,
+}
+
+impl Block {
+    /// The first address.
+    #[must_use]
+    pub const fn address(&self) -> DeviceAddress {
+        self.place.address
+    }
+
+    /// The size in bytes, as asked for.
+    #[must_use]
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// What it may grow to, in bytes.
+    #[must_use]
+    pub const fn capacity(&self) -> u64 {
+        self.place.capacity
+    }
+
+    /// The stream it was allocated on.
+    #[must_use]
+    pub const fn home_stream(&self) -> Option<&Stream> {
+        self.home.as_ref()
+    }
+
+    /// Grows in place, asking pressure hooks and waiting as its builder said.
+    ///
+    /// # Errors
+    /// [`AllocateError`] with the figures; the block is as before then.
+    pub fn grow_to(&mut self, size: u64) -> Result<(), AllocateError> {
+        let deadline = self.wait.map(|wait| Instant::now() + wait);
+        self.core.grow(&self.place, size, deadline)?;
+        self.size = size;
+        Ok(())
+    }
+
+    /// Grows in place if that needs no waiting.
+    ///
+    /// # Errors
+    /// [`AllocateError`] with the figures; the block is as before then.
+    pub fn try_grow_to(&mut self, size: u64) -> Result<(), AllocateError> {
+        self.core.try_grow(&self.place, size)?;
+        self.size = size;
+        Ok(())
+    }
+
+    /// Gives up the end of the block. Makes no driver call; growing again before somebody else
+    /// needs the memory revives it with what it held.
+    ///
+    /// # Errors
+    /// [`ShrinkError`] when `size` is zero or more than the block has.
+    pub fn shrink_to(&mut self, size: u64) -> Result<(), ShrinkError> {
+        self.core.shrink(&self.place, size)?;
+        self.size = size;
+        Ok(())
+    }
+
+    /// Notes that another stream uses the block too: the memory is handed on only after that
+    /// stream's work as well. A block without a home stream waits for all streams anyway.
+    pub fn record_use(&self, stream: &Stream) {
+        self.core.lock().record_use(&self.place, stream);
+    }
+
+    /// Proof that somebody uses the block: while it lives, nothing under the block is unmapped or
+    /// handed on, whatever becomes of the block.
+    #[must_use]
+    pub fn lease(&self) -> Lease {
+        Lease::new(Arc::clone(&self.core), self.place)
+    }
+
+    /// Every extent under the block, those behind its end included, in order: what whoever
+    /// registers memory must register. It is exact while a [`Lease`] lives and the block does not
+    /// grow.
+    #[must_use]
+    pub fn extents(&self) -> Vec<Extent> {
+        let state = self.core.lock();
+        state
+            .slot(self.place.tenant, self.place.slot)
+            .map(|slot| slot.space.extents().collect())
+            .unwrap_or_default()
+    }
+
+    /// Writes bytes behind what the home stream (or the legacy default stream) has queued, and
+    /// returns when they are there.
+    ///
+    /// # Errors
+    /// [`CopyError`] when the range leaves the block, or while a capture guard lives.
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), CopyError> {
+        let stream = self.copy_stream(offset, bytes.len() as u64)?;
+        self.span().write(&stream, offset, bytes)
+    }
+
+    /// Reads bytes behind what the home stream (or the legacy default stream) has queued.
+    ///
+    /// # Errors
+    /// [`CopyError`] when the range leaves the block, or while a capture guard lives.
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), CopyError> {
+        let stream = self.copy_stream(offset, bytes.len() as u64)?;
+        self.span().read(&stream, offset, bytes)
+    }
+
+    /// Frees the block as dropping it does, but not while its home stream is capturing.
+    ///
+    /// # Errors
+    /// [`FreeError`] with the block in it.
+    pub fn free(self) -> Result<(), FreeError<Self>> {
+        match self.may_be_freed() {
+            Ok(()) => Ok(()),
+            Err(reason) => Err(FreeError { block: self, reason }),
+        }
+    }
+
+    fn may_be_freed(&self) -> Result<(), FreeRefusal> {
+        // Asked only while a guard says that there are captures: the usual free asks nobody.
+        if self.core.lock().capturing == 0 {
+            return Ok(());
+        }
+        match &self.home {
+            Some(home) if home.is_capturing()? => Err(FreeRefusal::Capturing),
+            _ => Ok(()),
+        }
+    }
+
+    fn span(&self) -> Span<'_> {
+        // SAFETY: the memory of a block stays mapped while the block lives, which the borrow sees
+        // to: taking back takes only what lies behind its end.
+        unsafe { Span::new(&self.core.device, self.address(), self.size) }
+    }
+
+    fn copy_stream(&self, offset: u64, size: u64) -> Result<Stream, CopyError> {
+        if offset.checked_add(size).is_none_or(|end| end > self.size) {
+            return Err(CopyError::OutOfRange { offset, size, bytes: self.size });
+        }
+        if self.core.lock().capturing > 0 {
+            return Err(CopyError::Capturing);
+        }
+        Ok(self.home.clone().unwrap_or_else(|| Stream::legacy(&self.core.device)))
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // A forked child owns nothing, and the lock may have been held when it was forked.
+        if self.core.device.forked().is_none() {
+            self.core.free(&self.place);
+        }
+    }
+}
+
+impl fmt::Debug for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Block")
+            .field("address", &self.address())
+            .field("size", &self.size)
+            .field("capacity", &self.capacity())
+            .finish_non_exhaustive()
+    }
+}

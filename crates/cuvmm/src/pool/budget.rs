@@ -1,0 +1,280 @@
+//! Who is charged for what: bytes, mappings and addresses, against the limits.
+//!
+//! Pure figures, no driver. Charges come before the first driver call of an operation and refunds
+//! after the last. The rule of guarantees: nobody is charged beyond the limit minus the sum, over
+//! all others, of what is missing to their guarantee.
+
+use std::collections::BTreeMap;
+
+/// A tenant's number, never used twice in a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct TenantId(pub(crate) u64);
+
+/// The pool's limits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) bytes: u64,
+    pub(crate) mappings: u64,
+    pub(crate) addresses: u64,
+}
+
+/// What one tenant may have and has. Bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Account {
+    pub(crate) guarantee: u64,
+    pub(crate) limit: u64,
+    pub(crate) held: u64,
+    pub(crate) mappings: u64,
+    pub(crate) addresses: u64,
+    pub(crate) peak: u64,
+}
+
+/// All accounts of a pool.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    limits: Limits,
+    accounts: BTreeMap<TenantId, Account>,
+    held: u64,
+    mappings: u64,
+    addresses: u64,
+    /// Bytes had from the driver: held by tenants, in stock, in flight, quarantined.
+    obtained: u64,
+    peak: u64,
+    /// Out of use for good: charged to nobody, and to everybody.
+    quarantined: u64,
+}
+
+impl Budget {
+    pub(crate) const fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            accounts: BTreeMap::new(),
+            held: 0,
+            mappings: 0,
+            addresses: 0,
+            obtained: 0,
+            peak: 0,
+            quarantined: 0,
+        }
+    }
+
+    pub(crate) const fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Bytes charged to tenants.
+    pub(crate) const fn held(&self) -> u64 {
+        self.held
+    }
+
+    pub(crate) const fn mappings(&self) -> u64 {
+        self.mappings
+    }
+
+    pub(crate) const fn addresses(&self) -> u64 {
+        self.addresses
+    }
+
+    pub(crate) const fn obtained(&self) -> u64 {
+        self.obtained
+    }
+
+    pub(crate) const fn peak(&self) -> u64 {
+        self.peak
+    }
+
+    pub(crate) const fn quarantined(&self) -> u64 {
+        self.quarantined
+    }
+
+    pub(crate) fn account(&self, tenant: TenantId) -> Account {
+        self.accounts.get(&tenant).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn accounts(&self) -> impl Iterator<Item = (TenantId, Account)> + '_ {
+        self.accounts.iter().map(|(&tenant, &account)| (tenant, account))
+    }
+
+    /// Bytes of the limit that no guarantee has claimed.
+    pub(crate) fn unguaranteed(&self) -> u64 {
+        let claimed: u64 = self.accounts.values().map(|account| account.guarantee).sum();
+        self.limits.bytes.saturating_sub(claimed)
+    }
+
+    pub(crate) fn open(&mut self, tenant: TenantId, guarantee: u64, limit: u64) {
+        self.accounts.insert(tenant, Account { guarantee, limit, ..Account::default() });
+    }
+
+    /// Ends a tenant's guarantee; its charges stay.
+    pub(crate) fn drain(&mut self, tenant: TenantId) {
+        if let Some(account) = self.accounts.get_mut(&tenant) {
+            account.guarantee = 0;
+        }
+    }
+
+    /// Forgets a tenant that holds nothing.
+    pub(crate) fn close(&mut self, tenant: TenantId) {
+        self.accounts.remove(&tenant);
+    }
+
+    /// What is kept for the guarantees of all others.
+    pub(crate) fn guaranteed_to_others(&self, tenant: TenantId) -> u64 {
+        self.accounts
+            .iter()
+            .filter(|&(&other, _)| other != tenant)
+            .map(|(_, account)| account.guarantee.saturating_sub(account.held))
+            .sum()
+    }
+
+    /// Bytes a tenant can be charged now without anything being taken back.
+    pub(crate) fn available_to(&self, tenant: TenantId) -> u64 {
+        let account = self.account(tenant);
+        let pool = self
+            .limits
+            .bytes
+            .saturating_sub(self.held)
+            .saturating_sub(self.quarantined)
+            .saturating_sub(self.guaranteed_to_others(tenant));
+        pool.min(account.limit.saturating_sub(account.held))
+    }
+
+    /// Bytes that may still be created by the driver.
+    pub(crate) const fn creatable(&self) -> u64 {
+        self.limits.bytes.saturating_sub(self.obtained)
+    }
+
+    pub(crate) const fn mappings_left(&self) -> u64 {
+        self.limits.mappings.saturating_sub(self.mappings)
+    }
+
+    pub(crate) const fn addresses_left(&self) -> u64 {
+        self.limits.addresses.saturating_sub(self.addresses)
+    }
+
+    /// Charges bytes that [`Self::available_to`] allows.
+    pub(crate) fn charge(&mut self, tenant: TenantId, bytes: u64) {
+        debug_assert!(bytes <= self.available_to(tenant), "charged beyond the limits");
+        if let Some(account) = self.accounts.get_mut(&tenant) {
+            account.held += bytes;
+            account.peak = account.peak.max(account.held);
+            self.held += bytes;
+            self.peak = self.peak.max(self.held);
+        }
+    }
+
+    pub(crate) fn refund(&mut self, tenant: TenantId, bytes: u64) {
+        if let Some(account) = self.accounts.get_mut(&tenant) {
+            account.held -= bytes;
+            self.held -= bytes;
+        }
+    }
+
+    pub(crate) fn charge_mappings(&mut self, tenant: TenantId, count: u64) {
+        if let Some(account) = self.accounts.get_mut(&tenant) {
+            account.mappings += count;
+            self.mappings += count;
+        }
+    }
+
+    pub(crate) fn refund_mappings(&mut self, tenant: TenantId, count: u64) {
+        if let Some(account) = self.accounts.get_mut(&tenant) {
+            account.mappings -= count;
+            self.mappings -= count;
+        }
+    }
+
+    pub(crate) fn charge_addresses(&mut self, tenant: TenantId, bytes: u64) {
+        if let Some(account) = self.accounts.get_mut(&tenant) {
+            account.addresses += bytes;
+            self.addresses += bytes;
+        }
+    }
+
+    pub(crate) fn refund_addresses(&mut self, tenant: TenantId, bytes: u64) {
+        if let Some(account) = self.accounts.get_mut(&tenant) {
+            account.addresses -= bytes;
+            self.addresses -= bytes;
+        }
+    }
+
+    /// Addresses of a tenant are out of use from now on: nobody's, and still reserved.
+    pub(crate) fn quarantine_addresses(&mut self, tenant: TenantId, bytes: u64) {
+        if let Some(account) = self.accounts.get_mut(&tenant) {
+            account.addresses -= bytes;
+        }
+    }
+
+    /// Bytes came from the driver.
+    pub(crate) const fn created(&mut self, bytes: u64) {
+        self.obtained += bytes;
+    }
+
+    /// Bytes went back to the driver.
+    pub(crate) const fn released(&mut self, bytes: u64) {
+        self.obtained -= bytes;
+    }
+
+    /// Bytes, mapped or not, are out of use from now on. They stay obtained.
+    pub(crate) const fn quarantine(&mut self, bytes: u64, mappings: u64) {
+        self.quarantined += bytes;
+        self.mappings += mappings;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: TenantId = TenantId(0);
+    const B: TenantId = TenantId(1);
+
+    fn budget() -> Budget {
+        let mut budget = Budget::new(Limits { bytes: 100, mappings: 10, addresses: 1000 });
+        budget.open(A, 30, 100);
+        budget.open(B, 20, 60);
+        budget
+    }
+
+    #[test]
+    fn others_leave_what_is_missing_to_a_guarantee() {
+        let mut budget = budget();
+        assert_eq!(budget.available_to(A), 80, "B's 20 are kept");
+        assert_eq!(budget.available_to(B), 60, "B's own limit is tighter than A's guarantee");
+        budget.charge(A, 10);
+        assert_eq!(budget.available_to(B), 60, "A holds 10 of its 30: 20 are kept, 90 are left");
+        budget.charge(B, 60);
+        assert_eq!(budget.available_to(A), 30, "with 10 held, all that B left");
+        budget.charge(A, 20);
+        assert_eq!(budget.available_to(B), 0);
+        budget.refund(B, 50);
+        assert_eq!(budget.available_to(A), 50, "B holds 10 of its 20: 10 are kept");
+    }
+
+    #[test]
+    fn quarantined_bytes_are_nobodys() {
+        let mut budget = budget();
+        budget.quarantine(70, 2);
+        assert_eq!(budget.available_to(A), 10);
+        assert_eq!(budget.available_to(B), 0, "what is left is A's by guarantee");
+        assert_eq!(budget.mappings_left(), 8);
+    }
+
+    #[test]
+    fn a_draining_tenant_keeps_its_charges_and_loses_its_guarantee() {
+        let mut budget = budget();
+        budget.charge(A, 10);
+        budget.drain(A);
+        assert_eq!(budget.unguaranteed(), 80);
+        assert_eq!(budget.available_to(B), 60);
+        assert_eq!(budget.held(), 10);
+    }
+
+    #[test]
+    fn peaks_stay() {
+        let mut budget = budget();
+        budget.charge(A, 50);
+        budget.refund(A, 40);
+        budget.charge(B, 20);
+        assert_eq!((budget.peak(), budget.account(A).peak, budget.account(B).peak), (50, 50, 20));
+    }
+}

@@ -1,0 +1,42 @@
+//! While somebody captures a CUDA graph on the pool's context.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::core::Core;
+
+/// While it lives, no thread of the pool queries, synchronises or records on the context, since
+/// each of these can break a capture.
+///
+/// Warm memory of the home stream and fresh memory can still be allocated. Whatever would need a
+/// fence or a scrub is refused with the figures of limbo, [`Block::free`](super::Block::free) on
+/// a capturing home stream hands the block back, and copies that wait are refused.
+///
+/// A graph that uses a block after its capture needs a [`Lease`](super::Lease) on it.
+pub struct CaptureGuard {
+    core: Arc<Core>,
+}
+
+impl CaptureGuard {
+    pub(super) fn new(core: Arc<Core>) -> Self {
+        core.lock().capturing += 1;
+        Self { core }
+    }
+}
+
+impl Drop for CaptureGuard {
+    fn drop(&mut self) {
+        if self.core.device.forked().is_none() {
+            let mut state = self.core.lock();
+            state.capturing = state.capturing.saturating_sub(1);
+            drop(state);
+            self.core.announce();
+        }
+    }
+}
+
+impl fmt::Debug for CaptureGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CaptureGuard").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,69 @@
+//! Proof that somebody may still use a block.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::core::{Core, Place};
+use crate::own::Stream;
+use crate::region::Extent;
+
+/// While a lease lives, nothing under its block is unmapped or handed on, whatever becomes of the
+/// block: a batch that is still being prepared, or another library that has registered the memory,
+/// holds one.
+///
+/// When the last lease ends, memory that was freed meanwhile goes to limbo. A lease that was used
+/// on streams other than the block's home stream says so by [`record_use`](Self::record_use)
+/// before it ends.
+pub struct Lease {
+    core: Arc<Core>,
+    place: Place,
+}
+
+impl Lease {
+    pub(super) fn new(core: Arc<Core>, place: Place) -> Self {
+        core.lock().take_lease(&place);
+        Self { core, place }
+    }
+
+    /// The block's first address.
+    #[must_use]
+    pub const fn address(&self) -> cuvmm_driver::DeviceAddress {
+        self.place.address
+    }
+
+    /// Notes that a stream uses the memory: it is handed on only after that stream's work.
+    pub fn record_use(&self, stream: &Stream) {
+        self.core.lock().record_use(&self.place, stream);
+    }
+
+    /// Every extent that the lease keeps in place, in order.
+    #[must_use]
+    pub fn extents(&self) -> Vec<Extent> {
+        let state = self.core.lock();
+        state
+            .slot(self.place.tenant, self.place.slot)
+            .map(|slot| slot.space.extents().collect())
+            .unwrap_or_default()
+    }
+}
+
+impl Clone for Lease {
+    fn clone(&self) -> Self {
+        Self::new(Arc::clone(&self.core), self.place)
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if self.core.device.forked().is_none() {
+            self.core.lock().end_lease(&self.place);
+            self.core.announce();
+        }
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease").field("address", &self.address()).finish_non_exhaustive()
+    }
+}

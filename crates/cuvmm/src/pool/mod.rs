@@ -1,0 +1,338 @@
+//! One device's memory under a hard limit, shared by tenants.
+//!
+//! A [`Pool`] never holds more than its limit. [`Tenant`]s allocate [`Block`]s from it, whose
+//! addresses are fixed for life and which grow and shrink in place. Freed memory stays mapped, and
+//! whoever frees and allocates on one stream makes no driver call. When another tenant needs
+//! memory, idle memory is taken back from whoever holds it: never below a guarantee, never before
+//! the GPU work that may use it has passed, never while a [`Lease`] lives, and scrubbed on its way.
+//!
+//! No driver is named here, nothing is rounded here ([`size`](crate) does), and nothing waits but
+//! [`BlockBuilder::allocate`] and [`Block::grow_to`] with a deadline, and the end of the pool.
+
+mod block;
+mod budget;
+mod capture;
+mod commit;
+mod core;
+mod lease;
+mod reclaim;
+mod slot;
+mod state;
+mod stats;
+mod stock;
+mod supply;
+mod tenant;
+
+use std::fmt;
+use std::sync::Arc;
+
+use cuvmm_driver::HandleTypes;
+
+use self::budget::{Budget, Limits, TenantId};
+use self::core::Core;
+use self::state::{Policy, State};
+use crate::calls::CallCounts;
+use crate::device::Device;
+use crate::error::{BuildPoolError, CallError};
+use crate::own::{CloseError, CloseRefusal};
+use crate::region::DEFAULT_LARGEST_EXTENT;
+
+pub use block::{Block, BlockBuilder};
+pub use capture::CaptureGuard;
+pub use lease::Lease;
+pub use state::{Pressure, PressureHook, Scrub};
+pub use stats::{PoolStats, TenantStats};
+pub use tenant::{Tenant, TenantBuilder};
+
+/// How much physical memory a pool may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Limit {
+    /// At most so many bytes, rounded down to whole granules.
+    Bytes(u64),
+    /// As much as there is, as long as so many bytes stay free on the device. Asked of the driver
+    /// before each creation (`cuMemGetInfo`, about 3 us), since others allocate too.
+    LeaveFree(u64),
+}
+
+/// Mappings a pool may hold by default. The driver's own ceiling is about 524,000 a device.
+pub const DEFAULT_MAPPING_LIMIT: u64 = 500_000;
+
+/// Addresses a pool may reserve by default: 64 TiB. The driver has about 128 TiB in all.
+pub const DEFAULT_ADDRESS_LIMIT: u64 = 1 << 46;
+
+/// Options of a pool.
+#[derive(Clone, Debug)]
+#[must_use = "nothing is built before `build`"]
+pub struct PoolBuilder<'a> {
+    device: &'a Device,
+    limit: Limit,
+    mappings: u64,
+    addresses: u64,
+    policy: Policy,
+}
+
+impl PoolBuilder<'_> {
+    /// How much memory the pool may hold; by default it leaves 1 GiB free, or a
+    /// sixteenth of a device with less than 16 GiB.
+    pub const fn limit(mut self, limit: Limit) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// How many extents may be mapped at once.
+    pub const fn mapping_limit(mut self, mappings: u64) -> Self {
+        self.mappings = mappings;
+        self
+    }
+
+    /// How many bytes of addresses may be reserved at once.
+    pub const fn address_limit(mut self, bytes: u64) -> Self {
+        self.addresses = bytes;
+        self
+    }
+
+    /// The largest extent in bytes, a power of two granules; 1 GiB by default. Smaller extents can
+    /// be taken back in smaller pieces and cost more driver calls.
+    pub const fn largest_extent(mut self, bytes: u64) -> Self {
+        self.policy.largest_extent = bytes;
+        self
+    }
+
+    /// The handle types the memory may be exported as; none by default, and fixed at creation.
+    pub const fn shareable(mut self, types: HandleTypes) -> Self {
+        self.policy.shareable(types);
+        self
+    }
+
+    /// Asks for memory that RDMA devices can reach; fixed at creation.
+    pub const fn rdma_capable(mut self, yes: bool) -> Self {
+        self.policy.props.rdma_capable = yes;
+        self
+    }
+
+    /// When memory is zeroed on its way between tenants.
+    pub const fn scrub(mut self, scrub: Scrub) -> Self {
+        self.policy.scrub = scrub;
+        self
+    }
+
+    /// Builds the pool. Takes no memory yet.
+    ///
+    /// # Errors
+    /// [`BuildPoolError`] when a limit cannot be.
+    pub fn build(self) -> Result<Pool, BuildPoolError> {
+        let Self { device, limit, mappings, addresses, mut policy } = self;
+        let granule = device.granule();
+        let total = device.total_memory();
+        let bytes = match limit {
+            Limit::Bytes(bytes) if bytes > total => {
+                return Err(BuildPoolError::LimitTooLarge { limit: bytes, total });
+            }
+            Limit::Bytes(bytes) => granule.round_down(bytes),
+            Limit::LeaveFree(bytes) => {
+                policy.leave_free = bytes;
+                granule.round_down(total.saturating_sub(bytes))
+            }
+        };
+        if bytes == 0 {
+            let limit = match limit {
+                Limit::Bytes(bytes) => bytes,
+                Limit::LeaveFree(bytes) => total.saturating_sub(bytes),
+            };
+            return Err(BuildPoolError::LimitTooSmall { limit, granularity: granule.bytes() });
+        }
+        let bad = |option, value| Err(BuildPoolError::BadOption { option, value });
+        if mappings == 0 {
+            return bad("mapping_limit", mappings);
+        }
+        if addresses < granule.bytes() {
+            return bad("address_limit", addresses);
+        }
+        let largest = policy.largest_extent;
+        if !(largest.is_power_of_two() && granule.divides(largest)) {
+            return bad("largest_extent", largest);
+        }
+        let budget = Budget::new(Limits { bytes, mappings, addresses });
+        let state = State::new(device.clone(), policy, budget);
+        Ok(Pool { core: Arc::new(Core::new(device.clone(), state)) })
+    }
+}
+
+/// One device's physical memory under a limit. Clones are the same pool.
+///
+/// It ends when the last clone, tenant, block and lease have gone; that end waits for the device
+/// if memory is still in limbo.
+#[derive(Clone)]
+pub struct Pool {
+    core: Arc<Core>,
+}
+
+impl Pool {
+    /// Sets out to build a pool on a device.
+    pub fn builder(device: &Device) -> PoolBuilder<'_> {
+        PoolBuilder {
+            device,
+            limit: Limit::LeaveFree((device.total_memory() / 16).min(1 << 30)),
+            mappings: DEFAULT_MAPPING_LIMIT,
+            addresses: DEFAULT_ADDRESS_LIMIT,
+            policy: Policy::new(device, DEFAULT_LARGEST_EXTENT),
+        }
+    }
+
+    /// The device it lies on.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.core.device
+    }
+
+    /// Sets out to register a tenant.
+    pub fn tenant(&self, name: impl Into<String>) -> TenantBuilder<'_> {
+        TenantBuilder::new(&self.core, name.into())
+    }
+
+    /// The figures now. Makes no driver call.
+    #[must_use]
+    pub fn stats(&self) -> PoolStats {
+        self.core.lock().stats()
+    }
+
+    /// Driver calls by kind, made through the device handle that the pool was built on: give the
+    /// pool a handle [with its own counters](Device::with_own_counters) to count the pool alone.
+    #[must_use]
+    pub fn calls(&self) -> CallCounts {
+        self.core.device.calls()
+    }
+
+    /// Gives idle memory back to the driver, as far as its fences have passed, until the pool
+    /// holds at most `keep` bytes or nothing idle is left. Returns the bytes given back; never
+    /// waits.
+    ///
+    /// # Errors
+    /// [`CallError`] from the driver; what was given back until then stays given back.
+    pub fn trim(&self, keep: u64) -> Result<u64, CallError> {
+        self.core.lock().trim(keep)
+    }
+
+    /// Keeps the pool from doing anything that could break a capture on its context.
+    #[must_use]
+    pub fn capture_guard(&self) -> CaptureGuard {
+        CaptureGuard::new(Arc::clone(&self.core))
+    }
+
+    /// Ends the pool: waits for the device if memory is in limbo, and gives everything back, what
+    /// was quarantined included.
+    ///
+    /// # Errors
+    /// [`CloseError`] with the pool in it while clones, tenants, blocks or leases live, or when
+    /// the driver refuses.
+    pub fn close(mut self) -> Result<(), CloseError<Self>> {
+        let Some(core) = Arc::get_mut(&mut self.core) else {
+            return Err(CloseError { owner: self, reason: CloseRefusal::InUse });
+        };
+        match core.state_mut().shut() {
+            Ok(()) => Ok(()),
+            Err(cause) => Err(CloseError { owner: self, reason: CloseRefusal::Call(cause) }),
+        }
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("device", &self.core.device).finish_non_exhaustive()
+    }
+}
+
+impl State {
+    fn trim(&mut self, keep: u64) -> Result<u64, CallError> {
+        let mut released = 0;
+        let excess = |state: &Self| state.budget.obtained().saturating_sub(keep);
+        if excess(self) > self.stock.bytes() {
+            let wanted = excess(self) - self.stock.bytes();
+            // Nobody in particular asks, so everybody's guarantee counts.
+            self.take_back_any(TenantId(u64::MAX), wanted)?;
+        }
+        let stock = self.stock.bytes().saturating_sub(excess(self));
+        released += self.release_stock(stock);
+        Ok(released)
+    }
+
+    /// Gives everything back. Nobody holds a tenant, block or lease any more.
+    fn shut(&mut self) -> Result<(), CallError> {
+        if let Some(forked) = self.device.forked() {
+            return Err(forked);
+        }
+        if self.device.lost().is_none() && self.has_limbo()? {
+            if let Err(error) = self.device.synchronize() {
+                if self.device.lost().is_none() {
+                    return Err(error);
+                }
+            }
+        }
+        let mut outcome = Ok(());
+        for id in self.tenants.keys().copied().collect::<Vec<_>>() {
+            if let Err(error) = self.empty(id) {
+                outcome = Err(error);
+            }
+        }
+        self.release_stock(0);
+        self.retry_quarantine();
+        outcome
+    }
+
+    fn has_limbo(&mut self) -> Result<bool, CallError> {
+        let (capturing, needs) = (self.capturing, &mut self.needs_synchronise);
+        let slots =
+            self.tenants.values_mut().flat_map(|tenancy| tenancy.slots.iter_mut().flatten());
+        for slot in slots {
+            if !Self::poll(capturing, needs, &mut slot.fence)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Unmaps everything of a tenant, whose fences have passed.
+    fn empty(&mut self, id: TenantId) -> Result<(), CallError> {
+        let indices: Vec<usize> = match self.tenants.get(&id) {
+            Some(tenancy) => tenancy.live_slots().map(|(index, _)| index).collect(),
+            None => return Ok(()),
+        };
+        for index in indices {
+            let Some(mut slot) = self.take_slot(id, index) else { continue };
+            let offsets: Vec<u64> = slot.space.extents().map(|extent| extent.offset).collect();
+            for offset in offsets {
+                match slot.space.withdraw(offset) {
+                    Ok(Some(piece)) => self.taken(id, piece),
+                    Ok(None) => {}
+                    Err(error) => {
+                        self.put_slot(id, index, slot);
+                        return Err(error);
+                    }
+                }
+            }
+            self.drop_slot(id, slot);
+        }
+        self.budget.drain(id);
+        Ok(())
+    }
+
+    /// Tries once more to give back what could not be given.
+    fn retry_quarantine(&mut self) {
+        let (physicals, mut spaces) = std::mem::take(&mut self.quarantine);
+        for space in &mut spaces {
+            drop(space.retry_stuck());
+        }
+        drop(spaces);
+        drop(physicals);
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        let held = self.budget.obtained();
+        if let Err(error) = self.shut() {
+            self.device.report_drop("pool", held, error);
+        }
+    }
+}

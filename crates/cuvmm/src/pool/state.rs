@@ -1,0 +1,287 @@
+//! What a pool knows, behind one lock: budget, stock, tenants and their slots.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use cuvmm_driver::{HandleTypes, PhysicalProps};
+
+use super::budget::{Budget, TenantId};
+use super::slot::Slot;
+use super::stock::Stock;
+use crate::device::Device;
+use crate::error::{CallError, Shortage};
+use crate::own::{Physical, Stream};
+use crate::region::{Fence, Poll, Space};
+
+/// How the pool's memory is made and handed on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Policy {
+    pub(crate) props: PhysicalProps,
+    pub(crate) largest_extent: u64,
+    pub(crate) scrub: Scrub,
+    /// Bytes that must stay free on the device after a creation.
+    pub(crate) leave_free: u64,
+}
+
+impl Policy {
+    pub(crate) fn new(device: &Device, largest_extent: u64) -> Self {
+        Self {
+            props: PhysicalProps::device(device.ordinal()),
+            largest_extent,
+            scrub: Scrub::default(),
+            leave_free: 0,
+        }
+    }
+
+    pub(crate) const fn shareable(&mut self, types: HandleTypes) {
+        self.props.handle_types = types;
+    }
+}
+
+/// When memory is filled with zeros on its way from one tenant to another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Scrub {
+    /// Always, ordered before the new owner's work: the default.
+    #[default]
+    BetweenTenants,
+    /// Never: the pool's tenants trust each other.
+    Never,
+}
+
+/// A request to give memory back, made to a tenant under pressure.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Pressure {
+    /// The tenant that needs memory.
+    pub wanted_by: String,
+    /// How much it lacks, in bytes.
+    pub bytes: u64,
+    /// Until when giving back helps; `None` when the one who asks will not wait.
+    pub deadline: Option<Instant>,
+}
+
+/// What a tenant installs to be asked for memory.
+pub type PressureHook = Arc<dyn Fn(&Pressure) + Send + Sync>;
+
+pub(crate) struct Tenancy {
+    pub(crate) name: String,
+    pub(crate) priority: i32,
+    pub(crate) hook: Option<PressureHook>,
+    pub(crate) registered: bool,
+    pub(crate) slots: Vec<Option<Slot>>,
+    /// Slots with no block and no lease, by class, the one used last at the end.
+    pub(crate) idle: BTreeMap<u64, Vec<usize>>,
+    pub(crate) refusals: u64,
+}
+
+impl Tenancy {
+    pub(crate) fn live_slots(&self) -> impl Iterator<Item = (usize, &Slot)> {
+        self.slots.iter().enumerate().filter_map(|(index, slot)| Some((index, slot.as_ref()?)))
+    }
+
+    fn unlist(&mut self, index: usize, class: u64) {
+        if let Some(indices) = self.idle.get_mut(&class) {
+            indices.retain(|&listed| listed != index);
+            if indices.is_empty() {
+                self.idle.remove(&class);
+            }
+        }
+    }
+}
+
+pub(crate) struct State {
+    pub(crate) device: Device,
+    pub(crate) policy: Policy,
+    pub(crate) budget: Budget,
+    pub(crate) stock: Stock,
+    pub(crate) tenants: BTreeMap<TenantId, Tenancy>,
+    /// Counts uses, to tell what was used least recently.
+    pub(crate) clock: u64,
+    /// Capture guards that live.
+    pub(crate) capturing: u64,
+    /// Set when a poll found that only a synchronisation can tell.
+    pub(crate) needs_synchronise: bool,
+    /// Physicals that the driver would not take back, and spaces with mappings stuck in them.
+    pub(crate) quarantine: (Vec<Physical>, Vec<Space>),
+    pub(crate) refusals: u64,
+    next_tenant: u64,
+    scrubber: Option<Stream>,
+}
+
+impl State {
+    pub(crate) const fn new(device: Device, policy: Policy, budget: Budget) -> Self {
+        Self {
+            device,
+            policy,
+            budget,
+            stock: Stock::new(),
+            tenants: BTreeMap::new(),
+            clock: 0,
+            capturing: 0,
+            needs_synchronise: false,
+            quarantine: (Vec::new(), Vec::new()),
+            refusals: 0,
+            next_tenant: 0,
+            scrubber: None,
+        }
+    }
+
+    pub(crate) fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    pub(crate) fn register(&mut self, tenancy: Tenancy, guarantee: u64, limit: u64) -> TenantId {
+        let id = TenantId(self.next_tenant);
+        self.next_tenant += 1;
+        self.budget.open(id, guarantee, limit);
+        self.tenants.insert(id, tenancy);
+        id
+    }
+
+    pub(crate) fn slot(&self, id: TenantId, index: usize) -> Option<&Slot> {
+        self.tenants.get(&id)?.slots.get(index)?.as_ref()
+    }
+
+    pub(crate) fn slot_mut(&mut self, id: TenantId, index: usize) -> Option<&mut Slot> {
+        self.tenants.get_mut(&id)?.slots.get_mut(index)?.as_mut()
+    }
+
+    /// Takes a slot out, so that nothing done for it can take from it.
+    pub(crate) fn take_slot(&mut self, id: TenantId, index: usize) -> Option<Slot> {
+        let tenancy = self.tenants.get_mut(&id)?;
+        let slot = tenancy.slots.get_mut(index)?.take()?;
+        tenancy.unlist(index, slot.class);
+        Some(slot)
+    }
+
+    /// Puts a slot where it was taken out, and lists it if it is idle.
+    pub(crate) fn put_slot(&mut self, id: TenantId, index: usize, slot: Slot) {
+        let Some(tenancy) = self.tenants.get_mut(&id) else { return };
+        if slot.block.is_none() && slot.leases == 0 && !slot.broken {
+            tenancy.idle.entry(slot.class).or_default().push(index);
+        }
+        if let Some(place) = tenancy.slots.get_mut(index) {
+            *place = Some(slot);
+        }
+    }
+
+    /// A place for a new slot.
+    pub(crate) fn vacancy(&mut self, id: TenantId) -> Option<usize> {
+        let tenancy = self.tenants.get_mut(&id)?;
+        Some(tenancy.slots.iter().position(Option::is_none).unwrap_or_else(|| {
+            tenancy.slots.push(None);
+            tenancy.slots.len() - 1
+        }))
+    }
+
+    /// Gives a slot's addresses back. What is stuck in it is kept.
+    pub(crate) fn drop_slot(&mut self, id: TenantId, slot: Slot) {
+        if slot.space.stuck_count() > 0 {
+            self.budget.quarantine_addresses(id, slot.class);
+            self.quarantine.1.push(slot.space);
+        } else {
+            drop(slot.space);
+            self.budget.refund_addresses(id, slot.class);
+        }
+    }
+
+    /// Forgets a tenant that is unregistered and has nothing left.
+    pub(crate) fn forget_if_drained(&mut self, id: TenantId) {
+        let drained = self
+            .tenants
+            .get(&id)
+            .is_some_and(|tenancy| !tenancy.registered && tenancy.live_slots().next().is_none());
+        if drained {
+            self.tenants.remove(&id);
+            self.budget.close(id);
+        }
+    }
+
+    /// Whether a fence has passed, as far as may be asked now.
+    pub(crate) fn poll(
+        capturing: u64,
+        needs_synchronise: &mut bool,
+        fence: &mut Fence,
+    ) -> Result<bool, CallError> {
+        if fence.is_passed() {
+            return Ok(true);
+        }
+        if capturing > 0 {
+            return Ok(false);
+        }
+        match fence.poll()? {
+            Poll::Passed => Ok(true),
+            Poll::Pending => Ok(false),
+            Poll::NeedsSynchronise => {
+                *needs_synchronise = true;
+                Ok(false)
+            }
+        }
+    }
+
+    /// Takes note of a synchronisation of the device that began when the clock stood at `since`.
+    pub(crate) fn synchronised(&mut self, since: u64) {
+        self.needs_synchronise = false;
+        for slot in self.tenants.values_mut().flat_map(|tenancy| tenancy.slots.iter_mut().flatten()) {
+            if slot.touched <= since && slot.leases == 0 && slot.fence.is_open_device() {
+                slot.fence.synchronised();
+            }
+        }
+    }
+
+    /// The stream that scrubs for blocks without a home stream.
+    pub(crate) fn scrubber(&mut self) -> Result<Stream, CallError> {
+        if let Some(stream) = &self.scrubber {
+            return Ok(stream.clone());
+        }
+        let stream = Stream::new(&self.device)?;
+        self.scrubber = Some(stream.clone());
+        Ok(stream)
+    }
+
+    /// The figures for whoever is refused.
+    pub(crate) fn shortage(&self, id: TenantId, wanted: u64, reclaimable: u64) -> Box<Shortage> {
+        use super::slot::Idle;
+        let account = self.budget.account(id);
+        let mut holders: Vec<(String, u64)> = self
+            .budget
+            .accounts()
+            .filter(|&(other, account)| other != id && account.held > 0)
+            .filter_map(|(other, account)| Some((self.tenants.get(&other)?.name.clone(), account.held)))
+            .collect();
+        holders.sort_by(|one, other| other.1.cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
+        let idle = |state: Idle| -> u64 {
+            self.tenants
+                .values()
+                .flat_map(Tenancy::live_slots)
+                .filter(|(_, slot)| slot.idle_state() == state)
+                .map(|(_, slot)| slot.idle())
+                .sum()
+        };
+        let creatable = self.budget.creatable().min(self.policy.largest_extent);
+        Box::new(Shortage {
+            tenant: self.tenants.get(&id).map(|tenancy| tenancy.name.clone()).unwrap_or_default(),
+            wanted,
+            available: self.budget.available_to(id).saturating_add(reclaimable),
+            largest_run: self.device.granule().round_down(creatable).max(self.stock.largest()),
+            limit: self.budget.limits().bytes,
+            tenant_limit: account.limit,
+            tenant_held: account.held,
+            guaranteed_to_others: self.budget.guaranteed_to_others(id),
+            limbo: idle(Idle::Limbo),
+            leased: idle(Idle::Leased),
+            quarantined: self.budget.quarantined(),
+            holders,
+        })
+    }
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("State").field("budget", &self.budget).finish_non_exhaustive()
+    }
+}

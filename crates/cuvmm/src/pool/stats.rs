@@ -1,0 +1,179 @@
+//! The pool's figures, from the counters that enforce them. Asking makes no driver call.
+
+use std::collections::BTreeMap;
+
+use super::budget::TenantId;
+use super::slot::{Idle, Slot};
+use super::state::{State, Tenancy};
+use crate::calls::CallCounts;
+
+/// A pool's figures. Sizes in bytes.
+///
+/// `committed = in_use + padding + warm + limbo + leased`; what the driver gave is
+/// `committed + free + quarantined`.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PoolStats {
+    /// The hard limit.
+    pub limit: u64,
+    /// Charged to tenants.
+    pub committed: u64,
+    /// The most that was ever committed.
+    pub peak: u64,
+    /// What blocks were asked to have.
+    pub in_use: u64,
+    /// What blocks have beyond that because memory comes in granules.
+    pub padding: u64,
+    /// Idle and mapped; its fence has passed.
+    pub warm: u64,
+    /// Idle and mapped; whether its fence has passed is not known, and is asked when somebody
+    /// wants the memory. The home stream has it at once.
+    pub limbo: u64,
+    /// Freed, but kept by a lease.
+    pub leased: u64,
+    /// Obtained from the driver, unmapped, held by nobody.
+    pub free: u64,
+    /// Out of use because it could not be given back; tried again when the pool is closed.
+    pub quarantined: u64,
+    /// Idle, but in one extent with memory in use, so that nobody else can have it.
+    pub stranded: u64,
+    /// Extents mapped.
+    pub mappings: u64,
+    /// The limit in mappings.
+    pub mapping_limit: u64,
+    /// Addresses reserved.
+    pub addresses: u64,
+    /// The limit in addresses.
+    pub address_limit: u64,
+    /// Allocations and growths that were refused because something was short.
+    pub refusals: u64,
+    /// Driver calls by kind, made through the device handle that the pool was built on.
+    pub calls: CallCounts,
+    /// The tenants, in the order of their registration; draining ones too.
+    pub tenants: Vec<TenantStats>,
+}
+
+impl PoolStats {
+    /// The share of committed memory that is idle and yet of no use to anybody else:
+    /// `stranded / committed`. 0 for a pool that is empty or full.
+    #[must_use]
+    pub fn fragmentation(&self) -> f64 {
+        if self.committed == 0 { 0.0 } else { self.stranded as f64 / self.committed as f64 }
+    }
+}
+
+/// A tenant's figures. Sizes in bytes; see [`PoolStats`] for what each means.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TenantStats {
+    /// Its name.
+    pub name: String,
+    /// Whether it is unregistered and waits for its last block and lease.
+    pub draining: bool,
+    /// What it can always have.
+    pub guarantee: u64,
+    /// What it is never charged beyond.
+    pub limit: u64,
+    /// Its priority.
+    pub priority: i32,
+    /// Charged to it.
+    pub committed: u64,
+    /// The most that was ever charged to it.
+    pub peak: u64,
+    /// What its blocks were asked to have.
+    pub in_use: u64,
+    /// What its blocks have beyond that because memory comes in granules.
+    pub padding: u64,
+    /// Idle, fence passed.
+    pub warm: u64,
+    /// Idle, fence not known to have passed.
+    pub limbo: u64,
+    /// Freed, but kept by a lease.
+    pub leased: u64,
+    /// Idle, but in one extent with memory in use.
+    pub stranded: u64,
+    /// Extents mapped.
+    pub mappings: u64,
+    /// Addresses reserved.
+    pub addresses: u64,
+    /// Blocks that live.
+    pub blocks: u64,
+    /// Leases that live.
+    pub leases: u64,
+    /// Allocations and growths that were refused because something was short.
+    pub refusals: u64,
+    /// Bytes in use by tag; blocks without a tag are left out.
+    pub tags: BTreeMap<String, u64>,
+}
+
+impl TenantStats {
+    fn add(&mut self, slot: &Slot) {
+        self.in_use += slot.requested();
+        self.padding += slot.used() - slot.requested();
+        self.stranded += slot.stranded();
+        self.leases += slot.leases;
+        match slot.idle_state() {
+            Idle::Warm => self.warm += slot.idle(),
+            Idle::Limbo => self.limbo += slot.idle(),
+            Idle::Leased => self.leased += slot.idle(),
+        }
+        if let Some(block) = &slot.block {
+            self.blocks += 1;
+            if let Some(tag) = &block.tag {
+                *self.tags.entry(tag.clone()).or_default() += block.requested;
+            }
+        }
+    }
+}
+
+impl State {
+    pub(crate) fn tenant_stats(&self, id: TenantId) -> TenantStats {
+        self.tenants.get(&id).map(|tenancy| self.stats_of(id, tenancy)).unwrap_or_default()
+    }
+
+    fn stats_of(&self, id: TenantId, tenancy: &Tenancy) -> TenantStats {
+        let account = self.budget.account(id);
+        let mut stats = TenantStats {
+            name: tenancy.name.clone(),
+            draining: !tenancy.registered,
+            guarantee: account.guarantee,
+            limit: account.limit,
+            priority: tenancy.priority,
+            committed: account.held,
+            peak: account.peak,
+            mappings: account.mappings,
+            addresses: account.addresses,
+            refusals: tenancy.refusals,
+            ..TenantStats::default()
+        };
+        tenancy.live_slots().for_each(|(_, slot)| stats.add(slot));
+        stats
+    }
+
+    pub(crate) fn stats(&self) -> PoolStats {
+        let tenants: Vec<TenantStats> =
+            self.tenants.iter().map(|(&id, tenancy)| self.stats_of(id, tenancy)).collect();
+        let sum = |of: fn(&TenantStats) -> u64| tenants.iter().map(of).sum();
+        let limits = self.budget.limits();
+        PoolStats {
+            limit: limits.bytes,
+            committed: self.budget.held(),
+            peak: self.budget.peak(),
+            in_use: sum(|tenant| tenant.in_use),
+            padding: sum(|tenant| tenant.padding),
+            warm: sum(|tenant| tenant.warm),
+            limbo: sum(|tenant| tenant.limbo),
+            leased: sum(|tenant| tenant.leased),
+            free: self.stock.bytes(),
+            quarantined: self.budget.quarantined(),
+            stranded: sum(|tenant| tenant.stranded),
+            mappings: self.budget.mappings(),
+            mapping_limit: limits.mappings,
+            addresses: self.budget.addresses(),
+            address_limit: limits.addresses,
+            refusals: self.refusals,
+            calls: self.device.calls(),
+            tenants,
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Where memory comes from: the stock, else the driver; and where it goes back to.
+
+use super::budget::TenantId;
+use super::state::{Scrub, State};
+use crate::error::{AllocateError, CreateError};
+use crate::own::{CloseRefusal, Physical};
+use crate::region::Piece;
+
+impl State {
+    /// Pieces that make up `bytes` (whole granules), which the tenant has been charged. On
+    /// failure nothing has changed, except that the driver may have got stock back.
+    pub(crate) fn gather(&mut self, id: TenantId, bytes: u64) -> Result<Vec<Piece>, AllocateError> {
+        let mut pieces = vec![];
+        let mut left = bytes;
+        while left > 0 {
+            match self.one_piece(id, left) {
+                Ok(piece) => {
+                    left -= piece.size();
+                    pieces.push(piece);
+                }
+                Err(error) => {
+                    self.put_back(pieces);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// One piece of at most `left` bytes, as large as can be.
+    fn one_piece(&mut self, id: TenantId, left: u64) -> Result<Piece, AllocateError> {
+        let want = self.device.granule().extent_within(left, self.policy.largest_extent);
+        // During a capture nothing can be scrubbed: then only what may be had as it is.
+        let foreign = self.capturing == 0 || self.policy.scrub == Scrub::Never;
+        loop {
+            if let Some(piece) = self.stock.take(want, id.0, foreign) {
+                return Ok(piece);
+            }
+            let mut refused = None;
+            if self.budget.creatable() >= want {
+                match self.create(want) {
+                    Ok(piece) => return Ok(piece),
+                    Err(CreateError::Call { cause, .. }) if cause.is_out_of_memory() => {
+                        refused = Some(cause);
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            if let Some(piece) = self.stock.take_within(want, id.0, foreign) {
+                return Ok(piece);
+            }
+            // What is left in stock is too large, or may not be had: the driver gets it back.
+            if let Some(piece) = self.stock.take_largest() {
+                self.release(piece);
+                continue;
+            }
+            let Some(cause) = refused else {
+                return Err(AllocateError::OutOfMemory(self.shortage(id, left, 0)));
+            };
+            // Below our own limit, and yet the driver has no more: others have it. What lies
+            // idle with us is worth more in use.
+            if self.take_back_any(id, want)? == 0 {
+                let shortage = self.shortage(id, left, 0);
+                return Err(AllocateError::DriverOutOfMemory { cause, shortage });
+            }
+        }
+    }
+
+    fn create(&mut self, size: u64) -> Result<Piece, CreateError> {
+        let refuse = |cause| CreateError::Call {
+            size,
+            location: self.policy.props.location,
+            cause,
+        };
+        if self.policy.leave_free > 0 {
+            let info = self.device.memory_info().map_err(refuse)?;
+            if info.free < size.saturating_add(self.policy.leave_free) {
+                return Err(refuse(out_of_memory()));
+            }
+        }
+        let physical =
+            Physical::builder(&self.device, size).with_props(self.policy.props).create()?;
+        self.budget.created(size);
+        Ok(Piece { physical, stain: None, fresh: true })
+    }
+
+    /// Undoes [`Self::gather`]: what it created goes back to the driver, the rest to the stock.
+    pub(crate) fn put_back(&mut self, pieces: Vec<Piece>) {
+        for piece in pieces {
+            if piece.fresh {
+                self.release(piece);
+            } else {
+                self.stock.add(piece);
+            }
+        }
+    }
+
+    /// Gives a piece to the driver, or to the quarantine if it will not have it.
+    pub(crate) fn release(&mut self, piece: Piece) -> u64 {
+        let size = piece.size();
+        match piece.physical.close() {
+            Ok(()) => {
+                self.budget.released(size);
+                size
+            }
+            Err(failed) => {
+                if let CloseRefusal::Call(error) = failed.reason {
+                    tracing::error!(%error, size, "a physical could not be released: quarantined");
+                }
+                self.budget.quarantine(size, 0);
+                self.quarantine.0.push(failed.owner);
+                0
+            }
+        }
+    }
+
+    /// Gives stock to the driver until at most `keep` bytes of it are left.
+    pub(crate) fn release_stock(&mut self, keep: u64) -> u64 {
+        let mut released = 0;
+        while self.stock.bytes() > keep {
+            let Some(piece) = self.stock.take_largest() else { break };
+            released += self.release(piece);
+        }
+        released
+    }
+}
+
+/// The answer for a creation that would leave less free than the pool promised to leave.
+fn out_of_memory() -> crate::error::CallError {
+    use cuvmm_driver::{CUresult, Call, DriverError};
+    DriverError::new(Call::MemGetInfo, CUresult::CUDA_ERROR_OUT_OF_MEMORY).into()
+}

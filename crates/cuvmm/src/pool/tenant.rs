@@ -1,0 +1,191 @@
+//! A named user of a pool.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use super::block::{Block, BlockBuilder};
+use super::budget::TenantId;
+use super::core::Core;
+use super::state::{Pressure, PressureHook, Tenancy};
+use super::stats::TenantStats;
+use crate::error::{AllocateError, RegisterError};
+use crate::own::Stream;
+
+/// Options of a tenant.
+#[must_use = "nothing is registered before `register`"]
+pub struct TenantBuilder<'a> {
+    core: &'a Arc<Core>,
+    name: String,
+    guarantee: u64,
+    limit: u64,
+    priority: i32,
+    hook: Option<PressureHook>,
+}
+
+impl<'a> TenantBuilder<'a> {
+    pub(super) fn new(core: &'a Arc<Core>, name: String) -> Self {
+        Self { core, name, guarantee: 0, limit: u64::MAX, priority: 0, hook: None }
+    }
+
+    /// Bytes the tenant can always have; 0 by default. The guarantees of a pool add up to at most
+    /// its limit.
+    pub const fn guarantee(mut self, bytes: u64) -> Self {
+        self.guarantee = bytes;
+        self
+    }
+
+    /// Bytes the tenant is never charged beyond; the pool's limit by default.
+    pub const fn limit(mut self, bytes: u64) -> Self {
+        self.limit = bytes;
+        self
+    }
+
+    /// Who gives first: idle memory is taken back from lower priorities first. 0 by default.
+    pub const fn priority(mut self, priority: i32) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// A function that is asked to give memory back, by dropping or shrinking blocks, when another
+    /// tenant would be refused. It is called on the thread that allocates, with no lock held.
+    pub fn on_pressure(mut self, hook: impl Fn(&Pressure) + Send + Sync + 'static) -> Self {
+        self.hook = Some(Arc::new(hook));
+        self
+    }
+
+    /// Registers the tenant. Makes no driver call.
+    ///
+    /// # Errors
+    /// [`RegisterError`] when the name is empty or taken, or the guarantee does not fit.
+    pub fn register(self) -> Result<Tenant, RegisterError> {
+        let Self { core, name, guarantee, limit, priority, hook } = self;
+        if name.is_empty() {
+            return Err(RegisterError::NoName);
+        }
+        let mut state = core.lock();
+        let pool_limit = state.budget.limits().bytes;
+        let limit = limit.min(pool_limit);
+        if guarantee > limit && limit < pool_limit {
+            return Err(RegisterError::GuaranteeOverLimit { guarantee, limit });
+        }
+        let left = state.budget.unguaranteed();
+        if guarantee > left {
+            return Err(RegisterError::GuaranteeTooLarge { guarantee, left, limit: pool_limit });
+        }
+        if state.tenants.values().any(|tenancy| tenancy.registered && tenancy.name == name) {
+            return Err(RegisterError::NameTaken { name });
+        }
+        let tenancy = Tenancy {
+            name: name.clone(),
+            priority,
+            hook,
+            registered: true,
+            slots: Vec::new(),
+            idle: BTreeMap::new(),
+            refusals: 0,
+        };
+        let id = state.register(tenancy, guarantee, limit);
+        drop(state);
+        Ok(Tenant { shared: Arc::new(Shared { core: Arc::clone(core), id, name }) })
+    }
+}
+
+impl fmt::Debug for TenantBuilder<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TenantBuilder")
+            .field("name", &self.name)
+            .field("guarantee", &self.guarantee)
+            .field("limit", &self.limit)
+            .field("priority", &self.priority)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A named user of a pool: a model, say. Clones are the same tenant.
+///
+/// It is unregistered when the last clone is dropped, or by hand. Its blocks live on; what they
+/// hold stays charged to it, as a draining tenant, until the last block and lease have ended.
+#[derive(Clone)]
+pub struct Tenant {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    core: Arc<Core>,
+    id: TenantId,
+    name: String,
+}
+
+impl Tenant {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    /// Sets out to allocate a block of `size` bytes.
+    pub const fn block(&self, size: u64) -> BlockBuilder<'_> {
+        BlockBuilder::new(self, size)
+    }
+
+    /// Allocates a block, asking pressure hooks if memory is short.
+    ///
+    /// # Errors
+    /// As [`BlockBuilder::allocate`].
+    pub fn allocate(&self, size: u64) -> Result<Block, AllocateError> {
+        self.block(size).allocate()
+    }
+
+    /// Allocates a block whose home stream is `stream`.
+    ///
+    /// # Errors
+    /// As [`BlockBuilder::allocate`].
+    pub fn allocate_on(&self, stream: &Stream, size: u64) -> Result<Block, AllocateError> {
+        self.block(size).home_stream(stream).allocate()
+    }
+
+    /// Allocates a block if that needs no waiting.
+    ///
+    /// # Errors
+    /// As [`BlockBuilder::try_allocate`].
+    pub fn try_allocate(&self, size: u64) -> Result<Block, AllocateError> {
+        self.block(size).try_allocate()
+    }
+
+    /// Its figures now.
+    #[must_use]
+    pub fn stats(&self) -> TenantStats {
+        self.shared.core.lock().tenant_stats(self.shared.id)
+    }
+
+    /// Stops all further allocation and growth, gives what is idle back to the pool, and leaves
+    /// what is in use charged until it ends. Other clones find themselves unregistered.
+    pub fn unregister(self) {
+        self.shared.core.lock().unregister(self.shared.id);
+        self.shared.core.announce();
+    }
+
+    pub(super) fn core(&self) -> &Arc<Core> {
+        &self.shared.core
+    }
+
+    pub(super) fn id(&self) -> TenantId {
+        self.shared.id
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.core.device.forked().is_none() {
+            self.core.lock().unregister(self.id);
+            self.core.announce();
+        }
+    }
+}
+
+impl fmt::Debug for Tenant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tenant").field("name", &self.name()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,253 @@
+//! The point in the GPU's work after which memory may be unmapped or given to another.
+//!
+//! A fence is open at first: it names streams, or the whole device, and nothing has been asked of
+//! the driver. Events are recorded when somebody first wants the memory; they then cover what was
+//! queued in between too: more, never less. Nothing here waits, but for a short spin while an
+//! event that was just recorded on idle streams comes through.
+
+use std::time::{Duration, Instant};
+
+use cuvmm_driver::{CUresult, Call};
+
+use crate::device::Device;
+use crate::error::CallError;
+use crate::own::{Event, Stream};
+
+/// How long a poll may spin: a recorded event takes a few microseconds to pass an idle stream.
+const SPIN: Duration = Duration::from_micros(20);
+
+/// What must pass before memory may be taken.
+#[derive(Debug)]
+pub(crate) struct Fence {
+    scope: Scope,
+    state: State,
+}
+
+#[derive(Clone, Debug)]
+enum Scope {
+    /// The streams that used the memory; none when nobody did.
+    Streams(Vec<Stream>),
+    /// Nobody said which streams: all work of the device.
+    Device(Device),
+}
+
+#[derive(Debug)]
+enum State {
+    /// Nothing has been asked of the driver.
+    Open,
+    /// The events that must pass.
+    Recorded(Vec<Event>),
+    Passed,
+}
+
+/// What a poll found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Poll {
+    Passed,
+    Pending,
+    /// The driver cannot mark all work of a device (before CUDA 12.5): only a synchronisation of
+    /// the device, begun after the memory was withdrawn, tells.
+    NeedsSynchronise,
+}
+
+impl Fence {
+    /// Nothing to wait for.
+    pub(crate) const fn passed() -> Self {
+        Self { scope: Scope::Streams(Vec::new()), state: State::Passed }
+    }
+
+    /// All work queued on these streams, up to when it is first asked.
+    pub(crate) const fn streams(streams: Vec<Stream>) -> Self {
+        let state = if streams.is_empty() { State::Passed } else { State::Open };
+        Self { scope: Scope::Streams(streams), state }
+    }
+
+    /// All work of the device, up to when it is first asked.
+    pub(crate) const fn device(device: Device) -> Self {
+        Self { scope: Scope::Device(device), state: State::Open }
+    }
+
+    /// Covers what `other` covers too.
+    pub(crate) fn merge(&mut self, other: Self) {
+        if other.is_passed() {
+            return;
+        }
+        if self.is_passed() {
+            *self = other;
+            return;
+        }
+        if let Scope::Streams(mine) = &mut self.scope {
+            match other.scope {
+                Scope::Streams(theirs) => {
+                    for stream in theirs {
+                        if !mine.contains(&stream) {
+                            mine.push(stream);
+                        }
+                    }
+                }
+                device @ Scope::Device(_) => self.scope = device,
+            }
+        }
+        self.state = State::Open;
+    }
+
+    /// Whether it is known to have passed. Asks nobody.
+    pub(crate) const fn is_passed(&self) -> bool {
+        matches!(self.state, State::Passed)
+    }
+
+    /// Whether work queued on `stream` from now on comes after it without an event.
+    pub(crate) fn precedes(&self, stream: &Stream) -> bool {
+        match (&self.state, &self.scope) {
+            (State::Passed, _) => true,
+            (_, Scope::Streams(streams)) => streams.iter().all(|named| named == stream),
+            (_, Scope::Device(_)) => false,
+        }
+    }
+
+    /// Whether only a synchronisation could tell, and none has been recorded.
+    pub(crate) const fn is_open_device(&self) -> bool {
+        matches!((&self.scope, &self.state), (Scope::Device(_), State::Open))
+    }
+
+    /// Takes note of a synchronisation of the device that began after the withdrawal.
+    pub(crate) fn synchronised(&mut self) {
+        self.state = State::Passed;
+    }
+
+    /// Whether it has passed; records what must be recorded.
+    pub(crate) fn poll(&mut self) -> Result<Poll, CallError> {
+        if self.is_passed() {
+            return Ok(Poll::Passed);
+        }
+        let poll = match &self.scope {
+            Scope::Streams(streams) => {
+                let Some(first) = streams.first() else { return Ok(Poll::Passed) };
+                let device = first.device().clone();
+                let (streams, state) = (streams.clone(), &mut self.state);
+                device.relaxed(|| poll_streams(&device, &streams, state))??
+            }
+            Scope::Device(device) => {
+                let device = device.clone();
+                let state = &mut self.state;
+                device.relaxed(|| poll_device(&device, state))??
+            }
+        };
+        if poll == Poll::Passed {
+            self.state = State::Passed;
+        }
+        Ok(poll)
+    }
+
+    /// Has later work of `stream` come after it, by events and without waiting. False if the
+    /// driver has no way to.
+    pub(crate) fn order_before(&mut self, stream: &Stream) -> Result<bool, CallError> {
+        if self.precedes(stream) {
+            return Ok(true);
+        }
+        if let State::Open = self.state {
+            match &self.scope {
+                Scope::Streams(streams) => {
+                    let mut events = vec![];
+                    for named in streams.iter().filter(|named| *named != stream) {
+                        if named.is_capturing()? {
+                            return Ok(false);
+                        }
+                        events.push(record(named.device(), named)?);
+                    }
+                    self.state = State::Recorded(events);
+                }
+                Scope::Device(device) => match record_all(device)? {
+                    Some(event) => self.state = State::Recorded(vec![event]),
+                    None => return Ok(false),
+                },
+            }
+        }
+        if let State::Recorded(events) = &self.state {
+            for event in events {
+                stream.wait(event)?;
+            }
+        }
+        // The events stay: a poll may still find them passed, and until the memory has a new
+        // fence they say when it may be unmapped.
+        Ok(true)
+    }
+}
+
+fn record(device: &Device, stream: &Stream) -> Result<Event, CallError> {
+    let event = Event::new(device)?;
+    event.record(stream)?;
+    Ok(event)
+}
+
+/// An event behind all work of a device, where the driver can do that.
+fn record_all(device: &Device) -> Result<Option<Event>, CallError> {
+    let event = Event::new(device)?;
+    match event.record_all() {
+        Ok(()) => Ok(Some(event)),
+        Err(error) if lacks_context_events(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn lacks_context_events(error: &CallError) -> bool {
+    error.driver().is_some_and(|error| {
+        error.call() == Call::CtxRecordEvent
+            && error.code().is_none_or(|code| code == CUresult::CUDA_ERROR_NOT_SUPPORTED)
+    })
+}
+
+fn poll_streams(
+    device: &Device,
+    streams: &[Stream],
+    state: &mut State,
+) -> Result<Poll, CallError> {
+    if let State::Open = state {
+        let mut busy = vec![];
+        for stream in streams {
+            // A capturing stream may not be queried, and an event recorded on it would become
+            // part of the graph.
+            if stream.is_capturing()? {
+                return Ok(Poll::Pending);
+            }
+            if !stream.is_done()? {
+                busy.push(stream);
+            }
+        }
+        let events = busy.into_iter().map(|stream| record(device, stream)).collect::<Result<_, _>>()?;
+        *state = State::Recorded(events);
+    }
+    poll_events(state, false)
+}
+
+fn poll_device(device: &Device, state: &mut State) -> Result<Poll, CallError> {
+    let mut new = false;
+    if let State::Open = state {
+        match record_all(device)? {
+            Some(event) => *state = State::Recorded(vec![event]),
+            None => return Ok(Poll::NeedsSynchronise),
+        }
+        new = true;
+    }
+    poll_events(state, new)
+}
+
+fn poll_events(state: &mut State, spin: bool) -> Result<Poll, CallError> {
+    let State::Recorded(events) = state else { return Ok(Poll::Pending) };
+    let begun = Instant::now();
+    loop {
+        while let Some(event) = events.last() {
+            if !event.is_passed()? {
+                break;
+            }
+            events.pop();
+        }
+        if events.is_empty() {
+            return Ok(Poll::Passed);
+        }
+        if !spin || begun.elapsed() > SPIN {
+            return Ok(Poll::Pending);
+        }
+        std::hint::spin_loop();
+    }
+}

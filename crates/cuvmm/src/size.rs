@@ -1,0 +1,139 @@
+//! Sizes: the only file that rounds.
+//!
+//! The driver takes multiples of the granularity and nothing else; users think in bytes. Every
+//! conversion between the two is here, checked, in 64 bits.
+
+use std::ops::Range;
+
+/// A device's allocation granularity: the granule in bytes, a power of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Granularity(u64);
+
+impl Granularity {
+    /// Takes a granule size as the driver told it; nothing if it is not a power of two.
+    #[must_use]
+    pub(crate) const fn new(bytes: u64) -> Option<Self> {
+        if bytes.is_power_of_two() { Some(Self(bytes)) } else { None }
+    }
+
+    /// The granule in bytes.
+    #[must_use]
+    pub(crate) const fn bytes(self) -> u64 {
+        self.0
+    }
+
+    /// The least whole number of granules that holds `bytes`, in bytes; nothing on overflow.
+    #[must_use]
+    pub(crate) const fn round_up(self, bytes: u64) -> Option<u64> {
+        bytes.checked_next_multiple_of(self.0)
+    }
+
+    /// The most whole granules that fit in `bytes`, in bytes.
+    #[must_use]
+    pub(crate) const fn round_down(self, bytes: u64) -> u64 {
+        bytes & !(self.0 - 1)
+    }
+
+    /// Whether `bytes` is a whole number of granules.
+    #[must_use]
+    pub(crate) const fn divides(self, bytes: u64) -> bool {
+        bytes & (self.0 - 1) == 0
+    }
+
+    /// The largest extent size that a commit of `bytes` may use: a power of two granules, at most
+    /// `bytes` and at most `most`. `bytes` is at least a granule.
+    #[must_use]
+    pub(crate) const fn extent_within(self, bytes: u64, most: u64) -> u64 {
+        let bound = if bytes < most { bytes } else { most };
+        if bound < self.0 { self.0 } else { 1 << bound.ilog2() }
+    }
+
+    /// The sizes of the extents that cover `bytes` (a whole number of granules), largest first.
+    pub(crate) fn cover(self, bytes: u64, most: u64) -> impl Iterator<Item = u64> {
+        let mut left = bytes;
+        std::iter::from_fn(move || {
+            if left == 0 {
+                return None;
+            }
+            let size = self.extent_within(left, most);
+            left = left.saturating_sub(size);
+            Some(size)
+        })
+    }
+
+    /// The class of blocks that may trade places with one of `bytes`: the next power of two of
+    /// granules; nothing on overflow.
+    #[must_use]
+    pub(crate) const fn class(self, bytes: u64) -> Option<u64> {
+        match self.round_up(bytes) {
+            Some(0) => Some(self.0),
+            Some(whole) => whole.checked_next_power_of_two(),
+            None => None,
+        }
+    }
+}
+
+/// The range of `size` bytes from `offset`, or nothing when it is empty, overflows or does not
+/// fit in `0..within`.
+#[must_use]
+pub(crate) fn range_within(offset: u64, size: u64, within: u64) -> Option<Range<u64>> {
+    let end = offset.checked_add(size)?;
+    (size > 0 && end <= within).then_some(offset..end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const G: Granularity = Granularity(2 << 20);
+
+    #[test]
+    fn a_granule_is_a_power_of_two() {
+        assert_eq!(Granularity::new(0), None);
+        assert_eq!(Granularity::new(3), None);
+        assert_eq!(Granularity::new(4096).map(Granularity::bytes), Some(4096));
+    }
+
+    #[test]
+    fn rounding_near_the_end_of_64_bits_is_refused() {
+        assert_eq!(G.round_up(u64::MAX), None);
+        assert_eq!(G.round_up(u64::MAX - G.0 + 1), Some(u64::MAX - G.0 + 1));
+        assert_eq!(G.class(u64::MAX / 2 + 2), None);
+        assert_eq!(G.class(0), Some(G.0));
+        assert_eq!(G.class(3 * G.0), Some(4 * G.0));
+        assert_eq!(G.class(4 * G.0 + 1), Some(8 * G.0));
+    }
+
+    #[test]
+    fn ranges_that_leave_their_bounds_are_refused() {
+        assert_eq!(range_within(0, 0, 8), None);
+        assert_eq!(range_within(1, 7, 8), Some(1..8));
+        assert_eq!(range_within(1, 8, 8), None);
+        assert_eq!(range_within(u64::MAX, 2, u64::MAX), None);
+    }
+
+    proptest! {
+        #[test]
+        fn a_cover_is_powers_of_two_that_add_up(granules in 1u64..5000, most_log in 0u32..12) {
+            let most = G.0 << most_log;
+            let sizes: Vec<u64> = G.cover(granules * G.0, most).collect();
+            prop_assert_eq!(sizes.iter().sum::<u64>(), granules * G.0);
+            for size in &sizes {
+                prop_assert!((size / G.0).is_power_of_two() && G.divides(*size) && *size <= most);
+            }
+            // No shorter cover exists: each whole `most`, then one extent per set bit.
+            let whole = granules >> most_log;
+            let rest = (granules & ((1 << most_log) - 1)).count_ones();
+            prop_assert_eq!(sizes.len() as u64, whole + u64::from(rest));
+        }
+
+        #[test]
+        fn rounding_holds_its_bytes_and_wastes_less_than_a_granule(bytes in 0u64..1 << 62) {
+            let up = G.round_up(bytes).unwrap();
+            prop_assert!(G.divides(up) && up >= bytes && up - bytes < G.0);
+            let down = G.round_down(bytes);
+            prop_assert!(G.divides(down) && down <= bytes && bytes - down < G.0);
+        }
+    }
+}

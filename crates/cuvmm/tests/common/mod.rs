@@ -1,0 +1,97 @@
+//! A device to test on: a machine whose streams can be held back, behind a driver that fails when
+//! told to.
+#![allow(dead_code, missing_docs, unreachable_pub)]
+
+use std::sync::Arc;
+
+use cuvmm::Device;
+use cuvmm::driver::fault::FaultDriver;
+use cuvmm::driver::host::{HostDriver, HostOptions};
+use cuvmm::driver::model::{Backing, Machine, ModelDriver, ModelOptions};
+use cuvmm::driver::{Driver, Ordinal};
+
+pub const MIB: u64 = 1 << 20;
+pub const GIB: u64 = 1 << 30;
+/// The granule of every test machine.
+pub const G: u64 = 2 * MIB;
+pub const D0: Ordinal = Ordinal(0);
+
+pub struct Rig<B: Backing> {
+    pub machine: Arc<Machine<B>>,
+    pub faults: Arc<FaultDriver>,
+    pub device: Device,
+}
+
+impl<B: Backing> Rig<B>
+where
+    Machine<B>: Driver,
+{
+    /// Whether what is written can be read: the model has no memory.
+    pub fn keeps_bytes(&self) -> bool {
+        self.machine.kind() == cuvmm::driver::DriverKind::Host
+    }
+}
+
+pub fn rig<B: Backing + 'static>(machine: Machine<B>) -> Rig<B>
+where
+    Machine<B>: Driver,
+{
+    let machine = Arc::new(machine);
+    let inner: Arc<dyn Driver> = machine.clone();
+    let faults = Arc::new(FaultDriver::new(inner));
+    let driver: Arc<dyn Driver> = faults.clone();
+    let device = Device::open(driver, 0).unwrap();
+    faults.forget();
+    Rig { machine, faults, device }
+}
+
+pub fn model() -> Rig<cuvmm::driver::model::Nothing> {
+    rig(ModelDriver::new(ModelOptions::default().capacity(64 * GIB)))
+}
+
+pub fn host() -> Rig<cuvmm::driver::host::HostMemory> {
+    rig(HostDriver::new(HostOptions::new().capacity(GIB)))
+}
+
+/// Runs a test on the model and on the host.
+#[macro_export]
+macro_rules! on_both {
+    ($($(#[$meta:meta])* fn $name:ident($rig:ident) $body:block)+) => {
+        $(
+            mod $name {
+                use super::*;
+
+                fn body<B: cuvmm::driver::model::Backing + 'static>($rig: &common::Rig<B>)
+                where
+                    cuvmm::driver::model::Machine<B>: cuvmm::driver::Driver,
+                $body
+
+                $(#[$meta])*
+                #[test]
+                fn on_model() {
+                    let rig = common::model();
+                    body(&rig);
+                    common::nothing_left(rig);
+                }
+
+                $(#[$meta])*
+                #[test]
+                fn on_host() {
+                    let rig = common::host();
+                    body(&rig);
+                    common::nothing_left(rig);
+                }
+            }
+        )+
+    };
+}
+
+/// Everything that was had from the driver has been given back.
+pub fn nothing_left<B: Backing + 'static>(rig: Rig<B>)
+where
+    Machine<B>: Driver,
+{
+    let live = rig.machine.live();
+    assert!(live.is_nothing(), "left behind: {live:?}");
+    assert_eq!(rig.device.drop_failures(), 0);
+}

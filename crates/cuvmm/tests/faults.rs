@@ -1,0 +1,506 @@
+//! Every driver call of every operation, failed once: nothing has changed afterwards, and the
+//! operation then succeeds. And where the roll-back fails too, exactly that is quarantined.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::fmt::Debug;
+
+use common::{G, Rig};
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::model::{Nothing, Snapshot};
+use cuvmm::driver::{CUresult, Call};
+use cuvmm::{
+    Access, Block, Event, Limit, Mapping, Physical, Pool, Region, Reservation, Right, Stream, Tenant,
+};
+
+const CODES: [CUresult; 2] =
+    [CUresult::CUDA_ERROR_UNKNOWN, CUresult::CUDA_ERROR_OUT_OF_MEMORY];
+
+/// The figures of a pool that an operation which failed may not change.
+#[derive(Debug, PartialEq)]
+struct Books {
+    committed: u64,
+    in_use: u64,
+    idle: u64,
+    free: u64,
+    quarantined: u64,
+    mappings: u64,
+    addresses: u64,
+    tenants: Vec<(u64, u64, u64, u64)>,
+}
+
+fn books(pool: &Pool) -> Books {
+    let stats = pool.stats();
+    let balance = stats.in_use + stats.padding + stats.warm + stats.limbo + stats.leased;
+    assert_eq!(stats.committed, balance, "{stats:#?}");
+    Books {
+        committed: stats.committed,
+        in_use: stats.in_use,
+        idle: stats.warm + stats.limbo,
+        free: stats.free,
+        quarantined: stats.quarantined,
+        mappings: stats.mappings,
+        addresses: stats.addresses,
+        tenants: stats
+            .tenants
+            .iter()
+            .map(|tenant| (tenant.committed, tenant.in_use, tenant.blocks, tenant.mappings))
+            .collect(),
+    }
+}
+
+/// What is compared before and after: the driver's page tables, and books if there are any.
+type Picture<P> = (Snapshot, P);
+
+/// Fails call 1, 2, 3, … of `operate` on a fresh `world` each, until it gets through untouched.
+/// Returns how many calls that were. `undone` says whether a failure must leave the picture as it
+/// was; where memory of others may have been taken back on the way, it only must add up.
+fn sweep<W, P: Debug + PartialEq>(
+    world: impl Fn(&Rig<Nothing>) -> W,
+    operate: impl Fn(&Rig<Nothing>, &mut W) -> Result<(), String>,
+    picture: impl Fn(&W) -> P,
+    undone: bool,
+) -> u64 {
+    let mut most = 0;
+    for code in CODES {
+        for k in 1.. {
+            assert!(k < 500, "the operation never ends");
+            let rig = common::model();
+            let mut world = world(&rig);
+            let before: Picture<P> = (rig.machine.snapshot(), picture(&world));
+            rig.faults.forget();
+            rig.faults.arm(Fault::nth(k, code));
+            let outcome = operate(&rig, &mut world);
+            let (injected, calls) = (rig.faults.injected(), rig.faults.calls());
+            rig.faults.disarm();
+            if injected == 0 {
+                outcome.unwrap();
+                drop(world);
+                common::nothing_left(rig);
+                most = most.max(k - 1);
+                break;
+            }
+            if let Err(error) = outcome {
+                let after = (rig.machine.snapshot(), picture(&world));
+                if undone {
+                    let what = calls.get(k as usize - 1);
+                    assert_eq!(after, before, "call {k}, {what:?}, {code}: {error}\n{calls:?}");
+                }
+                operate(&rig, &mut world)
+                    .unwrap_or_else(|error| panic!("a second try after call {k}, {code}: {error}"));
+            }
+            drop(world);
+            // What a drop could not give back because its one call was failed is counted.
+            let live = rig.machine.live();
+            let things = live.reservations + live.mappings + live.streams + live.events;
+            let left = things as u64 + live.references;
+            assert_eq!(left, rig.device.drop_failures(), "call {k}, {code}: left {live:?}");
+            assert!(left <= 1, "call {k}, {code}: left {live:?}");
+        }
+    }
+    most
+}
+
+fn text<T, E: std::fmt::Display>(outcome: Result<T, E>) -> Result<T, String> {
+    outcome.map_err(|error| error.to_string())
+}
+
+#[test]
+fn owners() {
+    let calls = sweep(
+        |_| Vec::<Reservation>::new(),
+        |rig, made| Ok(made.push(text(Reservation::new(&rig.device, G))?)),
+        |_| (),
+        true,
+    );
+    assert_eq!(calls, 1);
+    let calls = sweep(
+        |_| Vec::<Physical>::new(),
+        |rig, made| Ok(made.push(text(Physical::new(&rig.device, G))?)),
+        |_| (),
+        true,
+    );
+    assert_eq!(calls, 1);
+    type Placed = (Reservation, Physical, Option<Mapping>);
+    let place = |rig: &Rig<Nothing>| -> Placed {
+        let reservation = Reservation::new(&rig.device, 2 * G).unwrap();
+        (reservation, Physical::new(&rig.device, G).unwrap(), None)
+    };
+    let calls = sweep(
+        place,
+        |_, (reservation, physical, mapping)| {
+            Ok(*mapping = Some(text(reservation.map(G, physical))?))
+        },
+        |world| world.0.mapped_bytes(),
+        true,
+    );
+    assert_eq!(calls, 1);
+    let mapped = move |rig: &Rig<Nothing>| {
+        let (reservation, physical, _) = place(rig);
+        let mapping = reservation.map(0, &physical).unwrap();
+        (mapping, reservation, physical)
+    };
+    let calls = sweep(
+        mapped,
+        |rig, (mapping, ..)| text(mapping.set_access(&[Access::device(&rig.device, Right::Read)])),
+        |_| (),
+        true,
+    );
+    assert_eq!(calls, 1);
+    let calls = sweep(
+        mapped,
+        |rig, (mapping, reservation, _)| {
+            text(mapping.access_of(&rig.device))?;
+            text(reservation.physical_at(0))?.props().map(|_| ()).map_err(|e| e.to_string())
+        },
+        |_| (),
+        true,
+    );
+    assert!(calls >= 3, "{calls}");
+    let calls = sweep(
+        |_| Vec::new(),
+        |rig, made| {
+            let stream = text(Stream::new(&rig.device))?;
+            let event = text(Event::new(&rig.device))?;
+            text(event.record(&stream))?;
+            text(stream.wait(&event))?;
+            text(event.synchronize())?;
+            Ok(made.push((stream, event)))
+        },
+        |_| (),
+        true,
+    );
+    assert!(calls >= 5, "{calls}");
+}
+
+#[test]
+fn regions() {
+    let region = |rig: &Rig<Nothing>| {
+        let mut region = Region::reserve(&rig.device, 64 * G).unwrap();
+        region.commit(2 * G..4 * G).unwrap();
+        region
+    };
+    let calls = sweep(
+        region,
+        |_, region| text(region.commit(0..13 * G)),
+        |region| (region.committed(), region.held(), region.limbo(), region.quarantined()),
+        true,
+    );
+    assert_eq!(calls, 9, "3 extents of 3 calls");
+    // Giving back: each extent that went stays gone, each that did not stays whole.
+    let calls = sweep(
+        |rig| {
+            let mut region = region(rig);
+            region.commit(0..8 * G).unwrap();
+            region.decommit(0..8 * G).unwrap();
+            region
+        },
+        |_, region| {
+            text(region.reclaim())?;
+            assert_eq!(region.held(), 0);
+            Ok(())
+        },
+        |_| (),
+        false,
+    );
+    assert!(calls >= 6, "{calls}");
+    let calls = sweep(
+        |rig| (vec![region(rig)], ()),
+        |_, (regions, ())| {
+            let Some(region) = regions.pop() else { return Ok(()) };
+            region.close().map_err(|failed| {
+                let error = failed.to_string();
+                regions.push(failed.owner);
+                error
+            })
+        },
+        |_| (),
+        false,
+    );
+    assert!(calls >= 2, "{calls}");
+}
+
+struct World {
+    // In the order in which they are dropped.
+    blocks: Vec<Block>,
+    tenants: Vec<Tenant>,
+    streams: Vec<Stream>,
+    pool: Pool,
+}
+
+/// Two tenants and two streams on a pool of 16 granules; the first tenant has a block of 2.
+fn world(rig: &Rig<Nothing>) -> World {
+    let pool = Pool::builder(&rig.device).limit(Limit::Bytes(16 * G)).build().unwrap();
+    let tenants: Vec<Tenant> =
+        ["a", "b"].iter().map(|name| pool.tenant(*name).register().unwrap()).collect();
+    let streams = vec![Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap()];
+    let block = tenants[0].block(2 * G).capacity(12 * G).home_stream(&streams[0]);
+    World { blocks: vec![block.try_allocate().unwrap()], tenants, streams, pool }
+}
+
+fn of_pool(world: &World) -> Books {
+    books(&world.pool)
+}
+
+#[test]
+fn allocating_cold() {
+    let calls = sweep(
+        world,
+        |_, world| Ok(world.blocks.push(text(world.tenants[1].try_allocate(7 * G))?)),
+        of_pool,
+        true,
+    );
+    assert_eq!(calls, 10, "one reservation and 3 extents of 3 calls");
+}
+
+#[test]
+fn growing() {
+    let calls = sweep(
+        world,
+        |_, world| text(world.blocks[0].try_grow_to(9 * G)),
+        of_pool,
+        true,
+    );
+    assert_eq!(calls, 9);
+}
+
+#[test]
+fn allocating_warm_behind_another_stream() {
+    let calls = sweep(
+        |rig| {
+            let world = world(rig);
+            drop(world.tenants[0].allocate_on(&world.streams[0], 4 * G).unwrap());
+            world
+        },
+        |_, world| {
+            let builder = world.tenants[0].block(6 * G).capacity(4 * G).capacity(8 * G);
+            let on = builder.home_stream(&world.streams[1]).zeroed(true);
+            Ok(world.blocks.push(text(on.try_allocate())?))
+        },
+        of_pool,
+        true,
+    );
+    assert!(calls >= 4, "{calls}");
+}
+
+#[test]
+fn reusing_warm_memory_in_part() {
+    for home in [true, false] {
+        let calls = sweep(
+            |rig| {
+                let world = world(rig);
+                let small = world.tenants[0].block(3 * G).capacity(8 * G);
+                drop(small.home_stream(&world.streams[0]).try_allocate().unwrap());
+                world
+            },
+            |_, world| {
+                let mut builder = world.tenants[0].block(7 * G).capacity(8 * G).zeroed(true);
+                if home {
+                    builder = builder.home_stream(&world.streams[1]);
+                }
+                Ok(world.blocks.push(text(builder.try_allocate())?))
+            },
+            of_pool,
+            true,
+        );
+        assert!(calls >= 8, "{calls}");
+    }
+}
+
+#[test]
+fn scrubbing_what_another_tenant_left_in_stock() {
+    for home in [true, false] {
+        let calls = sweep(
+            |rig| {
+                let world = world(rig);
+                let guest = world.pool.tenant("guest").register().unwrap();
+                drop(guest.try_allocate(4 * G).unwrap());
+                guest.unregister();
+                assert_eq!(world.pool.stats().free, 4 * G);
+                world
+            },
+            |_, world| {
+                let mut builder = world.tenants[1].block(6 * G);
+                if home {
+                    builder = builder.home_stream(&world.streams[1]);
+                }
+                Ok(world.blocks.push(text(builder.try_allocate())?))
+            },
+            of_pool,
+            true,
+        );
+        assert!(calls >= 7, "{calls}");
+    }
+}
+
+#[test]
+fn taking_back_from_another_tenant() {
+    for priority in [0, 1] {
+        let calls = sweep(
+            |rig| {
+                let world = world(rig);
+                let big = world.tenants[0].block(7 * G).home_stream(&world.streams[0]);
+                drop(big.try_allocate().unwrap());
+                drop(world.tenants[0].try_allocate(7 * G).unwrap());
+                world
+            },
+            move |_, world| {
+                let block = text(world.tenants[1].try_allocate((6 + priority) * G))?;
+                let stats = world.pool.stats();
+                assert!(stats.committed + stats.free <= 16 * G);
+                Ok(world.blocks.push(block))
+            },
+            |world| {
+                let stats = world.pool.stats();
+                (stats.in_use, stats.quarantined, world.blocks.len())
+            },
+            false,
+        );
+        assert!(calls >= 7, "{calls}");
+    }
+}
+
+#[test]
+fn trimming_and_unregistering() {
+    let idle = |rig: &Rig<Nothing>| {
+        let world = world(rig);
+        drop(world.tenants[1].try_allocate(7 * G).unwrap());
+        world
+    };
+    let calls = sweep(
+        idle,
+        |_, world| {
+            text(world.pool.trim(0))?;
+            let stats = world.pool.stats();
+            // A physical that the driver would not take is quarantined, not lost.
+            assert_eq!(stats.committed + stats.free, 2 * G);
+            Ok(())
+        },
+        |_| (),
+        false,
+    );
+    assert!(calls >= 6, "{calls}");
+    let calls = sweep(
+        idle,
+        |_, world| {
+            if let Some(tenant) = (world.tenants.len() > 1).then(|| world.tenants.pop()).flatten() {
+                tenant.unregister();
+            }
+            let stats = world.pool.stats();
+            assert_eq!(stats.committed + stats.free, 9 * G, "nothing is lost");
+            Ok(())
+        },
+        |_| (),
+        false,
+    );
+    assert!(calls >= 3, "{calls}");
+}
+
+#[test]
+fn closing_a_pool() {
+    let calls = sweep(
+        |rig| {
+            let mut world = world(rig);
+            world.blocks.clear();
+            world.tenants.clear();
+            vec![world.pool]
+        },
+        |_, pools| {
+            let Some(pool) = pools.pop() else { return Ok(()) };
+            pool.close().map_err(|failed| {
+                let error = failed.to_string();
+                pools.push(failed.owner);
+                error
+            })
+        },
+        |_| (),
+        false,
+    );
+    assert!(calls >= 1, "{calls}");
+}
+
+/// Call k fails, and so does everything that would undo what came before it.
+fn no_way_back(k: u64) -> [Fault; 2] {
+    let code = CUresult::CUDA_ERROR_UNKNOWN;
+    [
+        Fault::nth(k, code),
+        Fault::from(k + 1, code).only(&[Call::MemUnmap, Call::MemRelease, Call::MemAddressFree]),
+    ]
+}
+
+#[test]
+fn what_a_region_cannot_undo_is_quarantined() {
+    let mut seen = 0;
+    for k in 1..=9 {
+        let rig = common::model();
+        let mut region = Region::reserve(&rig.device, 16 * G).unwrap();
+        region.commit(8 * G..9 * G).unwrap();
+        no_way_back(k).into_iter().for_each(|fault| rig.faults.arm(fault));
+        region.commit(0..7 * G).unwrap_err();
+        rig.faults.disarm();
+        // What is mapped beyond what was is exactly what is quarantined.
+        let live = rig.machine.live();
+        let mapped: u64 = rig.machine.snapshot().mappings.iter().map(|at| at.size).sum();
+        assert_eq!(region.quarantined(), mapped - G, "call {k}");
+        assert_eq!(region.committed(), G);
+        seen += region.quarantined();
+        if region.quarantined() > 0 {
+            let refused = region.commit(0..7 * G).unwrap_err();
+            assert!(refused.to_string().contains("quarantined"), "{refused}");
+        } else {
+            region.commit(0..7 * G).unwrap();
+        }
+        region.commit(9 * G..12 * G).unwrap();
+        region.close().unwrap();
+        assert_eq!(rig.machine.live().mappings, 0, "call {k}: {live:?}");
+    }
+    assert!(seen > 0);
+}
+
+#[test]
+fn what_a_pool_cannot_undo_is_quarantined_and_tried_again_at_the_end() {
+    for growing in [true, false] {
+        let mut seen = 0;
+        for k in 1..=10 {
+            let rig = common::model();
+            let mut world = world(&rig);
+            let before = books(&world.pool);
+            let live = rig.machine.live();
+            no_way_back(k).into_iter().for_each(|fault| rig.faults.arm(fault));
+            rig.faults.forget();
+            let failed = if growing {
+                world.blocks[0].try_grow_to(9 * G).is_err()
+            } else {
+                world.tenants[1].try_allocate(7 * G).is_err()
+            };
+            let (injected, calls) = (rig.faults.injected(), rig.faults.calls());
+            rig.faults.disarm();
+            if injected == 0 {
+                assert!(!failed);
+                break;
+            }
+            assert!(failed, "call {k}");
+            let after = books(&world.pool);
+            let kept = rig.machine.live().physical_bytes - live.physical_bytes;
+            assert_eq!(after.quarantined, kept, "call {k} of {calls:?}");
+            assert_eq!(after.committed, before.committed);
+            assert_eq!((after.in_use, after.idle), (before.in_use, before.idle));
+            let mapped = (rig.machine.live().mappings - live.mappings) as u64;
+            assert_eq!(after.mappings, before.mappings + mapped, "call {k}");
+            seen += kept;
+            // Nobody is charged for it, and everybody has that much less.
+            let left = 16 * G - before.committed - kept;
+            drop(world.tenants[1].try_allocate(left).unwrap());
+            assert!(world.tenants[1].try_allocate(left + G).is_err());
+            let World { mut blocks, tenants, streams, pool } = world;
+            blocks.clear();
+            drop((tenants, streams));
+            pool.close().unwrap();
+            let rest = rig.machine.live();
+            // A reservation that would not be freed is lost to the process, and counted.
+            assert_eq!((rest.mappings, rest.physical_bytes), (0, 0), "call {k}: {rest:?}");
+        }
+        assert!(seen > 0);
+    }
+}

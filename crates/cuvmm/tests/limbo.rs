@@ -1,0 +1,304 @@
+//! What waits for the GPU: limbo, leases, home streams, captures, lost contexts, forks.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{D0, G, Rig};
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::{CUresult, Call, CaptureMode, Driver};
+use cuvmm::error::{AllocateError, CopyError, FreeRefusal};
+use cuvmm::{Block, CallError, Limit, Pool, Stream};
+
+fn pool<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> Pool
+where
+    Machine<B>: Driver,
+{
+    Pool::builder(&rig.device).limit(Limit::Bytes(granules * G)).build().unwrap()
+}
+
+/// A kernel that is queued and held back, and will write into the whole block.
+fn busy<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, block: &Block, byte: u8)
+where
+    Machine<B>: Driver,
+{
+    rig.machine.hold(D0, stream.as_raw());
+    let writes = vec![(block.address(), block.size(), byte)];
+    rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
+}
+
+fn limbo(error: &AllocateError) -> u64 {
+    match error {
+        AllocateError::OutOfMemory(shortage) | AllocateError::Capturing(shortage) => shortage.limbo,
+        other => panic!("{other}"),
+    }
+}
+
+on_both! {
+    fn nothing_under_a_running_kernel_is_unmapped(rig) {
+        let pool = pool(rig, 4);
+        let a = pool.tenant("a").register().unwrap();
+        let b = pool.tenant("b").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let block = a.allocate_on(&stream, 4 * G).unwrap();
+        busy(rig, &stream, &block, 9);
+        drop(block);
+        assert_eq!(pool.stats().limbo, 4 * G);
+        let refused = b.try_allocate(G).unwrap_err();
+        assert_eq!(limbo(&refused), 4 * G);
+        assert_eq!(rig.machine.live().mappings, 1);
+        let refused = b.block(G).deadline(Duration::from_millis(5)).allocate().unwrap_err();
+        assert_eq!(limbo(&refused), 4 * G);
+        rig.machine.let_go_all(D0);
+        // The kernel found its memory; only now it goes to B, without a byte of A's.
+        let block = b.try_allocate(4 * G).unwrap();
+        let mut seen = [1; 4];
+        block.read(G, &mut seen).unwrap();
+        assert_eq!(seen, [0; 4]);
+        assert!(rig.device.lost().is_none());
+    }
+
+    fn a_late_fence_covers_what_was_queued_in_between(rig) {
+        let pool = pool(rig, 4);
+        let a = pool.tenant("a").register().unwrap();
+        let b = pool.tenant("b").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let block = a.allocate_on(&stream, 4 * G).unwrap();
+        let address = block.address();
+        drop(block);
+        // Queued after the drop, before anybody wanted the memory: more is covered, never less.
+        rig.machine.hold(D0, stream.as_raw());
+        rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![(address, G, 3)]).unwrap();
+        assert!(b.try_allocate(G).is_err());
+        rig.machine.let_go_all(D0);
+        drop(b.try_allocate(G).unwrap());
+        assert!(rig.device.lost().is_none());
+    }
+
+    fn another_stream_of_the_tenant_waits_on_the_device_and_not_here(rig) {
+        let pool = pool(rig, 4);
+        let tenant = pool.tenant("a").register().unwrap();
+        let one = Stream::new(&rig.device).unwrap();
+        let two = Stream::new(&rig.device).unwrap();
+        let block = tenant.allocate_on(&one, 4 * G).unwrap();
+        let address = block.address();
+        busy(rig, &one, &block, 1);
+        drop(block);
+        let block = tenant.block(4 * G).home_stream(&two).try_allocate().unwrap();
+        assert_eq!(block.address(), address, "warm memory, behind an event");
+        rig.machine
+            .queue_kernel(D0, two.as_raw(), vec![], vec![(block.address(), 4 * G, 2)])
+            .unwrap();
+        assert!(!two.is_done().unwrap(), "its work comes after the first stream's");
+        rig.machine.let_go_all(D0);
+        if rig.keeps_bytes() {
+            let mut seen = [0; 4];
+            block.read(2 * G, &mut seen).unwrap();
+            assert_eq!(seen, [2; 4], "the first stream's late write was overtaken");
+        }
+    }
+
+    fn streams_that_were_recorded_count_too(rig) {
+        let pool = pool(rig, 4);
+        let tenant = pool.tenant("a").register().unwrap();
+        let home = Stream::new(&rig.device).unwrap();
+        let other = Stream::new(&rig.device).unwrap();
+        let block = tenant.allocate_on(&home, 4 * G).unwrap();
+        block.record_use(&other);
+        busy(rig, &other, &block, 1);
+        drop(block);
+        assert_eq!(pool.trim(0).unwrap(), 0);
+        // On the home stream it is ready again, ordered behind the other stream by an event.
+        let block = tenant.block(4 * G).home_stream(&home).try_allocate().unwrap();
+        rig.machine.queue_kernel(D0, home.as_raw(), vec![], vec![(block.address(), G, 2)]).unwrap();
+        assert!(!home.is_done().unwrap());
+        rig.machine.let_go_all(D0);
+        assert!(home.is_done().unwrap());
+        drop(block);
+        assert_eq!(pool.trim(0).unwrap(), 4 * G);
+    }
+
+    fn a_block_without_a_stream_waits_for_all_of_them(rig) {
+        let pool = pool(rig, 4);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let block = tenant.try_allocate(4 * G).unwrap();
+        busy(rig, &stream, &block, 1);
+        drop(block);
+        assert_eq!(limbo(&tenant.try_allocate(4 * G).unwrap_err()), 4 * G);
+        rig.machine.let_go_all(D0);
+        drop(tenant.try_allocate(4 * G).unwrap());
+    }
+
+    fn without_context_events_the_one_who_waits_synchronises(rig) {
+        let pool = pool(rig, 4);
+        let tenant = pool.tenant("a").register().unwrap();
+        drop(tenant.try_allocate(4 * G).unwrap());
+        let lacking = Fault::all(CUresult::CUDA_ERROR_NOT_SUPPORTED).of(Call::CtxRecordEvent);
+        rig.faults.arm(lacking);
+        assert!(tenant.try_allocate(4 * G).is_err(), "try_allocate never waits");
+        let block = tenant.block(4 * G).deadline(Duration::from_secs(5)).allocate().unwrap();
+        assert_eq!(rig.faults.count(Call::CtxSynchronize), 1);
+        rig.faults.disarm();
+        drop(block);
+    }
+
+    fn a_lease_keeps_everything_in_place(rig) {
+        let pool = pool(rig, 8);
+        let a = pool.tenant("a").register().unwrap();
+        let b = pool.tenant("b").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut block = a.allocate_on(&stream, 8 * G).unwrap();
+        let lease = block.lease();
+        let extents = lease.extents();
+        assert_eq!(extents, block.extents());
+        block.shrink_to(G).unwrap();
+        assert_eq!(pool.stats().tenants[0].leased, 7 * G);
+        assert!(b.try_allocate(G).is_err());
+        drop(block);
+        let second = lease.clone();
+        drop(lease);
+        assert!(b.try_allocate(G).is_err());
+        assert!(a.block(G).capacity(8 * G).home_stream(&stream).try_allocate().is_err(),
+            "not even the tenant itself may reuse what is leased");
+        assert_eq!((pool.stats().leased, rig.machine.live().mappings), (8 * G, 1));
+        // Used on a stream that the block knew nothing of.
+        let other = Stream::new(&rig.device).unwrap();
+        rig.machine.hold(D0, other.as_raw());
+        rig.machine.queue_kernel(D0, other.as_raw(), vec![], vec![(second.address(), G, 1)]).unwrap();
+        second.record_use(&other);
+        drop(second);
+        assert!(b.try_allocate(G).is_err(), "the lease is over, the work is not");
+        rig.machine.let_go_all(D0);
+        drop(b.try_allocate(8 * G).unwrap());
+    }
+
+    fn streams_stay_alive_until_their_use_has_passed(rig) {
+        let pool = pool(rig, 4);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        drop(tenant.allocate_on(&stream, G).unwrap());
+        drop(stream);
+        assert_eq!(rig.machine.live().streams, 1);
+        assert_eq!(pool.trim(0).unwrap(), G);
+        drop(tenant.try_allocate(4 * G).unwrap());
+        drop((tenant, pool));
+        assert_eq!(rig.machine.live().streams, 0);
+    }
+
+    fn a_capture_is_not_broken(rig) {
+        let pool = pool(rig, 8);
+        let a = pool.tenant("a").register().unwrap();
+        let b = pool.tenant("b").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let other = Stream::new(&rig.device).unwrap();
+        let block = a.allocate_on(&stream, 2 * G).unwrap();
+        let warm = a.allocate_on(&stream, G).unwrap();
+        drop(warm);
+        drop(b.allocate_on(&other, 4 * G).unwrap());
+        let guard = pool.capture_guard();
+        // SAFETY: the stream lives, and the graph is destroyed before the block.
+        #[allow(unsafe_code)]
+        unsafe { rig.machine.capture_begin(D0, stream.as_raw(), CaptureMode::GLOBAL).unwrap(); }
+        // Warm memory of the home stream and fresh memory are there.
+        drop(a.allocate_on(&stream, G).unwrap());
+        let fresh = a.allocate_on(&stream, G).unwrap();
+        // What needs a fence is not, and says so.
+        let refused = a.try_allocate(4 * G).unwrap_err();
+        assert!(matches!(refused, AllocateError::Capturing(_)), "{refused}");
+        assert_eq!(limbo(&refused), 4 * G);
+        assert!(matches!(block.write(0, b"x"), Err(CopyError::Capturing)));
+        assert_eq!(pool.trim(0).unwrap(), 0);
+        let kept = block.free().unwrap_err();
+        assert_eq!(kept.reason, FreeRefusal::Capturing);
+        let block = kept.block;
+        let lease = block.lease();
+        rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![(block.address(), G, 5)]).unwrap();
+        drop(fresh);
+        // SAFETY: as above.
+        #[allow(unsafe_code)]
+        let graph = unsafe { rig.machine.capture_end(D0, stream.as_raw()) };
+        let graph = graph.expect("the capture was not broken");
+        drop(guard);
+        // SAFETY: the block is leased until the launch below has passed.
+        #[allow(unsafe_code)]
+        unsafe {
+            let ready = rig.machine.graph_instantiate(D0, graph).unwrap();
+            block.free().unwrap();
+            rig.machine.graph_launch(D0, ready, stream.as_raw()).unwrap();
+            stream.synchronize().unwrap();
+            rig.machine.graph_exec_destroy(D0, ready).unwrap();
+            rig.machine.graph_destroy(D0, graph).unwrap();
+        }
+        drop(lease);
+        drop(a.try_allocate(8 * G).unwrap());
+    }
+
+    fn queries_of_ours_leave_a_foreign_capture_alone(rig) {
+        let pool = pool(rig, 4);
+        let a = pool.tenant("a").register().unwrap();
+        let b = pool.tenant("b").register().unwrap();
+        let ours = Stream::new(&rig.device).unwrap();
+        let theirs = Stream::new(&rig.device).unwrap();
+        drop(a.allocate_on(&ours, 4 * G).unwrap());
+        // SAFETY: the stream lives.
+        #[allow(unsafe_code)]
+        unsafe { rig.machine.capture_begin(D0, theirs.as_raw(), CaptureMode::GLOBAL).unwrap(); }
+        drop(b.try_allocate(4 * G).unwrap());
+        // SAFETY: as above.
+        #[allow(unsafe_code)]
+        unsafe {
+            let graph = rig.machine.capture_end(D0, theirs.as_raw()).expect("not broken");
+            rig.machine.graph_destroy(D0, graph).unwrap();
+        }
+    }
+
+    fn a_lost_context_loses_the_pool_and_not_the_program(rig) {
+        let pool = pool(rig, 8);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut block = tenant.block(G).capacity(4 * G).home_stream(&stream).allocate().unwrap();
+        drop(tenant.allocate_on(&stream, 2 * G).unwrap());
+        rig.machine.lose_context(D0, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+        assert!(stream.synchronize().is_err());
+        for refused in [tenant.allocate_on(&stream, 2 * G).map(drop), block.try_grow_to(2 * G)] {
+            let lost = matches!(refused, Err(AllocateError::Call(CallError::ContextLost(_))));
+            assert!(lost, "{refused:?}");
+        }
+        drop((block, tenant, stream));
+        pool.close().unwrap();
+        assert_eq!((rig.machine.live().mappings, rig.machine.live().physical_bytes), (0, 0));
+    }
+
+    fn a_pool_that_is_in_use_is_not_closed(rig) {
+        let pool = pool(rig, 8);
+        let tenant = pool.tenant("a").register().unwrap();
+        let block = tenant.try_allocate(G).unwrap();
+        let lease = block.lease();
+        let pool = pool.close().unwrap_err().owner;
+        drop((tenant, block));
+        let pool = pool.close().unwrap_err().owner;
+        drop(lease);
+        pool.close().unwrap();
+        assert!(rig.machine.live().is_nothing());
+    }
+
+    fn the_last_owner_waits_for_the_device_before_it_unmaps(rig) {
+        let pool = pool(rig, 8);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let block = tenant.allocate_on(&stream, 4 * G).unwrap();
+        busy(rig, &stream, &block, 1);
+        drop((pool, tenant));
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(block));
+            std::thread::sleep(Duration::from_millis(20));
+            assert_eq!(rig.machine.live().mappings, 1, "unmapped under a kernel");
+            rig.machine.let_go_all(D0);
+        });
+        assert_eq!(rig.machine.live().mappings, 0);
+        assert!(rig.device.lost().is_none());
+    }
+}

@@ -1,0 +1,446 @@
+//! Pools, tenants and blocks: who gets what, who gives, and what is told when there is nothing.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use common::{D0, G, GIB, Rig};
+use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::{CUresult, Call, Driver};
+use cuvmm::error::{AllocateError, BuildPoolError, CopyError, RegisterError, ShrinkError};
+use cuvmm::pool::Scrub;
+use cuvmm::{Block, Limit, Pool, Stream};
+
+fn pool<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> Pool
+where
+    Machine<B>: Driver,
+{
+    Pool::builder(&rig.device).limit(Limit::Bytes(granules * G)).build().unwrap()
+}
+
+fn read(block: &Block, offset: u64) -> [u8; 8] {
+    let mut bytes = [0; 8];
+    block.read(offset, &mut bytes).unwrap();
+    bytes
+}
+
+on_both! {
+    fn the_books_balance(rig) {
+        let pool = pool(rig, 32);
+        let tenant = pool.tenant("a").register().unwrap();
+        let block = tenant.block(5 * G - 7).capacity(9 * G).tag("weights").try_allocate().unwrap();
+        let stats = pool.stats();
+        assert_eq!((stats.committed, stats.in_use, stats.padding), (5 * G, 5 * G - 7, 7));
+        assert_eq!((stats.mappings, stats.addresses), (2, 16 * G));
+        assert_eq!(stats.tenants[0].tags["weights"], 5 * G - 7);
+        assert_eq!(rig.machine.live().physical_bytes, 5 * G);
+        drop(block);
+        let stats = tenant.stats();
+        assert_eq!((stats.committed, stats.in_use, stats.padding), (5 * G, 0, 0));
+        assert_eq!((stats.warm + stats.limbo, stats.blocks), (5 * G, 0));
+        assert_eq!(pool.stats().peak, 5 * G);
+    }
+
+    fn a_home_stream_frees_and_allocates_without_a_driver_call(rig) {
+        let pool = pool(rig, 32);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let block = tenant.allocate_on(&stream, 3 * G).unwrap();
+        let address = block.address();
+        rig.faults.forget();
+        drop(block);
+        // The stream is busy all the while: its own order is enough.
+        rig.machine.hold(D0, stream.as_raw());
+        rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![(address, G, 1)]).unwrap();
+        for _ in 0..100 {
+            let small = tenant.block(G).capacity(4 * G).home_stream(&stream);
+            let mut block = small.try_allocate().unwrap();
+            assert_eq!(block.address(), address);
+            block.try_grow_to(3 * G).unwrap();
+            block.shrink_to(2 * G).unwrap();
+        }
+        assert_eq!(rig.faults.total(), 0);
+        rig.machine.let_go_all(D0);
+    }
+
+    fn a_block_grows_and_shrinks_in_place(rig) {
+        let pool = pool(rig, 32);
+        let tenant = pool.tenant("a").register().unwrap();
+        let mut block = tenant.block(10).capacity(20 * G).try_allocate().unwrap();
+        let address = block.address();
+        block.write(0, b"first by").unwrap();
+        block.try_grow_to(7 * G + 3).unwrap();
+        assert_eq!((block.address(), block.size()), (address, 7 * G + 3));
+        block.write(7 * G - 5, b"last 8 b").unwrap();
+        if rig.keeps_bytes() {
+            assert_eq!(&read(&block, 0), b"first by");
+            assert_eq!(&read(&block, 7 * G - 5), b"last 8 b");
+        }
+        assert!(matches!(block.read(7 * G, &mut [0; 4]), Err(CopyError::OutOfRange { .. })));
+        rig.faults.forget();
+        block.shrink_to(G).unwrap();
+        block.try_grow_to(7 * G).unwrap();
+        assert_eq!(rig.faults.total(), 0, "what was given up a moment ago is revived");
+        if rig.keeps_bytes() {
+            let mut bytes = [0; 5];
+            block.read(7 * G - 5, &mut bytes).unwrap();
+            assert_eq!(&bytes, b"last ");
+        }
+        assert!(matches!(
+            block.try_grow_to(21 * G),
+            Err(AllocateError::OverCapacity { capacity, .. }) if capacity == 20 * G
+        ));
+        assert!(matches!(block.try_grow_to(G), Err(AllocateError::WouldShrink { .. })));
+        assert!(matches!(block.shrink_to(8 * G), Err(ShrinkError::WouldGrow { .. })));
+        assert!(matches!(block.shrink_to(0), Err(ShrinkError::ZeroSize)));
+        assert_eq!(block.size(), 7 * G);
+    }
+
+    fn idle_memory_goes_to_whoever_needs_it_but_not_below_a_guarantee(rig) {
+        let pool = pool(rig, 16);
+        let a = pool.tenant("a").guarantee(4 * G).register().unwrap();
+        let b = pool.tenant("b").guarantee(2 * G).register().unwrap();
+        // A may take all but what is missing to B's guarantee.
+        assert!(matches!(a.try_allocate(15 * G), Err(AllocateError::OutOfMemory(_))));
+        drop(a.try_allocate(14 * G).unwrap());
+        assert_eq!(a.stats().committed, 14 * G);
+        // B may take all but what A is guaranteed, although A uses nothing.
+        let shortage = match b.try_allocate(13 * G) {
+            Err(AllocateError::OutOfMemory(shortage)) => shortage,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((shortage.wanted, shortage.limit), (13 * G, 16 * G));
+        assert_eq!(shortage.holders, [("a".to_owned(), 14 * G)]);
+        assert_eq!(a.stats().committed, 14 * G, "a refusal takes nothing");
+        let block = b.try_allocate(12 * G).unwrap();
+        assert_eq!(b.stats().committed, 12 * G);
+        assert!(pool.stats().committed + pool.stats().free <= 16 * G);
+        // And A has its guarantee whatever B does.
+        let own = a.try_allocate(4 * G).unwrap();
+        assert!(a.try_allocate(G).is_err());
+        drop((block, own));
+    }
+
+    fn a_tenants_own_limit_holds_and_its_own_idle_memory_is_taken_first(rig) {
+        let pool = pool(rig, 64);
+        let a = pool.tenant("a").limit(8 * G).register().unwrap();
+        let b = pool.tenant("b").register().unwrap();
+        drop(b.try_allocate(8 * G).unwrap());
+        drop(a.try_allocate(3 * G).unwrap());
+        let block = a.try_allocate(8 * G).unwrap();
+        assert_eq!((a.stats().committed, b.stats().committed), (8 * G, 8 * G));
+        match a.try_allocate(G) {
+            Err(AllocateError::OutOfMemory(shortage)) => {
+                assert_eq!((shortage.tenant_held, shortage.tenant_limit), (8 * G, 8 * G));
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(a.stats().refusals, 1);
+        drop(block);
+    }
+
+    fn lower_priorities_give_first_then_what_was_used_longest_ago(rig) {
+        let pool = pool(rig, 12);
+        let low = pool.tenant("low").priority(-1).register().unwrap();
+        let old = pool.tenant("old").register().unwrap();
+        let new = pool.tenant("new").register().unwrap();
+        drop(old.try_allocate(4 * G).unwrap());
+        drop(new.try_allocate(4 * G).unwrap());
+        drop(low.try_allocate(4 * G).unwrap());
+        let taker = pool.tenant("taker").register().unwrap();
+        let held = || [&low, &old, &new].map(|tenant| tenant.stats().committed / G);
+        let first = taker.try_allocate(4 * G).unwrap();
+        assert_eq!(held(), [0, 4, 4]);
+        let second = taker.try_allocate(4 * G).unwrap();
+        assert_eq!(held(), [0, 0, 4]);
+        drop((first, second));
+    }
+
+    fn memory_that_changes_tenant_is_scrubbed(rig) {
+        for (scrub, home) in [(true, false), (true, true), (false, false)] {
+            let policy = if scrub { Scrub::BetweenTenants } else { Scrub::Never };
+            let pool = Pool::builder(&rig.device)
+                .limit(Limit::Bytes(4 * G)).scrub(policy).build().unwrap();
+            let giver = pool.tenant("giver").register().unwrap();
+            let taker = pool.tenant("taker").register().unwrap();
+            let stream = Stream::new(&rig.device).unwrap();
+            let block = giver.try_allocate(4 * G).unwrap();
+            for granule in 0..4 {
+                block.write(granule * G + 100, b"a secret").unwrap();
+            }
+            drop(block);
+            let mut builder = taker.block(4 * G);
+            if home {
+                builder = builder.home_stream(&stream);
+            }
+            rig.faults.forget();
+            let block = builder.try_allocate().unwrap();
+            assert_eq!(rig.faults.count(Call::MemCreate), 0, "the memory itself was handed on");
+            for granule in 0..4 {
+                let seen = read(&block, granule * G + 100);
+                if rig.keeps_bytes() {
+                    assert_eq!(seen == [0; 8], scrub, "granule {granule}, home stream {home}");
+                }
+            }
+        }
+    }
+
+    fn a_zeroed_block_shows_nothing_of_its_own_tenant_either(rig) {
+        let pool = pool(rig, 16);
+        let tenant = pool.tenant("a").register().unwrap();
+        let block = tenant.block(2 * G).capacity(4 * G).try_allocate().unwrap();
+        block.write(G, b"old data").unwrap();
+        drop(block);
+        let reused = tenant.block(2 * G).capacity(4 * G).try_allocate().unwrap();
+        if rig.keeps_bytes() {
+            assert_eq!(&read(&reused, G), b"old data");
+        }
+        drop(reused);
+        let mut zeroed =
+            tenant.block(G).capacity(4 * G).zeroed(true).try_allocate().unwrap();
+        zeroed.try_grow_to(2 * G).unwrap();
+        assert_eq!(read(&zeroed, G), [0; 8]);
+        zeroed.write(G, b"new data").unwrap();
+        zeroed.shrink_to(G).unwrap();
+        zeroed.try_grow_to(2 * G).unwrap();
+        assert_eq!(read(&zeroed, G), [0; 8], "what grows reads as zero, revived or not");
+    }
+
+    fn draining_tenants_are_charged_until_their_last_block_and_lease(rig) {
+        let pool = pool(rig, 8);
+        let tenant = pool.tenant("a").guarantee(6 * G).register().unwrap();
+        drop(tenant.try_allocate(3 * G).unwrap());
+        let block = tenant.try_allocate(2 * G).unwrap();
+        let lease = block.lease();
+        let clone = tenant.clone();
+        tenant.unregister();
+        assert!(matches!(
+            clone.try_allocate(G),
+            Err(AllocateError::Unregistered { tenant }) if tenant == "a"
+        ));
+        let stats = pool.stats();
+        assert!(stats.tenants[0].draining);
+        assert_eq!((stats.committed, stats.free), (2 * G, 3 * G), "what was idle went back");
+        assert_eq!(stats.tenants[0].guarantee, 0);
+        let again = pool.tenant("a").guarantee(8 * G).register().unwrap();
+        drop(block);
+        let stats = pool.stats();
+        assert_eq!((stats.tenants[0].leased, stats.tenants[0].leases), (2 * G, 1));
+        drop(lease);
+        assert_eq!(pool.stats().tenants.len(), 1, "the draining tenant is gone");
+        assert_eq!(pool.stats().committed, 0);
+        drop((again, clone));
+    }
+
+    fn a_dropped_tenant_is_unregistered_and_its_blocks_live_on(rig) {
+        let pool = pool(rig, 8);
+        let tenant = pool.tenant("a").register().unwrap();
+        let mut block = tenant.block(G).capacity(2 * G).try_allocate().unwrap();
+        drop(tenant);
+        assert!(pool.stats().tenants[0].draining);
+        block.write(0, b"still ok").unwrap();
+        assert!(matches!(block.try_grow_to(2 * G), Err(AllocateError::Unregistered { .. })));
+        drop(pool);
+        block.write(0, b"still ok").unwrap();
+    }
+
+    fn a_pressure_hook_gives_memory_back(rig) {
+        let pool = pool(rig, 8);
+        let held: Arc<Mutex<Vec<Block>>> = Arc::default();
+        let giver_held = held.clone();
+        let asked = Arc::new(Mutex::new(vec![]));
+        let seen = asked.clone();
+        let giver = pool.tenant("giver").on_pressure(move |pressure| {
+            seen.lock().unwrap().push((pressure.wanted_by.clone(), pressure.bytes));
+            giver_held.lock().unwrap().clear();
+        }).register().unwrap();
+        held.lock().unwrap().push(giver.try_allocate(6 * G).unwrap());
+        let taker = pool.tenant("taker").register().unwrap();
+        assert!(taker.try_allocate(4 * G).is_err(), "try_allocate asks nobody");
+        assert!(asked.lock().unwrap().is_empty());
+        let block = taker.allocate(4 * G).unwrap();
+        assert_eq!(*asked.lock().unwrap(), [("taker".to_owned(), 4 * G)]);
+        drop(block);
+    }
+
+    fn an_allocation_waits_until_its_deadline_and_no_longer(rig) {
+        let pool = pool(rig, 4);
+        let tenant = pool.tenant("a").register().unwrap();
+        let block = tenant.try_allocate(4 * G).unwrap();
+        let begun = Instant::now();
+        let refused = tenant.block(G).deadline(Duration::from_millis(30)).allocate();
+        assert!(matches!(refused, Err(AllocateError::OutOfMemory(_))));
+        assert!(begun.elapsed() >= Duration::from_millis(30));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(20));
+                drop(block);
+            });
+            let got = tenant.block(2 * G).deadline(Duration::from_secs(20)).allocate().unwrap();
+            assert_eq!(got.size(), 2 * G);
+        });
+    }
+
+    fn bad_input_is_refused_and_changes_nothing(rig) {
+        let device = &rig.device;
+        let total = device.total_memory();
+        let build = |limit| Pool::builder(device).limit(limit).build();
+        assert!(matches!(build(Limit::Bytes(G - 1)), Err(BuildPoolError::LimitTooSmall { .. })));
+        assert!(matches!(build(Limit::LeaveFree(total)), Err(BuildPoolError::LimitTooSmall { .. })));
+        assert!(matches!(
+            build(Limit::Bytes(total + 1)),
+            Err(BuildPoolError::LimitTooLarge { .. })
+        ));
+        let bad = [
+            Pool::builder(device).mapping_limit(0).build(),
+            Pool::builder(device).address_limit(G - 1).build(),
+            Pool::builder(device).largest_extent(3 * G).build(),
+            Pool::builder(device).largest_extent(G / 2).build(),
+        ];
+        assert!(Pool::builder(device).build().unwrap().stats().limit < total);
+        for refused in bad {
+            assert!(matches!(refused, Err(BuildPoolError::BadOption { .. })), "{refused:?}");
+        }
+        let pool = pool(rig, 8);
+        let tenant = pool.tenant("a").guarantee(5 * G).register().unwrap();
+        assert!(matches!(pool.tenant("").register(), Err(RegisterError::NoName)));
+        assert!(matches!(pool.tenant("a").register(), Err(RegisterError::NameTaken { .. })));
+        assert!(matches!(
+            pool.tenant("b").guarantee(4 * G).register(),
+            Err(RegisterError::GuaranteeTooLarge { left, .. }) if left == 3 * G
+        ));
+        assert!(matches!(
+            pool.tenant("b").guarantee(2 * G).limit(G).register(),
+            Err(RegisterError::GuaranteeOverLimit { .. })
+        ));
+        rig.faults.forget();
+        assert!(matches!(tenant.try_allocate(0), Err(AllocateError::ZeroSize)));
+        assert!(matches!(tenant.try_allocate(u64::MAX), Err(AllocateError::TooLarge { .. })));
+        assert!(matches!(
+            tenant.block(2 * G).capacity(G).try_allocate(),
+            Err(AllocateError::OverCapacity { .. })
+        ));
+        assert!(matches!(
+            tenant.block(G).capacity(1 << 60).try_allocate(),
+            Err(AllocateError::OutOfAddresses { .. })
+        ));
+        assert_eq!((rig.faults.total(), pool.stats().addresses), (0, 0));
+    }
+
+    fn mappings_and_addresses_have_limits_too(rig) {
+        let pool = Pool::builder(&rig.device)
+            .limit(Limit::Bytes(64 * G)).mapping_limit(3).address_limit(40 * G).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let three = tenant.block(7 * G).capacity(8 * G).try_allocate().unwrap();
+        match tenant.try_allocate(G) {
+            Err(AllocateError::OutOfMappings { wanted, held, limit }) => {
+                assert_eq!((wanted, held, limit), (1, 3, 3));
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(pool.stats().committed, 7 * G);
+        drop(three);
+        let one = tenant.try_allocate(16 * G).unwrap();
+        assert_eq!(pool.stats().mappings, 3, "idle mappings made room");
+        assert!(matches!(
+            tenant.block(G).capacity(32 * G).try_allocate(),
+            Err(AllocateError::OutOfAddresses { .. })
+        ));
+        drop(one);
+    }
+
+    fn trim_gives_the_driver_back_what_nobody_uses(rig) {
+        let pool = pool(rig, 16);
+        let tenant = pool.tenant("a").register().unwrap();
+        let block = tenant.try_allocate(2 * G).unwrap();
+        drop(tenant.try_allocate(8 * G).unwrap());
+        assert_eq!(pool.trim(6 * G).unwrap(), 8 * G, "extents go whole");
+        let stats = pool.stats();
+        assert_eq!((stats.committed, stats.free), (2 * G, 0));
+        assert_eq!(rig.machine.live().physical_bytes, 2 * G);
+        assert_eq!(pool.trim(0).unwrap(), 0);
+        drop(block);
+    }
+
+    fn another_library_taking_the_memory_is_an_ordinary_error(rig) {
+        let total = rig.device.total_memory();
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(total)).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let other = rig.machine.alloc(D0, total - 6 * G).unwrap();
+        drop(tenant.try_allocate(4 * G).unwrap());
+        // Only 2 granules are free at the driver, but what lies idle can be made into it.
+        let block = tenant.try_allocate(6 * G).unwrap();
+        drop(block);
+        match tenant.try_allocate(7 * G) {
+            Err(AllocateError::DriverOutOfMemory { cause, .. }) => {
+                let code = cause.driver().and_then(|error| error.code());
+                assert_eq!(code, Some(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+            }
+            refused => panic!("{refused:?}"),
+        }
+        assert_eq!(pool.stats().in_use, 0);
+        drop(tenant.try_allocate(6 * G).unwrap());
+        drop(tenant);
+        pool.close().unwrap();
+        // SAFETY: allocated above and not used.
+        #[allow(unsafe_code)]
+        unsafe { rig.machine.free(D0, other).unwrap(); }
+    }
+
+    fn leave_free_counts_what_others_take(rig) {
+        let total = rig.device.total_memory();
+        let pool = Pool::builder(&rig.device).limit(Limit::LeaveFree(8 * G)).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let other = rig.machine.alloc(D0, total - 12 * G).unwrap();
+        let block = tenant.try_allocate(4 * G).unwrap();
+        assert!(matches!(tenant.try_allocate(G), Err(AllocateError::DriverOutOfMemory { .. })));
+        drop(block);
+        // SAFETY: allocated above and not used.
+        #[allow(unsafe_code)]
+        unsafe { rig.machine.free(D0, other).unwrap(); }
+    }
+
+    fn fragmentation_is_nothing_when_empty_and_when_full(rig) {
+        let pool = pool(rig, 8);
+        assert_eq!(pool.stats().fragmentation(), 0.0);
+        let tenant = pool.tenant("a").register().unwrap();
+        let mut block = tenant.try_allocate(8 * G).unwrap();
+        assert_eq!(pool.stats().fragmentation(), 0.0);
+        block.shrink_to(2 * G).unwrap();
+        assert_eq!(pool.stats().stranded, 6 * G, "one extent of 8 granules, 2 of them in use");
+        assert_eq!(pool.stats().fragmentation(), 0.75);
+        drop(block);
+        assert_eq!(pool.stats().fragmentation(), 0.0);
+    }
+}
+
+#[test]
+fn two_pools_on_two_drivers_live_side_by_side() {
+    let (one, two) = (common::host(), common::model());
+    let (here, there) = (pool(&one, 8), pool(&two, 8));
+    let a = here.tenant("a").register().unwrap();
+    let b = there.tenant("a").register().unwrap();
+    let stream = Stream::new(&two.device).unwrap();
+    assert!(matches!(a.allocate_on(&stream, G), Err(AllocateError::WrongDevice)));
+    let block = b.allocate_on(&stream, 8 * G).unwrap();
+    drop(a.try_allocate(8 * G).unwrap());
+    drop((block, stream));
+}
+
+#[test]
+fn the_message_of_a_refusal_says_who_holds_the_memory() {
+    let rig = common::model();
+    let pool = pool(&rig, 512);
+    let a = pool.tenant("chat").guarantee(16 * G).register().unwrap();
+    let b = pool.tenant("code").register().unwrap();
+    let block = a.try_allocate(400 * G).unwrap();
+    let refused = b.try_allocate(GIB).unwrap_err();
+    let text = refused.to_string();
+    for part in ["out of memory", "\"code\" wants 1073741824", "can have 234881024", "\"chat\" 838860800"] {
+        assert!(text.contains(part), "{part:?} is not in {text:?}");
+    }
+    drop(block);
+}

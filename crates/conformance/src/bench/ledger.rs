@@ -1,0 +1,38 @@
+//! What a case has been handed and not given back.
+
+use cuvmm_driver::{
+    DeviceAddress, EventHandle, GraphExecHandle, GraphHandle, Ordinal, PhysicalHandle, StreamHandle,
+};
+
+/// Everything that is outstanding, in the order it was handed out.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    pub(super) reservations: Vec<(DeviceAddress, u64)>,
+    pub(super) mappings: Vec<(DeviceAddress, u64)>,
+    /// One entry for each reference, so a handle may stand here twice.
+    pub(super) handles: Vec<PhysicalHandle>,
+    pub(super) plain: Vec<DeviceAddress>,
+    pub(super) pinned: Vec<usize>,
+    pub(super) streams: Vec<(Ordinal, StreamHandle)>,
+    /// Streams that were told to capture and not yet to stop.
+    pub(super) capturing: Vec<StreamHandle>,
+    pub(super) events: Vec<EventHandle>,
+    pub(super) graphs: Vec<GraphHandle>,
+    pub(super) execs: Vec<GraphExecHandle>,
+}
+
+impl Ledger {
+    /// Strikes the mappings that lie whole in a range.
+    pub(super) fn strike_mappings(&mut self, address: DeviceAddress, size: u64) {
+        let end = address.0.saturating_add(size);
+        self.mappings
+            .retain(|(at, len)| at.0 < address.0 || at.0.saturating_add(*len) > end);
+    }
+}
+
+/// Strikes the last entry that equals `wanted`.
+pub(super) fn strike<T: PartialEq>(entries: &mut Vec<T>, wanted: &T) {
+    if let Some(index) = entries.iter().rposition(|entry| entry == wanted) {
+        entries.remove(index);
+    }
+}

@@ -1,0 +1,219 @@
+//! The memory calls of the driver, as questions: whatever is passed in is passed on.
+//!
+//! `unsafe` is allowed here because the suite exists to make calls that the trait's contract
+//! forbids, and to see what the driver says. The reasons why that harms nobody:
+//!
+//! - the methods are private to this crate, and the cases are its only callers;
+//! - a case works on memory that it made itself, and holds no reference into it;
+//! - it runs no device work beside the calls that its bench counts, and waits for that;
+//! - a case after which the process or its context may be of no more use is `Isolated`, and the
+//!   safe interface of this crate runs it in a process of its own.
+//!
+//! The `SAFETY` comments below refer to these as "the suite's licence".
+#![allow(unsafe_code)]
+
+use std::os::fd::OwnedFd;
+
+use cuvmm_driver::{
+    AccessDesc, DeviceAddress, DriverError, Exported, HandleTypes, ImportSource, PhysicalHandle,
+    PhysicalProps,
+};
+
+use super::Bench;
+use super::ledger::strike;
+
+impl Bench {
+    pub(crate) fn reserve(
+        &mut self,
+        size: u64,
+        alignment: u64,
+        hint: DeviceAddress,
+        flags: u64,
+    ) -> Result<DeviceAddress, DriverError> {
+        let address = self.driver.reserve(size, alignment, hint, flags)?;
+        self.ledger.reservations.push((address, size));
+        Ok(address)
+    }
+
+    pub(crate) fn free_reservation(
+        &mut self,
+        address: DeviceAddress,
+        size: u64,
+    ) -> Result<(), DriverError> {
+        // SAFETY: the suite's licence, at the top of this file.
+        unsafe { self.driver.free_reservation(address, size) }?;
+        self.ledger.reservations.retain(|(at, _)| *at != address);
+        Ok(())
+    }
+
+    pub(crate) fn create(
+        &mut self,
+        size: u64,
+        props: &PhysicalProps,
+        flags: u64,
+    ) -> Result<PhysicalHandle, DriverError> {
+        let handle = self.driver.create(size, props, flags)?;
+        self.ledger.handles.push(handle);
+        Ok(handle)
+    }
+
+    pub(crate) fn release(&mut self, handle: PhysicalHandle) -> Result<(), DriverError> {
+        // SAFETY: the suite's licence, at the top of this file.
+        unsafe { self.driver.release(handle) }?;
+        strike(&mut self.ledger.handles, &handle);
+        Ok(())
+    }
+
+    pub(crate) fn retain(&mut self, address: DeviceAddress) -> Result<PhysicalHandle, DriverError> {
+        let handle = self.driver.retain(address)?;
+        self.ledger.handles.push(handle);
+        Ok(handle)
+    }
+
+    pub(crate) fn physical_props(
+        &self,
+        handle: PhysicalHandle,
+    ) -> Result<PhysicalProps, DriverError> {
+        // SAFETY: the suite's licence, at the top of this file.
+        unsafe { self.driver.physical_props(handle) }
+    }
+
+    pub(crate) fn export(
+        &self,
+        handle: PhysicalHandle,
+        handle_type: HandleTypes,
+        flags: u64,
+    ) -> Result<Exported, DriverError> {
+        // SAFETY: the suite's licence, at the top of this file.
+        unsafe { self.driver.export(handle, handle_type, flags) }
+    }
+
+    pub(crate) fn import(
+        &mut self,
+        source: ImportSource,
+        handle_type: HandleTypes,
+    ) -> Result<PhysicalHandle, DriverError> {
+        // SAFETY: the suite's licence, at the top of this file; the cases keep a descriptor that
+        // they pass open, or pass a number that no descriptor has.
+        let handle = unsafe { self.driver.import(source, handle_type) }?;
+        self.ledger.handles.push(handle);
+        Ok(handle)
+    }
+
+    pub(crate) fn map(
+        &mut self,
+        address: DeviceAddress,
+        size: u64,
+        offset: u64,
+        handle: PhysicalHandle,
+        flags: u64,
+    ) -> Result<(), DriverError> {
+        // SAFETY: the suite's licence, at the top of this file.
+        unsafe { self.driver.map(address, size, offset, handle, flags) }?;
+        self.ledger.mappings.push((address, size));
+        Ok(())
+    }
+
+    pub(crate) fn unmap(&mut self, address: DeviceAddress, size: u64) -> Result<(), DriverError> {
+        // SAFETY: the suite's licence, at the top of this file.
+        unsafe { self.driver.unmap(address, size) }?;
+        self.ledger.strike_mappings(address, size);
+        Ok(())
+    }
+
+    pub(crate) fn set_access(
+        &mut self,
+        address: DeviceAddress,
+        size: u64,
+        access: &[AccessDesc],
+    ) -> Result<(), DriverError> {
+        // SAFETY: the suite's licence, at the top of this file.
+        unsafe { self.driver.set_access(address, size, access) }
+    }
+
+    pub(crate) fn dma_buf(
+        &self,
+        address: DeviceAddress,
+        size: u64,
+    ) -> Result<OwnedFd, DriverError> {
+        // SAFETY: the suite's licence, at the top of this file; nobody uses the descriptor.
+        unsafe { self.driver.dma_buf(self.device, address, size) }
+    }
+
+    pub(crate) fn alloc(&mut self, size: u64) -> Result<DeviceAddress, DriverError> {
+        let address = self.driver.alloc(self.device, size)?;
+        self.ledger.plain.push(address);
+        Ok(address)
+    }
+
+    pub(crate) fn managed(&mut self, size: u64, flags: u32) -> Result<DeviceAddress, DriverError> {
+        let address = self.driver.managed_alloc(self.device, size, flags)?;
+        self.ledger.plain.push(address);
+        Ok(address)
+    }
+
+    /// Gives plain or managed memory back.
+    pub(crate) fn free(&mut self, address: DeviceAddress) -> Result<(), DriverError> {
+        // SAFETY: the suite's licence, at the top of this file.
+        unsafe { self.driver.free(self.device, address) }?;
+        strike(&mut self.ledger.plain, &address);
+        Ok(())
+    }
+
+    /// Pinned host memory; the answer is the pointer as a number.
+    pub(crate) fn pinned(&mut self, size: u64, flags: u32) -> Result<usize, DriverError> {
+        let pointer = self
+            .driver
+            .host_alloc(self.device, size, flags)?
+            .expose_provenance();
+        self.ledger.pinned.push(pointer);
+        Ok(pointer)
+    }
+
+    pub(crate) fn free_pinned(&mut self, pointer: usize) -> Result<(), DriverError> {
+        let raw = std::ptr::with_exposed_provenance_mut(pointer);
+        // SAFETY: the suite's licence, at the top of this file.
+        unsafe { self.driver.host_free(self.device, raw) }?;
+        strike(&mut self.ledger.pinned, &pointer);
+        Ok(())
+    }
+
+    /// The byte that the CPU sees at an address that it may read, once the device has come to
+    /// rest; nothing where addresses have no memory behind them.
+    pub(crate) fn cpu_reads(&self, address: u64) -> Result<Option<u8>, DriverError> {
+        if !self.has_memory() {
+            return Ok(None);
+        }
+        self.driver.context_synchronize(self.device)?;
+        let pointer = std::ptr::with_exposed_provenance::<u8>(address as usize);
+        // SAFETY: the caller passes an address of pinned, managed or host NUMA memory that is
+        // mapped and open to the CPU; nothing writes it, since the device is at rest.
+        Ok(Some(unsafe { pointer.read_volatile() }))
+    }
+
+    /// Gives back everything that the case still holds; what it cannot is told.
+    pub(crate) fn give_back(&mut self) -> Vec<String> {
+        let mut troubles = self.give_back_work();
+        let mut note = |outcome: Result<(), DriverError>| {
+            if let Err(error) = outcome {
+                troubles.push(error.to_string());
+            }
+        };
+        for (address, size) in std::mem::take(&mut self.ledger.mappings) {
+            note(self.unmap(address, size));
+        }
+        for handle in std::mem::take(&mut self.ledger.handles) {
+            note(self.release(handle));
+        }
+        for (address, size) in std::mem::take(&mut self.ledger.reservations) {
+            note(self.free_reservation(address, size));
+        }
+        for address in std::mem::take(&mut self.ledger.plain) {
+            note(self.free(address));
+        }
+        for pointer in std::mem::take(&mut self.ledger.pinned) {
+            note(self.free_pinned(pointer));
+        }
+        troubles
+    }
+}

@@ -1,0 +1,300 @@
+//! Rights on mappings.
+
+use cuvmm_driver::{AccessDesc, AccessFlags, DeviceAddress, Location, LocationKind, Ordinal};
+
+use super::sizes::{KIB, MIB};
+use crate::answer::code;
+use crate::{Answer, Answered, Bench, Case};
+
+const WHOLE: &str = "access-whole-mappings";
+const HOLES: &str = "access-holes";
+const ARGUMENTS: &str = "access-arguments";
+const RIGHTS: &str = "access-rights";
+const OTHERS: &str = "access-of-the-host";
+
+pub(super) const CASES: &[Case] = &[
+    Case::new("access.whole", WHOLE, "One mapping, whole.", |b| {
+        granted(b, "X-", 0, 2, &[0])
+    }),
+    Case::new(
+        "access.part_low",
+        WHOLE,
+        "The first half of a mapping.",
+        |b| granted(b, "X-", 0, 1, &[0]),
+    ),
+    Case::new(
+        "access.part_high",
+        WHOLE,
+        "The second half of a mapping.",
+        |b| granted(b, "X-", 1, 1, &[0]),
+    ),
+    Case::new(
+        "access.whole_of_two",
+        WHOLE,
+        "Two mappings in one call.",
+        |b| granted(b, "X-X-", 0, 4, &[0, 2]),
+    ),
+    Case::new(
+        "access.one_of_two",
+        WHOLE,
+        "The first of two mappings.",
+        |b| granted(b, "X-X-", 0, 2, &[0, 2]),
+    ),
+    Case::new(
+        "access.one_and_half",
+        WHOLE,
+        "One mapping and half of the next.",
+        |b| granted(b, "X-X-", 0, 3, &[0, 2]),
+    ),
+    Case::new(
+        "access.half_and_one",
+        WHOLE,
+        "Half of a mapping and the next.",
+        |b| granted(b, "X-X-", 1, 3, &[0, 2]),
+    ),
+    Case::new(
+        "access.hole_between",
+        HOLES,
+        "Mapping, hole, mapping.",
+        |b| granted(b, "X-..X-", 0, 6, &[0, 4]),
+    ),
+    Case::new("access.hole_at_start", HOLES, "Hole, mapping.", |b| {
+        granted(b, "..X-", 0, 4, &[2])
+    }),
+    Case::new("access.hole_at_end", HOLES, "Mapping, hole.", |b| {
+        granted(b, "X-..", 0, 4, &[0])
+    }),
+    Case::new(
+        "access.nothing_mapped",
+        HOLES,
+        "A reservation without a mapping.",
+        |b| granted(b, "....", 0, 4, &[]),
+    ),
+    Case::new(
+        "access.unreserved",
+        HOLES,
+        "Addresses that were given back.",
+        |b| {
+            let base = b.addresses(2)?;
+            b.free_reservation(base, 2 * b.granule())?;
+            Ok(Answer::code(&b.grant(base, 2, AccessFlags::READ_WRITE)))
+        },
+    ),
+    Case::new("access.size_0", ARGUMENTS, "No bytes.", |b| bytes(b, 0, 0)),
+    Case::new(
+        "access.unaligned_ptr",
+        ARGUMENTS,
+        "From the middle of a granule.",
+        |b| bytes(b, 4 * KIB, 2 * MIB),
+    ),
+    Case::new(
+        "access.unaligned_size",
+        ARGUMENTS,
+        "One and a half granules.",
+        |b| bytes(b, 0, 3 * MIB),
+    ),
+    Case::new("access.count_0", ARGUMENTS, "No rights at all.", |b| {
+        described(b, &[])
+    }),
+    Case::new("access.flags_2", ARGUMENTS, "Write without read.", |b| {
+        described(b, &[for_device(0, AccessFlags(2))])
+    }),
+    Case::new(
+        "access.flags_4",
+        ARGUMENTS,
+        "A right that does not exist.",
+        |b| described(b, &[for_device(0, AccessFlags(4))]),
+    ),
+    Case::new(
+        "access.device_99",
+        ARGUMENTS,
+        "For a device that does not exist.",
+        |b| described(b, &[for_device(99, AccessFlags::READ_WRITE)]),
+    ),
+    Case::new(
+        "access.loc_invalid",
+        ARGUMENTS,
+        "For location type 0.",
+        |b| {
+            let location = Location {
+                kind: LocationKind::INVALID,
+                id: 0,
+            };
+            described(
+                b,
+                &[AccessDesc {
+                    location,
+                    flags: AccessFlags::READ_WRITE,
+                }],
+            )
+        },
+    ),
+    Case::new(
+        "access.two_desc_one_bad",
+        ARGUMENTS,
+        "A good right and a bad one.",
+        |b| {
+            let good = for_device(0, AccessFlags::READ_WRITE);
+            described(b, &[good, for_device(99, AccessFlags::READ_WRITE)])
+        },
+    ),
+    Case::new(
+        "access.loc_host",
+        OTHERS,
+        "For the CPU, on device memory.",
+        |b| {
+            let access = AccessDesc {
+                location: Location::HOST,
+                flags: AccessFlags::READ_WRITE,
+            };
+            described(b, &[access])
+        },
+    ),
+    Case::new(
+        "access.loc_numa_for_device_mem",
+        OTHERS,
+        "For a node, on device memory.",
+        |b| {
+            let location = Location::host_numa(0);
+            described(
+                b,
+                &[AccessDesc {
+                    location,
+                    flags: AccessFlags::READ_WRITE,
+                }],
+            )
+        },
+    ),
+    Case::new(
+        "access.fresh_map",
+        RIGHTS,
+        "What a new mapping grants.",
+        |b| {
+            let base = b.lay("X-")?;
+            Ok(right(b, base))
+        },
+    ),
+    Case::new(
+        "access.readonly",
+        RIGHTS,
+        "Read, and the right as reported.",
+        |b| rights(b, &[AccessFlags::READ]),
+    ),
+    Case::new(
+        "access.flag_1_then_3",
+        RIGHTS,
+        "Read, then read and write.",
+        |b| rights(b, &[AccessFlags::READ, AccessFlags::READ_WRITE]),
+    ),
+    Case::new(
+        "access.flag_3_then_1",
+        RIGHTS,
+        "Read and write, then read.",
+        |b| rights(b, &[AccessFlags::READ_WRITE, AccessFlags::READ]),
+    ),
+    Case::new(
+        "access.flag_3_then_0",
+        RIGHTS,
+        "Read and write, then nothing.",
+        |b| rights(b, &[AccessFlags::READ_WRITE, AccessFlags::NONE]),
+    ),
+    Case::new(
+        "access.interior",
+        RIGHTS,
+        "Asked in the middle of a mapping.",
+        |b| {
+            let (address, _) = b.open(2)?;
+            Ok(right(b, b.at(address, 1)))
+        },
+    ),
+    Case::new(
+        "get_access.unmapped",
+        RIGHTS,
+        "Asked where nothing is mapped.",
+        |b| {
+            let base = b.addresses(1)?;
+            Ok(right(b, base))
+        },
+    ),
+    Case::new(
+        "get_access.unreserved",
+        RIGHTS,
+        "Asked where nothing is reserved.",
+        |b| {
+            let base = b.addresses(1)?;
+            b.free_reservation(base, b.granule())?;
+            Ok(right(b, base))
+        },
+    ),
+    Case::new(
+        "access.remap_forgets",
+        RIGHTS,
+        "Mapped anew, the old rights are gone.",
+        |b| {
+            let (address, handle) = b.open(2)?;
+            b.unmap(address, 2 * b.granule())?;
+            b.map(address, 2 * b.granule(), 0, handle, 0)?;
+            Ok(right(b, address))
+        },
+    ),
+];
+
+fn for_device(ordinal: i32, flags: AccessFlags) -> AccessDesc {
+    AccessDesc {
+        location: Location::device(Ordinal(ordinal)),
+        flags,
+    }
+}
+
+/// Grants a range of a picture, and says which of some places can then be read.
+fn granted(b: &mut Bench, picture: &str, from: u64, granules: u64, places: &[u64]) -> Answered {
+    let base = b.lay(picture)?;
+    let outcome = b.grant(b.at(base, from), granules, AccessFlags::READ_WRITE);
+    let answer = Answer::code(&outcome);
+    if places.is_empty() {
+        return Ok(answer);
+    }
+    let readable: Vec<_> = places
+        .iter()
+        .map(|place| b.reads(b.at(base, *place)))
+        .collect();
+    Ok(answer.with("readable", readable.join(" ")))
+}
+
+/// Grants a range given in bytes, in a mapping of two granules.
+fn bytes(b: &mut Bench, from: u64, size: u64) -> Answered {
+    let base = b.lay("X-")?;
+    let access = for_device(0, AccessFlags::READ_WRITE);
+    Ok(Answer::code(&b.set_access(
+        DeviceAddress(base.0 + from),
+        size,
+        &[access],
+    )))
+}
+
+/// Grants rights on a mapping, and says whether the device can then read.
+fn described(b: &mut Bench, access: &[AccessDesc]) -> Answered {
+    let base = b.lay("X-")?;
+    let outcome = b.set_access(base, 2 * b.granule(), access);
+    Ok(Answer::code(&outcome).with("readable", b.reads(base)))
+}
+
+/// The right of the device at an address.
+fn right(b: &Bench, address: DeviceAddress) -> Answer {
+    let outcome = b.driver().get_access(address, Location::device(b.device()));
+    Answer::code(&outcome).with("value", outcome.map_or(0, |flags| flags.0))
+}
+
+/// Grants one right after the other, and says what can then be done.
+fn rights(b: &mut Bench, flags: &[AccessFlags]) -> Answered {
+    let base = b.lay("X-")?;
+    let mut outcome = Ok(());
+    for flags in flags {
+        outcome = outcome.and(b.grant(base, 2, *flags));
+    }
+    let value = b.driver().get_access(base, Location::device(b.device()))?;
+    Ok(Answer::code(&outcome)
+        .with("value", value.0)
+        .with("read", b.reads(base))
+        .with("write", code(&b.fill(base, 1, 64))))
+}

@@ -1,0 +1,314 @@
+//! What is allowed while a stream captures, and what breaks the capture.
+
+use std::thread;
+
+use cuvmm_driver::{AccessFlags, CaptureMode, CaptureStatus, DriverError, StreamHandle};
+
+use crate::{Answer, Answered, Bench, Case, Need};
+
+const MEMORY: &str = "capture-memory-calls";
+const QUERIES: &str = "capture-queries";
+const REPLAY: &str = "capture-replay";
+
+pub(super) const CASES: &[Case] = &[
+    Case::new("capture.reserve", MEMORY, "Reserve.", |b| {
+        during(b, CaptureMode::GLOBAL, |b, _| b.addresses(1).map(drop))
+    }),
+    Case::new("capture.create", MEMORY, "Create.", |b| {
+        during(b, CaptureMode::GLOBAL, |b, _| b.physical(1).map(drop))
+    }),
+    Case::new("capture.map", MEMORY, "Map.", |b| {
+        let (base, size, handle) = (b.addresses(1)?, b.granule(), b.physical(1)?);
+        during(b, CaptureMode::GLOBAL, |b, _| {
+            b.map(base, size, 0, handle, 0)
+        })
+    }),
+    Case::new("capture.set_access", MEMORY, "Grant.", |b| {
+        let base = b.lay("x")?;
+        during(b, CaptureMode::GLOBAL, |b, _| {
+            b.grant(base, 1, AccessFlags::READ_WRITE)
+        })
+    }),
+    Case::new("capture.unmap", MEMORY, "Unmap.", |b| {
+        let (base, _) = b.open(1)?;
+        during(b, CaptureMode::GLOBAL, |b, _| b.unmap(base, b.granule()))
+    }),
+    Case::new("capture.release", MEMORY, "Release.", |b| {
+        let handle = b.physical(1)?;
+        during(b, CaptureMode::GLOBAL, |b, _| b.release(handle))
+    }),
+    Case::new(
+        "capture.address_free",
+        MEMORY,
+        "Give addresses back.",
+        |b| {
+            let base = b.addresses(1)?;
+            during(b, CaptureMode::GLOBAL, |b, _| {
+                b.free_reservation(base, b.granule())
+            })
+        },
+    ),
+    Case::new(
+        "capture.event_record_other_stream",
+        QUERIES,
+        "An event elsewhere.",
+        |b| {
+            let (other, event) = (b.stream()?, b.event()?);
+            during(b, CaptureMode::GLOBAL, |b, _| b.record(event, other))
+        },
+    ),
+    Case::new(
+        "capture.event_query",
+        QUERIES,
+        "Asking an event, globally strict.",
+        |b| {
+            let event = recorded(b)?;
+            during(b, CaptureMode::GLOBAL, |b, _| {
+                b.event_is_done(event).map(drop)
+            })
+        },
+    ),
+    Case::new(
+        "capture.event_query_thread_local",
+        QUERIES,
+        "Strict for this thread.",
+        |b| {
+            let event = recorded(b)?;
+            during(b, CaptureMode::THREAD_LOCAL, |b, _| {
+                b.event_is_done(event).map(drop)
+            })
+        },
+    ),
+    Case::new(
+        "capture.event_query_relaxed_capture",
+        QUERIES,
+        "A relaxed capture.",
+        |b| {
+            let event = recorded(b)?;
+            during(b, CaptureMode::RELAXED, |b, _| {
+                b.event_is_done(event).map(drop)
+            })
+        },
+    ),
+    Case::new(
+        "capture.event_query_relaxed_thread",
+        QUERIES,
+        "In relaxed mode meanwhile.",
+        |b| {
+            let event = recorded(b)?;
+            during(b, CaptureMode::GLOBAL, |b, _| {
+                relaxed(b, |b| b.event_is_done(event).map(drop))
+            })
+        },
+    ),
+    Case::new(
+        "capture.event_query_other_thread",
+        QUERIES,
+        "Another thread asks.",
+        |b| {
+            let event = recorded(b)?;
+            during(b, CaptureMode::GLOBAL, |b, _| {
+                on_thread(|| b.event_is_done(event).map(drop))
+            })
+        },
+    ),
+    Case::new(
+        "capture.event_query_other_thread_local",
+        QUERIES,
+        "Strict here only.",
+        |b| {
+            let event = recorded(b)?;
+            during(b, CaptureMode::THREAD_LOCAL, |b, _| {
+                on_thread(|| b.event_is_done(event).map(drop))
+            })
+        },
+    ),
+    Case::new(
+        "capture.stream_query_other_stream",
+        QUERIES,
+        "Asking another stream.",
+        |b| {
+            let other = b.stream()?;
+            during(b, CaptureMode::GLOBAL, |b, _| {
+                b.stream_is_done(other).map(drop)
+            })
+        },
+    ),
+    Case::new(
+        "capture.stream_synchronize_other",
+        QUERIES,
+        "Waiting for another stream.",
+        |b| {
+            let other = b.stream()?;
+            during(b, CaptureMode::GLOBAL, |b, _| b.synchronize(other))
+        },
+    ),
+    Case::new(
+        "capture.event_synchronize",
+        QUERIES,
+        "Waiting for an event.",
+        |b| {
+            let event = recorded(b)?;
+            during(b, CaptureMode::GLOBAL, |b, _| b.synchronize_event(event))
+        },
+    ),
+    Case::new(
+        "capture.synchronize",
+        QUERIES,
+        "Waiting for the whole context.",
+        |b| {
+            during(b, CaptureMode::GLOBAL, |b, _| {
+                b.driver().context_synchronize(b.device())
+            })
+        },
+    ),
+    Case::new(
+        "capture.context_event",
+        QUERIES,
+        "One event behind all streams.",
+        |b| {
+            let event = b.event()?;
+            during(b, CaptureMode::GLOBAL, |b, _| b.record_context(event))
+        },
+    ),
+    Case::new(
+        "capture.status",
+        QUERIES,
+        "A stream before, in and after a capture.",
+        |b| {
+            let stream = b.stream()?;
+            let before = b.capture_status(stream)?;
+            b.capture_begin(stream, CaptureMode::GLOBAL)?;
+            let inside = b.capture_status(stream)?;
+            b.capture_end(stream)?;
+            let after = b.capture_status(stream)?;
+            Ok(Answer::value(before.0)
+                .with("in", inside.0)
+                .with("after", after.0))
+        },
+    ),
+    Case::new(
+        "capture.status_broken",
+        QUERIES,
+        "A stream whose capture was broken.",
+        |b| {
+            let (stream, event) = (b.stream()?, recorded(b)?);
+            b.capture_begin(stream, CaptureMode::GLOBAL)?;
+            let query = b.event_is_done(event);
+            let status = b.capture_status(stream);
+            Ok(Answer::code(&query)
+                .then("status", &status)
+                .with("value", status.unwrap_or(CaptureStatus(-1)).0))
+        },
+    ),
+    Case::new(
+        "capture.exchange_mode",
+        QUERIES,
+        "A thread's mode: as given, as set.",
+        |b| {
+            let first = b.driver().exchange_capture_mode(CaptureMode::RELAXED)?;
+            let second = b.driver().exchange_capture_mode(first)?;
+            Ok(Answer::value(first.0).with("then", second.0))
+        },
+    ),
+    Case::new(
+        "capture.end_without_begin",
+        QUERIES,
+        "Ending what was never begun.",
+        |b| {
+            let stream = b.stream()?;
+            Ok(Answer::code(&b.capture_end(stream)))
+        },
+    ),
+    Case::new(
+        "capture.replay",
+        REPLAY,
+        "A captured fill, launched.",
+        |b| {
+            let (address, _) = b.open(1)?;
+            let stream = b.stream()?;
+            b.capture_begin(stream, CaptureMode::GLOBAL)?;
+            let queued = b.fill_async(address, 7, 64, stream);
+            let graph = b.capture_end(stream)?;
+            let exec = b.instantiate(graph)?;
+            let launched = b.launch(exec, stream);
+            let sync = b.synchronize(stream);
+            Ok(Answer::code(&queued)
+                .then("launch", &launched)
+                .then("sync", &sync))
+        },
+    ),
+    Case::new(
+        "capture.replay_after_remap",
+        REPLAY,
+        "Other memory at the same address.",
+        |b| {
+            let (address, first) = b.open(1)?;
+            let (stream, size) = (b.stream()?, b.granule());
+            b.capture_begin(stream, CaptureMode::GLOBAL)?;
+            b.fill_async(address, 7, 64, stream)?;
+            let graph = b.capture_end(stream)?;
+            let captured = b.read(address)?[0];
+            let exec = b.instantiate(graph)?;
+            let replay = |b: &Bench| {
+                b.launch(exec, stream)?;
+                b.synchronize(stream)?;
+                Ok::<_, DriverError>(b.read(address)?[0])
+            };
+            let before = replay(b)?;
+            b.unmap(address, size)?;
+            b.release(first)?;
+            b.place(address, 1)?;
+            b.grant(address, 1, AccessFlags::READ_WRITE)?;
+            let fresh = b.read(address)?[0];
+            let after = replay(b)?;
+            Ok(Answer::named::<()>("capture", &Ok(()))
+                .with("wrote", captured)
+                .with("launch", before)
+                .with("new memory", fresh)
+                .with("launch", after))
+        },
+    )
+    .needing(&[Need::Memory]),
+];
+
+/// An event that was recorded and has passed.
+fn recorded(b: &mut Bench) -> Result<cuvmm_driver::EventHandle, DriverError> {
+    let (stream, event) = (b.stream()?, b.event()?);
+    b.record(event, stream)?;
+    b.synchronize(stream)?;
+    Ok(event)
+}
+
+/// Does something while a stream captures, and says how the capture ended.
+fn during(
+    b: &mut Bench,
+    mode: CaptureMode,
+    act: impl FnOnce(&mut Bench, StreamHandle) -> Result<(), DriverError>,
+) -> Answered {
+    let stream = b.stream()?;
+    b.capture_begin(stream, mode)?;
+    let outcome = act(b, stream);
+    let end = b.capture_end(stream);
+    Ok(Answer::code(&outcome).then("end", &end))
+}
+
+/// Does something with this thread in relaxed mode.
+fn relaxed(
+    b: &mut Bench,
+    act: impl FnOnce(&mut Bench) -> Result<(), DriverError>,
+) -> Result<(), DriverError> {
+    let mode = b.driver().exchange_capture_mode(CaptureMode::RELAXED)?;
+    let outcome = act(b);
+    b.driver().exchange_capture_mode(mode)?;
+    outcome
+}
+
+/// Does something on a thread of its own.
+fn on_thread(act: impl FnOnce() -> Result<(), DriverError> + Send) -> Result<(), DriverError> {
+    let gone = DriverError::new(
+        cuvmm_driver::Call::EventQuery,
+        cuvmm_driver::CUresult::CUDA_ERROR_UNKNOWN,
+    );
+    thread::scope(|scope| scope.spawn(act).join()).unwrap_or(Err(gone))
+}

@@ -1,0 +1,311 @@
+//! Creating physical memory: sizes, places, types, and what it reads as.
+
+use cuvmm_driver::{
+    AccessFlags, AllocationType, HandleTypes, Location, LocationKind, Ordinal, PhysicalProps,
+};
+
+use super::sizes::{KIB, MIB, TIB};
+use crate::answer::bit;
+use crate::{Answer, Answered, Bench, Case, Need};
+
+const SIZE: &str = "create-size";
+const PLACE: &str = "create-location";
+const TYPE: &str = "create-type";
+const EXTRAS: &str = "create-extras";
+const ZERO: &str = "fresh-is-zero";
+
+pub(super) const CASES: &[Case] = &[
+    Case::new(
+        "create.ok",
+        SIZE,
+        "One granule of plain device memory.",
+        |b| sized(b, 2 * MIB),
+    ),
+    Case::new("create.size_0", SIZE, "No bytes.", |b| sized(b, 0)),
+    Case::new("create.size_1", SIZE, "One byte.", |b| sized(b, 1)),
+    Case::new(
+        "create.size_64K",
+        SIZE,
+        "64 KiB is less than a granule.",
+        |b| sized(b, 64 * KIB),
+    ),
+    Case::new("create.size_1M", SIZE, "Half a granule.", |b| sized(b, MIB)),
+    Case::new("create.size_3M", SIZE, "One and a half granules.", |b| {
+        sized(b, 3 * MIB)
+    }),
+    Case::new(
+        "create.size_1T",
+        SIZE,
+        "1 TiB, more than any device has.",
+        |b| sized(b, TIB),
+    ),
+    Case::new(
+        "create.size_max_aligned",
+        SIZE,
+        "The largest multiple of a granule.",
+        |b| sized(b, u64::MAX - (2 * MIB - 1)),
+    ),
+    Case::new("create.flags_1", "create-flags", "Flags must be 0.", |b| {
+        let (size, props) = (b.granule(), b.props());
+        Ok(Answer::code(&b.create(size, &props, 1)))
+    }),
+    Case::new(
+        "create.handles_differ",
+        "create-flags",
+        "Two physicals, two handles.",
+        |b| {
+            let (first, second) = (b.physical(1)?, b.physical(1)?);
+            Ok(Answer::value(bit(first != second)))
+        },
+    ),
+    Case::new("create.device_-1", PLACE, "Device -1.", |b| {
+        made(b, PhysicalProps::device(Ordinal(-1)))
+    }),
+    Case::new(
+        "create.device_99",
+        PLACE,
+        "Device 99, which does not exist.",
+        |b| made(b, PhysicalProps::device(Ordinal(99))),
+    ),
+    Case::new(
+        "create.loc_invalid",
+        PLACE,
+        "Location type 0 is no place.",
+        |b| {
+            made(
+                b,
+                PhysicalProps::at(Location {
+                    kind: LocationKind::INVALID,
+                    id: 0,
+                }),
+            )
+        },
+    ),
+    Case::new(
+        "create.loc_bad_99",
+        PLACE,
+        "Location type 99 does not exist.",
+        |b| {
+            made(
+                b,
+                PhysicalProps::at(Location {
+                    kind: LocationKind(99),
+                    id: 0,
+                }),
+            )
+        },
+    ),
+    Case::new("create.loc_host", PLACE, "Host memory.", |b| {
+        made(b, PhysicalProps::at(Location::HOST))
+    }),
+    Case::new(
+        "create.loc_host_numa0",
+        PLACE,
+        "Memory of host NUMA node 0.",
+        |b| made(b, PhysicalProps::at(Location::host_numa(0))),
+    ),
+    Case::new(
+        "create.loc_host_numa99",
+        PLACE,
+        "Memory of a node that does not exist.",
+        |b| made(b, PhysicalProps::at(Location::host_numa(99))),
+    ),
+    Case::new(
+        "create.loc_host_numa_current",
+        PLACE,
+        "Memory of the thread's own node.",
+        |b| {
+            let location = Location {
+                kind: LocationKind::HOST_NUMA_CURRENT,
+                id: 0,
+            };
+            made(b, PhysicalProps::at(location))
+        },
+    ),
+    Case::new(
+        "create.type_invalid",
+        TYPE,
+        "Allocation type 0 is no type.",
+        |b| typed(b, AllocationType::INVALID),
+    ),
+    Case::new(
+        "create.type_2_managed",
+        TYPE,
+        "Managed memory is not created this way.",
+        |b| typed(b, AllocationType::MANAGED),
+    ),
+    Case::new(
+        "create.handle_posix_fd",
+        "create-handle-types",
+        "To be passed on as fd.",
+        |b| with_handles(b, HandleTypes::POSIX_FD),
+    ),
+    Case::new(
+        "create.handle_win32",
+        "create-handle-types",
+        "A Windows handle on Linux.",
+        |b| with_handles(b, HandleTypes::WIN32),
+    ),
+    Case::new(
+        "create.handle_fabric",
+        "create-handle-types",
+        "A fabric handle.",
+        |b| with_handles(b, HandleTypes::FABRIC),
+    ),
+    Case::new(
+        "create.handle_bad_0x40",
+        "create-handle-types",
+        "An unknown bit.",
+        |b| with_handles(b, HandleTypes::from_bits_retain(0x40)),
+    ),
+    Case::new(
+        "create.compressed",
+        EXTRAS,
+        "Compressible memory; is it granted?",
+        |b| {
+            let (size, props) = (
+                b.granule(),
+                PhysicalProps {
+                    compression: 1,
+                    ..b.props()
+                },
+            );
+            let outcome = b.create(size, &props, 0);
+            let answer = Answer::code(&outcome);
+            match outcome {
+                Ok(handle) => Ok(answer.with("got", b.physical_props(handle)?.compression)),
+                Err(_) => Ok(answer),
+            }
+        },
+    ),
+    Case::new("create.gdr", EXTRAS, "Memory for RDMA devices.", |b| {
+        made(
+            b,
+            PhysicalProps {
+                rdma_capable: true,
+                ..b.props()
+            },
+        )
+    }),
+    Case::new(
+        "create.usage_bad",
+        EXTRAS,
+        "A usage bit that does not exist.",
+        |b| {
+            made(
+                b,
+                PhysicalProps {
+                    usage: 0x80,
+                    ..b.props()
+                },
+            )
+        },
+    ),
+    Case::new(
+        "create.reads_zero",
+        ZERO,
+        "Memory of a new physical, every byte.",
+        |b| {
+            let (address, _) = b.open(1)?;
+            all_zero(b, address)
+        },
+    )
+    .needing(&[Need::Memory]),
+    Case::new(
+        "create.recycled_reads_zero",
+        ZERO,
+        "After filling and releasing others.",
+        recycled,
+    )
+    .needing(&[Need::Memory]),
+    Case::new(
+        "meminfo.create_512M_takes_MiB",
+        "accounting",
+        "512 MiB are taken at once.",
+        |b| {
+            let before = b.free_memory()?;
+            let props = b.props();
+            b.create(512 * MIB, &props, 0)?;
+            Ok(Answer::value(before.saturating_sub(b.free_memory()?) / MIB))
+        },
+    ),
+    Case::new(
+        "meminfo.release_returns_MiB",
+        "accounting",
+        "And come back at the release.",
+        |b| {
+            let props = b.props();
+            let handle = b.create(512 * MIB, &props, 0)?;
+            let before = b.free_memory()?;
+            b.release(handle)?;
+            Ok(Answer::value(b.free_memory()?.saturating_sub(before) / MIB))
+        },
+    ),
+    Case::new(
+        "meminfo.failed_create_takes_MiB",
+        "accounting",
+        "A refusal takes nothing.",
+        |b| {
+            let before = b.free_memory()?;
+            let props = b.props();
+            let outcome = b.create(TIB, &props, 0);
+            let taken = before.saturating_sub(b.free_memory()?) / MIB;
+            Ok(Answer::value(taken).then("outcome", &outcome))
+        },
+    ),
+];
+
+fn sized(b: &mut Bench, size: u64) -> Answered {
+    let props = b.props();
+    Ok(Answer::code(&b.create(size, &props, 0)))
+}
+
+fn made(b: &mut Bench, props: PhysicalProps) -> Answered {
+    Ok(Answer::code(&b.create(2 * MIB, &props, 0)))
+}
+
+fn typed(b: &mut Bench, allocation_type: AllocationType) -> Answered {
+    let props = PhysicalProps {
+        allocation_type,
+        ..b.props()
+    };
+    made(b, props)
+}
+
+fn with_handles(b: &mut Bench, handle_types: HandleTypes) -> Answered {
+    let props = PhysicalProps {
+        handle_types,
+        ..b.props()
+    };
+    made(b, props)
+}
+
+fn all_zero(b: &Bench, address: cuvmm_driver::DeviceAddress) -> Answered {
+    let mut bytes = vec![0xEE; b.granule() as usize];
+    b.read_into(address, &mut bytes)?;
+    Ok(Answer::value(bit(bytes.iter().all(|byte| *byte == 0))))
+}
+
+/// Fills eight physicals, gives them back, and reads as many new ones.
+fn recycled(b: &mut Bench) -> Answered {
+    let (base, size) = (b.addresses(8)?, b.granule());
+    for _ in 0..2 {
+        let mut handles = Vec::new();
+        for index in 0..8 {
+            handles.push(b.place(b.at(base, index), 1)?);
+        }
+        b.grant(base, 8, AccessFlags::READ_WRITE)?;
+        for index in 0..8 {
+            if all_zero(b, b.at(base, index))?.as_str() != "1" {
+                return Ok(Answer::value(0));
+            }
+        }
+        b.fill(base, 0x5A, 8 * size)?;
+        b.driver().context_synchronize(b.device())?;
+        b.unmap(base, 8 * size)?;
+        for handle in handles {
+            b.release(handle)?;
+        }
+    }
+    Ok(Answer::value(1))
+}

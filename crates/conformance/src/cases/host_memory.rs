@@ -1,0 +1,157 @@
+//! Physical memory on the host, mapped like a device's, and pinned host memory.
+
+use cuvmm_driver::{AccessDesc, AccessFlags, DeviceAddress, DriverError, Location, PhysicalProps};
+
+use crate::{Answer, Answered, Bench, Case, Need};
+
+const RULE: &str = "host-physicals";
+const PINNED: &str = "pinned";
+
+pub(super) const CASES: &[Case] = &[
+    Case::new("hostnuma.map", RULE, "Memory of node 0, mapped.", |b| {
+        let (address, handle, size) = made(b, Location::host_numa(0))?;
+        Ok(Answer::code(&b.map(address, size, 0, handle, 0)))
+    }),
+    Case::new(
+        "hostnuma.set_access_device",
+        RULE,
+        "Opened to the device.",
+        |b| {
+            let device = Location::device(b.device());
+            opened(b, Location::host_numa(0), &[device])
+        },
+    ),
+    Case::new(
+        "hostnuma.set_access_dev_and_host",
+        RULE,
+        "To the device and its node.",
+        |b| {
+            let device = Location::device(b.device());
+            opened(b, Location::host_numa(0), &[device, Location::host_numa(0)])
+        },
+    ),
+    Case::new(
+        "hostnuma.set_access_host",
+        RULE,
+        "To the device and the host.",
+        |b| {
+            let device = Location::device(b.device());
+            opened(b, Location::host_numa(0), &[device, Location::HOST])
+        },
+    ),
+    Case::new(
+        "hostmem.set_access_dev_and_host",
+        RULE,
+        "Host memory, to both.",
+        |b| {
+            let device = Location::device(b.device());
+            opened(b, Location::HOST, &[device, Location::HOST])
+        },
+    ),
+    Case::new(
+        "hostnuma.memset_from_device",
+        RULE,
+        "The device fills it.",
+        |b| {
+            let address = both(b, Location::host_numa(0), Location::host_numa(0))?;
+            let filled = b.fill(address, 9, 64);
+            Ok(Answer::code(&filled).then("sync", &b.driver().context_synchronize(b.device())))
+        },
+    ),
+    Case::new(
+        "hostnuma.cpu_reads",
+        RULE,
+        "What the device wrote, read by the CPU.",
+        |b| {
+            let address = both(b, Location::host_numa(0), Location::host_numa(0))?;
+            b.fill(address, 9, 64)?;
+            cpu(b, address.0)
+        },
+    )
+    .needing(&[Need::Memory]),
+    Case::new(
+        "hostmem.cpu_reads",
+        RULE,
+        "The same with plain host memory.",
+        |b| {
+            let address = both(b, Location::HOST, Location::HOST)?;
+            b.fill(address, 9, 64)?;
+            cpu(b, address.0)
+        },
+    )
+    .needing(&[Need::Memory]),
+    Case::new(
+        "pinned.ok",
+        PINNED,
+        "Host memory that every device reaches.",
+        |b| {
+            let pointer = b.pinned(4096, 0);
+            let answer = Answer::code(&pointer);
+            let Ok(pointer) = pointer else {
+                return Ok(answer);
+            };
+            Ok(answer.then("free", &b.free_pinned(pointer)))
+        },
+    ),
+    Case::new("pinned.size_0", PINNED, "No bytes.", |b| {
+        Ok(Answer::code(&b.pinned(0, 0)))
+    }),
+    Case::new(
+        "pinned.device_writes",
+        PINNED,
+        "What the device wrote, read by the CPU.",
+        |b| {
+            let pointer = b.pinned(4096, 0)?;
+            b.fill(DeviceAddress(pointer as u64), 12, 64)?;
+            cpu(b, pointer as u64)
+        },
+    )
+    .needing(&[Need::Memory]),
+];
+
+/// Addresses, and a physical of two granules at a place on the host.
+fn made(
+    b: &mut Bench,
+    location: Location,
+) -> Result<(DeviceAddress, cuvmm_driver::PhysicalHandle, u64), DriverError> {
+    let size = 2 * b.granule();
+    let address = b.reserve(size, 0, DeviceAddress::NULL, 0)?;
+    let handle = b.create(size, &PhysicalProps::at(location), 0)?;
+    Ok((address, handle, size))
+}
+
+fn open(
+    b: &mut Bench,
+    location: Location,
+    to: &[Location],
+) -> Result<(DeviceAddress, Result<(), DriverError>), DriverError> {
+    let (address, handle, size) = made(b, location)?;
+    b.map(address, size, 0, handle, 0)?;
+    let access: Vec<_> = to
+        .iter()
+        .map(|location| AccessDesc {
+            location: *location,
+            flags: AccessFlags::READ_WRITE,
+        })
+        .collect();
+    let outcome = b.set_access(address, size, &access);
+    Ok((address, outcome))
+}
+
+fn opened(b: &mut Bench, location: Location, to: &[Location]) -> Answered {
+    Ok(Answer::code(&open(b, location, to)?.1))
+}
+
+/// Memory at a place on the host, open to the device and the CPU.
+fn both(b: &mut Bench, location: Location, cpu: Location) -> Result<DeviceAddress, DriverError> {
+    let device = Location::device(b.device());
+    let (address, outcome) = open(b, location, &[device, cpu])?;
+    outcome.map(|()| address)
+}
+
+fn cpu(b: &Bench, address: u64) -> Answered {
+    Ok(match b.cpu_reads(address)? {
+        Some(byte) => Answer::value(byte),
+        None => Answer::value("no memory"),
+    })
+}

@@ -1,0 +1,303 @@
+//! How long physical memory lives: references, mappings, descriptors.
+
+use cuvmm_driver::{
+    DeviceAddress, DriverError, Exported, HandleTypes, ImportSource, PhysicalHandle, PhysicalProps,
+};
+use std::os::fd::AsRawFd;
+
+use super::sizes::MIB;
+use crate::answer::bit;
+use crate::{Answer, Bench, Case, Need};
+
+const REFERENCES: &str = "lifetime-references";
+const MAPPING: &str = "lifetime-mapping";
+const DESCRIPTOR: &str = "lifetime-descriptor";
+const RETAIN: &str = "retain";
+
+/// What the cases weigh with: large enough to be told from the driver's own housekeeping.
+const WEIGHT: u64 = 64 * MIB;
+
+pub(super) const CASES: &[Case] = &[
+    Case::new(
+        "release.ok",
+        REFERENCES,
+        "The one reference to a physical.",
+        |b| {
+            let handle = b.physical(1)?;
+            Ok(Answer::code(&b.release(handle)))
+        },
+    ),
+    Case::new(
+        "release.twice",
+        REFERENCES,
+        "A handle that was given back.",
+        |b| {
+            let handle = b.physical(1)?;
+            b.release(handle)?;
+            Ok(Answer::code(&b.release(handle)))
+        },
+    ),
+    Case::new(
+        "release.handle_0",
+        REFERENCES,
+        "The handle that names nothing.",
+        |b| Ok(Answer::code(&b.release(PhysicalHandle::NULL))),
+    ),
+    Case::new(
+        "release.while_mapped",
+        MAPPING,
+        "The memory can be read afterwards.",
+        |b| {
+            let (address, handle) = b.open(1)?;
+            let outcome = b.release(handle);
+            Ok(Answer::code(&outcome).with("readable", b.reads(address)))
+        },
+    ),
+    Case::new(
+        "release.twice_while_mapped",
+        MAPPING,
+        "Once more, while it is mapped.",
+        |b| {
+            let (_, handle) = b.open(1)?;
+            b.release(handle)?;
+            Ok(Answer::code(&b.release(handle)))
+        },
+    ),
+    Case::new(
+        "lifetime.mapping_keeps_MiB",
+        MAPPING,
+        "Returned by release, by unmap.",
+        |b| {
+            let (address, handle) = weight(b)?;
+            let release = returned(b, |b| b.release(handle))?;
+            let unmap = returned(b, |b| b.unmap(address, WEIGHT))?;
+            Ok(Answer::value(release).with("unmap", unmap))
+        },
+    ),
+    Case::new(
+        "lifetime.handle_keeps_MiB",
+        MAPPING,
+        "Returned by unmap, by release.",
+        |b| {
+            let (address, handle) = weight(b)?;
+            let unmap = returned(b, |b| b.unmap(address, WEIGHT))?;
+            let release = returned(b, |b| b.release(handle))?;
+            Ok(Answer::value(unmap).with("release", release))
+        },
+    ),
+    Case::new(
+        "lifetime.last_alias_frees_MiB",
+        MAPPING,
+        "Returned by each of two unmaps.",
+        |b| {
+            let (address, handle) = weight(b)?;
+            let other = b.reserve(WEIGHT, 0, DeviceAddress::NULL, 0)?;
+            b.map(other, WEIGHT, 0, handle, 0)?;
+            b.release(handle)?;
+            let first = returned(b, |b| b.unmap(address, WEIGHT))?;
+            let second = returned(b, |b| b.unmap(other, WEIGHT))?;
+            Ok(Answer::value(first).with("second", second))
+        },
+    ),
+    Case::new(
+        "retain.same_handle",
+        RETAIN,
+        "Is it the value that was mapped?",
+        |b| {
+            let (address, handle) = b.open(2)?;
+            let outcome = b.retain(address);
+            Ok(Answer::code(&outcome).with("same", bit(outcome == Ok(handle))))
+        },
+    ),
+    Case::new(
+        "retain.interior",
+        RETAIN,
+        "By an address inside the mapping.",
+        |b| {
+            let (address, handle) = b.open(2)?;
+            let outcome = b.retain(b.at(address, 1));
+            Ok(Answer::code(&outcome).with("same", bit(outcome == Ok(handle))))
+        },
+    ),
+    Case::new("retain.unmapped", RETAIN, "Where nothing is mapped.", |b| {
+        let base = b.addresses(1)?;
+        Ok(Answer::code(&b.retain(base)))
+    }),
+    Case::new(
+        "retain.unreserved",
+        RETAIN,
+        "Where nothing is reserved.",
+        |b| {
+            let base = b.addresses(1)?;
+            b.free_reservation(base, b.granule())?;
+            Ok(Answer::code(&b.retain(base)))
+        },
+    ),
+    Case::new(
+        "retain.then_release_both",
+        RETAIN,
+        "Each reference is given back once.",
+        |b| {
+            let (address, handle) = b.open(1)?;
+            let again = b.retain(address)?;
+            let (first, second) = (b.release(handle), b.release(again));
+            Ok(Answer::code(&first.and(second)))
+        },
+    ),
+    Case::new(
+        "retain.keeps_MiB",
+        RETAIN,
+        "Returned by release and unmap, by the last.",
+        |b| {
+            let (address, handle) = weight(b)?;
+            let again = b.retain(address)?;
+            let first = returned(b, |b| b.release(handle).and(b.unmap(address, WEIGHT)))?;
+            let last = returned(b, |b| b.release(again))?;
+            Ok(Answer::value(first).with("last", last))
+        },
+    ),
+    Case::new(
+        "retain.after_release",
+        RETAIN,
+        "A released physical that is mapped.",
+        |b| {
+            let (address, handle) = b.open(1)?;
+            b.release(handle)?;
+            let again = b.retain(address);
+            let base = b.addresses(1)?;
+            let mapped = match again {
+                Ok(again) => b.map(base, b.granule(), 0, again, 0),
+                Err(error) => Err(error),
+            };
+            Ok(Answer::code(&again).then("map", &mapped))
+        },
+    ),
+    Case::new(
+        "lifetime.fd_keeps_memory_MiB_freed_after_release",
+        DESCRIPTOR,
+        "Returned by release, by closing the descriptor.",
+        |b| {
+            let (handle, fd) = exported(b)?;
+            let release = returned(b, |b| b.release(handle))?;
+            let close = returned(b, |_| {
+                drop(fd);
+                Ok(())
+            })?;
+            Ok(Answer::value(release).with("close", close))
+        },
+    ),
+    Case::new(
+        "lifetime.two_fds_MiB",
+        DESCRIPTOR,
+        "Returned by closing each of two.",
+        |b| {
+            let (handle, first) = exported(b)?;
+            let second = b.export(handle, HandleTypes::POSIX_FD, 0)?;
+            b.release(handle)?;
+            let one = returned(b, |_| {
+                drop(first);
+                Ok(())
+            })?;
+            let two = returned(b, |_| {
+                drop(second);
+                Ok(())
+            })?;
+            Ok(Answer::value(one).with("second", two))
+        },
+    ),
+    Case::new(
+        "lifetime.import_from_fd_alone",
+        DESCRIPTOR,
+        "Imported after the release.",
+        |b| {
+            let (handle, fd) = exported(b)?;
+            b.release(handle)?;
+            let Exported::Fd(fd) = fd else {
+                return Ok(Answer::value("no descriptor"));
+            };
+            let imported = b.import(ImportSource::Fd(fd.as_raw_fd()), HandleTypes::POSIX_FD);
+            drop(fd);
+            let answer = Answer::code(&imported);
+            let Ok(imported) = imported else {
+                return Ok(answer);
+            };
+            let freed = returned(b, |b| b.release(imported))?;
+            Ok(answer.with("MiB at its release", freed))
+        },
+    ),
+    Case::new(
+        "lifetime.contents_survive",
+        DESCRIPTOR,
+        "What the descriptor alone kept.",
+        |b| {
+            let props = exportable(b);
+            let (address, handle) = (b.addresses(1)?, b.create(b.granule(), &props, 0)?);
+            b.map(address, b.granule(), 0, handle, 0)?;
+            b.grant(address, 1, cuvmm_driver::AccessFlags::READ_WRITE)?;
+            b.fill(address, 77, b.granule())?;
+            let fd = b.export(handle, HandleTypes::POSIX_FD, 0)?;
+            b.driver().context_synchronize(b.device())?;
+            b.unmap(address, b.granule())?;
+            b.release(handle)?;
+            let Exported::Fd(fd) = fd else {
+                return Ok(Answer::value("no descriptor"));
+            };
+            let again = b.import(ImportSource::Fd(fd.as_raw_fd()), HandleTypes::POSIX_FD)?;
+            b.map(address, b.granule(), 0, again, 0)?;
+            b.grant(address, 1, cuvmm_driver::AccessFlags::READ)?;
+            Ok(Answer::value(b.read(address)?[3]))
+        },
+    )
+    .needing(&[Need::Memory]),
+    Case::new(
+        "lifetime.fd_outlives_mapping_MiB",
+        DESCRIPTOR,
+        "Mapped, released, closed.",
+        |b| {
+            let (handle, fd) = exported(b)?;
+            let address = b.reserve(WEIGHT, 0, DeviceAddress::NULL, 0)?;
+            b.map(address, WEIGHT, 0, handle, 0)?;
+            b.release(handle)?;
+            let unmap = returned(b, |b| b.unmap(address, WEIGHT))?;
+            let close = returned(b, |_| {
+                drop(fd);
+                Ok(())
+            })?;
+            Ok(Answer::value(unmap).with("close", close))
+        },
+    ),
+];
+
+fn exportable(b: &Bench) -> PhysicalProps {
+    PhysicalProps {
+        handle_types: HandleTypes::POSIX_FD,
+        ..b.props()
+    }
+}
+
+/// A physical that weighs something, mapped.
+fn weight(b: &mut Bench) -> Result<(DeviceAddress, PhysicalHandle), DriverError> {
+    let props = b.props();
+    let address = b.reserve(WEIGHT, 0, DeviceAddress::NULL, 0)?;
+    let handle = b.create(WEIGHT, &props, 0)?;
+    b.map(address, WEIGHT, 0, handle, 0)?;
+    Ok((address, handle))
+}
+
+/// A physical that weighs something, exported.
+fn exported(b: &mut Bench) -> Result<(PhysicalHandle, Exported), DriverError> {
+    let props = exportable(b);
+    let handle = b.create(WEIGHT, &props, 0)?;
+    let fd = b.export(handle, HandleTypes::POSIX_FD, 0)?;
+    Ok((handle, fd))
+}
+
+/// How many MiB an act brings back.
+fn returned(
+    b: &mut Bench,
+    act: impl FnOnce(&mut Bench) -> Result<(), DriverError>,
+) -> Result<u64, DriverError> {
+    let before = b.free_memory()?;
+    act(b)?;
+    Ok(b.free_memory()?.saturating_sub(before) / MIB)
+}

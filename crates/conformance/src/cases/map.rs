@@ -1,0 +1,304 @@
+//! Placing a physical at an address.
+
+use cuvmm_driver::{AccessFlags, DeviceAddress, DriverError, PhysicalHandle};
+
+use super::sizes::{GIB, KIB, MIB};
+use crate::{Answer, Answered, Bench, Case, Need};
+
+const WHOLE: &str = "map-whole";
+const ARGUMENTS: &str = "map-arguments";
+const PLACE: &str = "map-place";
+const OVERLAP: &str = "map-overlap";
+const ALIAS: &str = "map-alias";
+
+pub(super) const CASES: &[Case] = &[
+    Case::new("map.ok", WHOLE, "A physical of two granules, whole.", |b| {
+        sized(b, 2, 0, 2)
+    }),
+    Case::new("map.offset_2M", WHOLE, "The second of two granules.", |b| {
+        sized(b, 2, 1, 1)
+    }),
+    Case::new(
+        "map.offset_whole",
+        WHOLE,
+        "All of it, from the second granule on.",
+        |b| sized(b, 2, 1, 2),
+    ),
+    Case::new(
+        "map.offset_bad",
+        WHOLE,
+        "From the middle of a granule.",
+        |b| {
+            let (base, handle) = table(b)?;
+            Ok(Answer::code(&b.map(base, 2 * MIB, 4 * KIB, handle, 0)))
+        },
+    ),
+    Case::new(
+        "map.size_part_of_handle",
+        WHOLE,
+        "The first of two granules.",
+        |b| sized(b, 2, 0, 1),
+    ),
+    Case::new(
+        "map.size_larger_than_handle",
+        WHOLE,
+        "Four granules of two.",
+        |b| sized(b, 2, 0, 4),
+    ),
+    Case::new("map.size_0", ARGUMENTS, "No bytes.", |b| sized(b, 2, 0, 0)),
+    Case::new(
+        "map.ptr_unaligned",
+        ARGUMENTS,
+        "Between two pages of a granule.",
+        |b| displaced(b, 4 * KIB),
+    ),
+    Case::new(
+        "map.ptr_1M",
+        ARGUMENTS,
+        "In the middle of a granule.",
+        |b| displaced(b, MIB),
+    ),
+    Case::new("map.flags_1", ARGUMENTS, "Flags must be 0.", |b| {
+        let (base, handle) = table(b)?;
+        Ok(Answer::code(&b.map(base, 4 * MIB, 0, handle, 1)))
+    }),
+    Case::new(
+        "map.handle_0",
+        ARGUMENTS,
+        "The handle that names nothing.",
+        |b| {
+            let base = b.addresses(2)?;
+            Ok(Answer::code(&b.map(
+                base,
+                4 * MIB,
+                0,
+                PhysicalHandle::NULL,
+                0,
+            )))
+        },
+    ),
+    Case::new(
+        "map.unreserved",
+        PLACE,
+        "Addresses that were given back.",
+        |b| {
+            let base = b.addresses(2)?;
+            b.free_reservation(base, 2 * b.granule())?;
+            let handle = b.physical(2)?;
+            Ok(Answer::code(&b.map(base, 4 * MIB, 0, handle, 0)))
+        },
+    ),
+    Case::new(
+        "map.past_end",
+        PLACE,
+        "Starts in the reservation, ends behind it.",
+        |b| {
+            let base = b.addresses(2)?;
+            let handle = b.physical(2)?;
+            Ok(Answer::code(&b.map(b.at(base, 1), 4 * MIB, 0, handle, 0)))
+        },
+    ),
+    Case::new(
+        "map.wholly_outside",
+        PLACE,
+        "Starts where the reservation ends.",
+        |b| {
+            let base = b.addresses(2)?;
+            let handle = b.physical(2)?;
+            Ok(Answer::code(&b.map(b.at(base, 2), 4 * MIB, 0, handle, 0)))
+        },
+    ),
+    Case::new(
+        "map.across_two_reservations",
+        PLACE,
+        "Half in one, half in the next.",
+        |b| {
+            let Some((first, _)) = adjacent(b)? else {
+                return Ok(no_neighbours());
+            };
+            let handle = b.physical(2)?;
+            Ok(Answer::code(&b.map(b.at(first, 1), 4 * MIB, 0, handle, 0)))
+        },
+    )
+    .isolated(),
+    Case::new("map.adjacent", OVERLAP, "Next to another mapping.", |b| {
+        beside(b, 4)
+    }),
+    Case::new("map.overlap_same", OVERLAP, "On another mapping.", |b| {
+        beside(b, 2)
+    }),
+    Case::new(
+        "map.overlap_part",
+        OVERLAP,
+        "On the end of another mapping.",
+        |b| beside(b, 3),
+    ),
+    Case::new(
+        "map.overlap_from_below",
+        OVERLAP,
+        "On the start of another mapping.",
+        |b| beside(b, 1),
+    ),
+    Case::new(
+        "map.alias_second_va",
+        ALIAS,
+        "A physical that is mapped elsewhere too.",
+        |b| {
+            let (_, handle) = b.open(2)?;
+            let other = b.addresses(2)?;
+            Ok(Answer::code(&b.map(other, 4 * MIB, 0, handle, 0)))
+        },
+    ),
+    Case::new(
+        "map.same_handle_twice",
+        ALIAS,
+        "Twice in one reservation.",
+        |b| {
+            let base = b.addresses(4)?;
+            let handle = b.place(base, 2)?;
+            Ok(Answer::code(&b.map(b.at(base, 2), 4 * MIB, 0, handle, 0)))
+        },
+    ),
+    Case::new(
+        "alias.value",
+        ALIAS,
+        "What one alias writes, the other reads.",
+        |b| {
+            let (address, handle) = b.open(1)?;
+            let other = alias(b, handle)?;
+            b.fill(address, 33, 64)?;
+            Ok(Answer::value(b.read(other)?[0]))
+        },
+    )
+    .needing(&[Need::Memory]),
+    Case::new(
+        "alias.outlives_first",
+        ALIAS,
+        "An alias after the first mapping went.",
+        |b| {
+            let (address, handle) = b.open(1)?;
+            let other = alias(b, handle)?;
+            b.fill(address, 34, 64)?;
+            b.driver().context_synchronize(b.device())?;
+            let gone = b.unmap(address, b.granule());
+            let value = b.read(other)?[0];
+            Ok(Answer::code(&gone).with("value", value))
+        },
+    )
+    .needing(&[Need::Memory]),
+    Case::new(
+        "alias.own_rights",
+        ALIAS,
+        "Each alias has rights of its own.",
+        |b| {
+            let (address, handle) = b.open(1)?;
+            let other = b.addresses(1)?;
+            b.map(other, b.granule(), 0, handle, 0)?;
+            b.grant(other, 1, AccessFlags::READ)?;
+            let (first, second) = (b.fill(address, 1, 64), b.fill(other, 1, 64));
+            Ok(Answer::code(&first).then("read-only alias", &second))
+        },
+    ),
+    Case::new(
+        "map.failed_changes_nothing",
+        OVERLAP,
+        "After a refusal, the hole is free.",
+        |b| {
+            let base = b.lay("X-..")?;
+            let handle = b.physical(2)?;
+            let refused = b.map(b.at(base, 1), 4 * MIB, 0, handle, 0);
+            let placed = b.map(b.at(base, 2), 4 * MIB, 0, handle, 0);
+            Ok(Answer::code(&refused).then("then beside it", &placed))
+        },
+    ),
+    Case::new(
+        "map.released_handle",
+        "map-released",
+        "A handle that was given back.",
+        |b| {
+            let base = b.addresses(1)?;
+            let handle = b.physical(1)?;
+            b.release(handle)?;
+            Ok(Answer::code(&b.map(base, b.granule(), 0, handle, 0)))
+        },
+    )
+    .isolated(),
+    Case::new(
+        "map.released_handle_still_mapped",
+        "map-released",
+        "A handle that was given back, whose memory lives in a mapping.",
+        |b| {
+            let (_, handle) = b.open(1)?;
+            b.release(handle)?;
+            let other = b.addresses(1)?;
+            Ok(Answer::code(&b.map(other, b.granule(), 0, handle, 0)))
+        },
+    )
+    .isolated(),
+];
+
+/// Four granules of addresses and a physical of two.
+fn table(b: &mut Bench) -> Result<(DeviceAddress, PhysicalHandle), DriverError> {
+    Ok((b.addresses(4)?, b.physical(2)?))
+}
+
+/// Maps some granules of a physical from an offset on, all counted in granules.
+fn sized(b: &mut Bench, physical: u64, offset: u64, size: u64) -> Answered {
+    let (base, granule) = (b.addresses(8)?, b.granule());
+    let handle = b.physical(physical)?;
+    Ok(Answer::code(&b.map(
+        base,
+        size * granule,
+        offset * granule,
+        handle,
+        0,
+    )))
+}
+
+fn displaced(b: &mut Bench, bytes: u64) -> Answered {
+    let (base, handle) = table(b)?;
+    Ok(Answer::code(&b.map(
+        DeviceAddress(base.0 + bytes),
+        4 * MIB,
+        0,
+        handle,
+        0,
+    )))
+}
+
+/// Maps two granules at so many granules, where a mapping lies at two and three.
+fn beside(b: &mut Bench, granules: u64) -> Answered {
+    let base = b.lay("..X-..")?;
+    let handle = b.physical(2)?;
+    Ok(Answer::code(&b.map(
+        b.at(base, granules),
+        4 * MIB,
+        0,
+        handle,
+        0,
+    )))
+}
+
+fn alias(b: &mut Bench, handle: PhysicalHandle) -> Result<DeviceAddress, DriverError> {
+    let other = b.addresses(1)?;
+    b.map(other, b.granule(), 0, handle, 0)?;
+    b.grant(other, 1, AccessFlags::READ_WRITE)?;
+    Ok(other)
+}
+
+/// Two reservations of two granules, one right behind the other, if they can be had.
+pub(super) fn adjacent(
+    b: &mut Bench,
+) -> Result<Option<(DeviceAddress, DeviceAddress)>, DriverError> {
+    let size = 2 * b.granule();
+    let base = b.reserve(GIB, 0, DeviceAddress::NULL, 0)?;
+    b.free_reservation(base, GIB)?;
+    let first = b.reserve(size, 0, base, 0)?;
+    let second = b.reserve(size, 0, b.at(first, 2), 0)?;
+    Ok((second == b.at(first, 2)).then_some((first, second)))
+}
+
+/// What is said where two neighbouring reservations could not be had.
+pub(super) fn no_neighbours() -> Answer {
+    Answer::value("no neighbouring reservations to be had")
+}

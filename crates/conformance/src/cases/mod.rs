@@ -1,0 +1,72 @@
+//! The cases, in files by the call or the idea that they ask about.
+
+mod access;
+mod capture;
+mod context;
+mod copies;
+mod create;
+mod events;
+mod faults;
+mod free;
+mod granularity;
+mod hints;
+mod host_memory;
+mod import;
+mod lifetime;
+mod limits;
+mod managed;
+mod map;
+mod peer;
+mod plain;
+mod ranges;
+mod reserve;
+mod share;
+mod unmap;
+mod waits;
+
+use crate::Case;
+
+const GROUPS: &[&[Case]] = &[
+    reserve::CASES,
+    hints::CASES,
+    granularity::CASES,
+    create::CASES,
+    map::CASES,
+    access::CASES,
+    unmap::CASES,
+    free::CASES,
+    lifetime::CASES,
+    share::CASES,
+    import::CASES,
+    ranges::CASES,
+    copies::CASES,
+    faults::CASES,
+    waits::CASES,
+    context::CASES,
+    events::CASES,
+    capture::CASES,
+    host_memory::CASES,
+    managed::CASES,
+    plain::CASES,
+    limits::CASES,
+    peer::CASES,
+];
+
+/// Every case, in the order in which they are run.
+pub fn all() -> impl Iterator<Item = &'static Case> {
+    GROUPS.iter().copied().flatten()
+}
+
+/// The case of that name.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static Case> {
+    all().find(|case| case.name() == name)
+}
+
+/// Sizes as the names of cases say them.
+mod sizes {
+    pub(super) const KIB: u64 = 1 << 10;
+    pub(super) const MIB: u64 = 1 << 20;
+    pub(super) const GIB: u64 = 1 << 30;
+    pub(super) const TIB: u64 = 1 << 40;
+}

@@ -1,0 +1,140 @@
+//! Two devices that reach each other's memory.
+
+use cuvmm_driver::{
+    AccessDesc, AccessFlags, DeviceAddress, DriverError, Location, Ordinal, PhysicalProps,
+    PointerAttribute,
+};
+
+use crate::answer::bit;
+use crate::{Answer, Bench, Case, Need};
+
+const RULE: &str = "peers";
+const TWO: &[Need] = &[Need::TwoDevices];
+const PEER: Ordinal = Ordinal(1);
+
+pub(super) const CASES: &[Case] = &[
+    Case::new(
+        "peer.can_access",
+        RULE,
+        "Each reaches the other; nobody itself.",
+        |b| {
+            let ask = |device, peer| b.driver().can_access_peer(Ordinal(device), Ordinal(peer));
+            Ok(Answer::value(bit(ask(0, 1)?))
+                .with("back", bit(ask(1, 0)?))
+                .with("itself", bit(ask(0, 0)?)))
+        },
+    )
+    .needing(TWO),
+    Case::new(
+        "peer.no_grant.memset",
+        RULE,
+        "The peer fills what was not opened to it.",
+        |b| {
+            let (address, _) = b.open(1)?;
+            let filled = b.fill_from(PEER, address, 1, 64);
+            let sync = b.driver().context_synchronize(PEER);
+            Ok(Answer::code(&filled).then("sync", &sync))
+        },
+    )
+    .needing(TWO),
+    Case::new(
+        "peer.no_grant.get_access",
+        RULE,
+        "The peer's right, when none was given.",
+        |b| {
+            let (address, _) = b.open(1)?;
+            let right = b.driver().get_access(address, Location::device(PEER));
+            Ok(Answer::code(&right).with("value", right.map_or(-1, |flags| flags.0)))
+        },
+    )
+    .needing(TWO),
+    Case::new(
+        "peer.grant.memset",
+        RULE,
+        "The peer fills what was opened to it.",
+        |b| {
+            let (address, _) = b.open(1)?;
+            let size = b.granule();
+            let granted = b.set_access(address, size, &[for_device(PEER)]);
+            let filled = b.fill_from(PEER, address, 1, 64);
+            let sync = b.driver().context_synchronize(PEER);
+            Ok(Answer::code(&granted)
+                .then("fill", &filled)
+                .then("sync", &sync))
+        },
+    )
+    .needing(TWO),
+    Case::new(
+        "peer.grant_keeps_owner",
+        RULE,
+        "A grant to one leaves the other's right.",
+        |b| {
+            let (address, _) = b.open(1)?;
+            let size = b.granule();
+            b.set_access(address, size, &[for_device(PEER)])?;
+            let right = b
+                .driver()
+                .get_access(address, Location::device(b.device()))?;
+            Ok(Answer::value(right.0))
+        },
+    )
+    .needing(TWO),
+    Case::new(
+        "stripe.set_access_one_call",
+        RULE,
+        "Memory of both, in one reservation.",
+        |b| {
+            let base = striped(b)?;
+            let access = [for_device(b.device()), for_device(PEER)];
+            let size = 2 * b.granule();
+            Ok(Answer::code(&b.set_access(base, size, &access)))
+        },
+    )
+    .needing(TWO),
+    Case::new(
+        "stripe.memset_whole",
+        RULE,
+        "Filled over the border by one device.",
+        |b| {
+            let base = striped(b)?;
+            let (device, size) = (b.device(), 2 * b.granule());
+            b.set_access(base, size, &[for_device(device), for_device(PEER)])?;
+            let filled = b.fill(base, 5, size);
+            let sync = b.driver().context_synchronize(device);
+            Ok(Answer::code(&filled).then("sync", &sync))
+        },
+    )
+    .needing(TWO),
+    Case::new(
+        "stripe.ordinal_second",
+        RULE,
+        "Whose memory the second half is.",
+        |b| {
+            let base = striped(b)?;
+            let second = b.at(base, 1);
+            let ordinal = b.driver().pointer_attribute(
+                b.device(),
+                second,
+                PointerAttribute::DEVICE_ORDINAL,
+            )?;
+            Ok(Answer::value(ordinal))
+        },
+    )
+    .needing(TWO),
+];
+
+fn for_device(device: Ordinal) -> AccessDesc {
+    AccessDesc {
+        location: Location::device(device),
+        flags: AccessFlags::READ_WRITE,
+    }
+}
+
+/// One granule of each device, side by side.
+fn striped(b: &mut Bench) -> Result<DeviceAddress, DriverError> {
+    let (base, size) = (b.addresses(2)?, b.granule());
+    b.place(base, 1)?;
+    let other = b.create(size, &PhysicalProps::device(PEER), 0)?;
+    b.map(b.at(base, 1), size, 0, other, 0)?;
+    Ok(base)
+}

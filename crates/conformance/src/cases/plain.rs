@@ -1,0 +1,52 @@
+//! The memory calls that are not ours: plain allocations and the stream-ordered ones.
+
+use super::sizes::MIB;
+use crate::{Answer, Case};
+
+const RULE: &str = "plain-memory";
+
+pub(super) const CASES: &[Case] = &[
+    Case::new(
+        "alloc.ok",
+        RULE,
+        "A MiB of plain memory, given back.",
+        |b| {
+            let address = b.alloc(MIB);
+            let answer = Answer::code(&address);
+            let Ok(address) = address else {
+                return Ok(answer);
+            };
+            Ok(answer.then("free", &b.free(address)))
+        },
+    ),
+    Case::new("alloc.size_0", RULE, "No bytes.", |b| {
+        Ok(Answer::code(&b.alloc(0)))
+    }),
+    Case::new("alloc.free_twice", RULE, "Given back once more.", |b| {
+        let address = b.alloc(MIB)?;
+        b.free(address)?;
+        Ok(Answer::code(&b.free(address)))
+    }),
+    Case::new("alloc.unmap", RULE, "Unmapped like a mapping.", |b| {
+        let address = b.alloc(2 * MIB)?;
+        Ok(Answer::code(&b.unmap(address, 2 * MIB)).with("readable", b.reads(address)))
+    })
+    .isolated(),
+    Case::new(
+        "alloc_async.ok",
+        RULE,
+        "Ordered on a stream, and given back on it.",
+        |b| {
+            let stream = b.stream()?;
+            let address = b.alloc_async(MIB, stream);
+            let answer = Answer::code(&address);
+            let Ok(address) = address else {
+                return Ok(answer);
+            };
+            let freed = b.free_async(address, stream);
+            Ok(answer
+                .then("free", &freed)
+                .then("sync", &b.synchronize(stream)))
+        },
+    ),
+];

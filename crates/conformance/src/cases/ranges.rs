@@ -1,0 +1,189 @@
+//! Questions about addresses, and the older doors that mappings do not fit through.
+
+use cuvmm_driver::{DeviceAddress, PointerAttribute};
+
+use crate::answer::bit;
+use crate::{Answer, Answered, Bench, Case};
+
+const RANGE: &str = "address-range";
+const ATTRIBUTES: &str = "pointer-attributes";
+const LEGACY: &str = "legacy-doors";
+const DMA_BUF: &str = "dma-buf";
+
+pub(super) const CASES: &[Case] = &[
+    Case::new(
+        "addr_range.vmm",
+        RANGE,
+        "Asked at the start of a mapping.",
+        |b| range(b, "X-", 0, 0),
+    ),
+    Case::new(
+        "addr_range.interior",
+        RANGE,
+        "Asked inside a mapping.",
+        |b| range(b, "X-", 0, 1),
+    ),
+    Case::new(
+        "addr_range.of_several",
+        RANGE,
+        "Asked in the second of two mappings.",
+        |b| range(b, "X-X-", 2, 2),
+    ),
+    Case::new(
+        "addr_range.unmapped",
+        RANGE,
+        "Asked where nothing is mapped.",
+        |b| {
+            let base = b.addresses(1)?;
+            Ok(Answer::code(&b.driver().address_range(b.device(), base)))
+        },
+    ),
+    Case::new(
+        "ptr_attr.memory_type",
+        ATTRIBUTES,
+        "The kind of memory of a mapping.",
+        |b| attribute(b, PointerAttribute::MEMORY_TYPE),
+    ),
+    Case::new(
+        "ptr_attr.ordinal",
+        ATTRIBUTES,
+        "The device of a mapping.",
+        |b| attribute(b, PointerAttribute::DEVICE_ORDINAL),
+    ),
+    Case::new(
+        "ptr_attr.is_managed",
+        ATTRIBUTES,
+        "Whether a mapping is managed.",
+        |b| attribute(b, PointerAttribute::IS_MANAGED),
+    ),
+    Case::new(
+        "ptr_attr.allowed_handle_types",
+        ATTRIBUTES,
+        "Of memory made for none.",
+        |b| attribute(b, PointerAttribute::ALLOWED_HANDLE_TYPES),
+    ),
+    Case::new(
+        "ptr_attr.range_size",
+        ATTRIBUTES,
+        "The size of the mapped range.",
+        |b| attribute(b, PointerAttribute::RANGE_SIZE),
+    ),
+    Case::new(
+        "ptr_attr.buffer_id",
+        ATTRIBUTES,
+        "Do two mappings differ?",
+        |b| {
+            let base = b.lay("xx")?;
+            let id = |at| {
+                b.driver().pointer_attribute(
+                    b.device(),
+                    b.at(base, at),
+                    PointerAttribute::BUFFER_ID,
+                )
+            };
+            let (first, second) = (id(0), id(1));
+            Ok(Answer::code(&first).with("differ", bit(first != second)))
+        },
+    ),
+    Case::new(
+        "ptr_attr.unmapped",
+        ATTRIBUTES,
+        "Where nothing is mapped.",
+        |b| {
+            let base = b.addresses(1)?;
+            Ok(Answer::code(&ask(b, base, PointerAttribute::MEMORY_TYPE)))
+        },
+    ),
+    Case::new(
+        "ptr_attr.range_start_size",
+        ATTRIBUTES,
+        "The start, with nothing mapped.",
+        |b| {
+            let base = b.addresses(1)?;
+            Ok(Answer::code(&ask(
+                b,
+                base,
+                PointerAttribute::RANGE_START_ADDR,
+            )))
+        },
+    ),
+    Case::new(
+        "ipc_get_mem_handle.vmm",
+        LEGACY,
+        "The older way of sharing.",
+        |b| {
+            let (address, _) = b.open(1)?;
+            Ok(Answer::code(
+                &b.driver().ipc_mem_handle(b.device(), address),
+            ))
+        },
+    ),
+    Case::new(
+        "cuMemFree.vmm_ptr",
+        LEGACY,
+        "The plain free, on a mapping.",
+        |b| {
+            let (address, _) = b.open(1)?;
+            let outcome = b.free(address);
+            Ok(Answer::code(&outcome).with("readable", b.reads(address)))
+        },
+    ),
+    Case::new("dmabuf.vmm", DMA_BUF, "Over one mapping.", |b| {
+        dma_buf(b, "X-", 2)
+    }),
+    Case::new("dmabuf.part", DMA_BUF, "Over half of a mapping.", |b| {
+        dma_buf(b, "X-", 1)
+    }),
+    Case::new(
+        "dmabuf.two_mappings",
+        DMA_BUF,
+        "Over two that touch.",
+        |b| dma_buf(b, "X-X-", 4),
+    ),
+    Case::new(
+        "dmabuf.over_hole",
+        DMA_BUF,
+        "Over mapping, hole, mapping.",
+        |b| dma_buf(b, "X-..X-", 6),
+    ),
+];
+
+/// Asks for the range at one place of a picture; the answer is relative to another place.
+fn range(b: &mut Bench, picture: &str, origin: u64, at: u64) -> Answered {
+    let base = b.lay(picture)?;
+    let outcome = b.driver().address_range(b.device(), b.at(base, at));
+    let answer = Answer::code(&outcome);
+    let Ok((start, size)) = outcome else {
+        return Ok(answer);
+    };
+    let offset = start.0.wrapping_sub(b.at(base, origin).0).cast_signed();
+    Ok(answer.with("offset", offset).with("size", size))
+}
+
+fn ask(
+    b: &Bench,
+    address: DeviceAddress,
+    attribute: PointerAttribute,
+) -> Result<u64, cuvmm_driver::DriverError> {
+    b.driver().pointer_attribute(b.device(), address, attribute)
+}
+
+fn attribute(b: &mut Bench, attribute: PointerAttribute) -> Answered {
+    let (address, _) = b.open(2)?;
+    let outcome = ask(b, address, attribute);
+    Ok(Answer::code(&outcome).with("value", outcome.unwrap_or(0)))
+}
+
+fn dma_buf(b: &mut Bench, picture: &str, granules: u64) -> Answered {
+    let base = b.lay(picture)?;
+    for (index, letter) in picture.bytes().enumerate() {
+        if letter == b'X' {
+            b.grant(
+                b.at(base, index as u64),
+                2,
+                cuvmm_driver::AccessFlags::READ_WRITE,
+            )?;
+        }
+    }
+    Ok(Answer::code(&b.dma_buf(base, granules * b.granule())))
+}

@@ -1,0 +1,166 @@
+//! Exporting a physical.
+
+use std::fs;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use cuvmm_driver::{
+    DriverError, Exported, HandleTypes, ImportSource, PhysicalHandle, PhysicalProps,
+};
+
+use crate::answer::bit;
+use crate::{Answer, Bench, Case};
+
+const EXPORT: &str = "export";
+const DESCRIPTOR: &str = "export-descriptor";
+
+/// `O_CLOEXEC` as `/proc` shows it.
+const CLOSE_ON_EXEC: u64 = 0o2_000_000;
+
+pub(super) const CASES: &[Case] = &[
+    Case::new(
+        "export.ok",
+        EXPORT,
+        "As the type asked for at creation.",
+        |b| {
+            let handle = exportable(b)?;
+            Ok(Answer::code(&b.export(handle, HandleTypes::POSIX_FD, 0)))
+        },
+    ),
+    Case::new(
+        "export.not_requested",
+        EXPORT,
+        "Of a physical that was not made for it.",
+        |b| {
+            let handle = b.physical(1)?;
+            Ok(Answer::code(&b.export(handle, HandleTypes::POSIX_FD, 0)))
+        },
+    ),
+    Case::new("export.flags_1", EXPORT, "Flags must be 0.", |b| {
+        let handle = exportable(b)?;
+        Ok(Answer::code(&b.export(handle, HandleTypes::POSIX_FD, 1)))
+    }),
+    Case::new("export.fabric_of_fd", EXPORT, "As another type.", |b| {
+        let handle = exportable(b)?;
+        Ok(Answer::code(&b.export(handle, HandleTypes::FABRIC, 0)))
+    }),
+    Case::new("export.no_type", EXPORT, "As no type at all.", |b| {
+        let handle = exportable(b)?;
+        Ok(Answer::code(&b.export(handle, HandleTypes::empty(), 0)))
+    }),
+    Case::new(
+        "export.handle_0",
+        EXPORT,
+        "The handle that names nothing.",
+        |b| {
+            Ok(Answer::code(&b.export(
+                PhysicalHandle::NULL,
+                HandleTypes::POSIX_FD,
+                0,
+            )))
+        },
+    ),
+    Case::new(
+        "export.while_mapped",
+        EXPORT,
+        "While it is mapped and open.",
+        |b| {
+            let handle = exportable(b)?;
+            let (address, size) = (b.addresses(1)?, b.granule());
+            b.map(address, size, 0, handle, 0)?;
+            Ok(Answer::code(&b.export(handle, HandleTypes::POSIX_FD, 0)))
+        },
+    ),
+    Case::new(
+        "import.reexport",
+        EXPORT,
+        "A physical that was imported.",
+        |b| {
+            let (_, imported, _fd) = imported(b)?;
+            Ok(Answer::code(&b.export(imported, HandleTypes::POSIX_FD, 0)))
+        },
+    ),
+    Case::new(
+        "export.cloexec",
+        DESCRIPTOR,
+        "Is it closed in a program that is started?",
+        |b| {
+            let fd = exported(b)?;
+            let flags = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()));
+            let flags = flags.ok().and_then(|text| {
+                let line = text.lines().find_map(|line| line.strip_prefix("flags:"))?;
+                u64::from_str_radix(line.trim(), 8).ok()
+            });
+            Ok(Answer::value(match flags {
+                Some(flags) => bit(flags & CLOSE_ON_EXEC != 0).to_string(),
+                None => "unknown".to_owned(),
+            }))
+        },
+    ),
+    Case::new(
+        "export.second_fd_differs",
+        DESCRIPTOR,
+        "Each export gives a new one.",
+        |b| {
+            let handle = exportable(b)?;
+            let first = b.export(handle, HandleTypes::POSIX_FD, 0)?;
+            let second = b.export(handle, HandleTypes::POSIX_FD, 0)?;
+            Ok(Answer::value(bit(number(&first) != number(&second))))
+        },
+    ),
+    Case::new(
+        "export.fd_target",
+        DESCRIPTOR,
+        "What the descriptor points at.",
+        |b| {
+            let fd = exported(b)?;
+            let target = fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+            Ok(Answer::value(match target {
+                Ok(target) => target.display().to_string(),
+                Err(_) => "unknown".to_owned(),
+            }))
+        },
+    ),
+];
+
+fn number(exported: &Exported) -> Option<i32> {
+    match exported {
+        Exported::Fd(fd) => Some(fd.as_raw_fd()),
+        _ => None,
+    }
+}
+
+/// A physical of one granule that can be passed on as a descriptor.
+pub(super) fn exportable(b: &mut Bench) -> Result<PhysicalHandle, DriverError> {
+    let props = PhysicalProps {
+        handle_types: HandleTypes::POSIX_FD,
+        ..b.props()
+    };
+    b.create(b.granule(), &props, 0)
+}
+
+/// The descriptor of such a physical.
+fn exported(b: &mut Bench) -> Result<OwnedFd, DriverError> {
+    let handle = exportable(b)?;
+    descriptor(b, handle)
+}
+
+/// A descriptor of a physical.
+pub(super) fn descriptor(b: &Bench, handle: PhysicalHandle) -> Result<OwnedFd, DriverError> {
+    match b.export(handle, HandleTypes::POSIX_FD, 0)? {
+        Exported::Fd(fd) => Ok(fd),
+        _ => Err(DriverError::new(
+            cuvmm_driver::Call::MemExportToShareableHandle,
+            cuvmm_driver::CUresult::CUDA_ERROR_UNKNOWN,
+        )),
+    }
+}
+
+/// A physical, the same imported, and the descriptor between them.
+pub(super) fn imported(
+    b: &mut Bench,
+) -> Result<(PhysicalHandle, PhysicalHandle, OwnedFd), DriverError> {
+    let handle = exportable(b)?;
+    let fd = descriptor(b, handle)?;
+    let imported = b.import(ImportSource::Fd(fd.as_raw_fd()), HandleTypes::POSIX_FD)?;
+    Ok((handle, imported, fd))
+}

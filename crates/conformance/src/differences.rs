@@ -1,0 +1,57 @@
+//! Where a backend may answer otherwise than a GPU, and why.
+//!
+//! At most ten, and none of them a rule that the library leans on. A difference that no longer
+//! differs is an error in the tests: this list only shrinks, or grows on purpose.
+
+/// One case that a backend may answer otherwise than the recordings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deliberate {
+    /// The case's name.
+    pub case: &'static str,
+    /// Backends: `model`, `host`, or `fakecuda` for the real backend over the stand-in.
+    pub backends: &'static [&'static str],
+    /// Whether it shows on some machines and not on others.
+    pub by_machine: bool,
+    /// Why it may.
+    pub why: &'static str,
+}
+
+const ALL: &[&str] = &["model", "host", "fakecuda"];
+const ON_MEMORY: &[&str] = &["host", "fakecuda"];
+
+/// All of them.
+pub const DELIBERATE: &[Deliberate] = &[
+    Deliberate {
+        case: "map.released_handle",
+        backends: ALL,
+        by_machine: false,
+        why: "the real driver dies; a stand-in that killed its tests would be of no use, so it \
+              answers INVALID_VALUE",
+    },
+    Deliberate {
+        case: "export.fd_target",
+        backends: ALL,
+        by_machine: false,
+        why: "a descriptor of the stand-ins is a file of their own and no NVIDIA device",
+    },
+    Deliberate {
+        case: "hint.just_behind",
+        backends: &["model"],
+        by_machine: false,
+        why: "the model lays reservations one behind the other, so the next one lies there whatever \
+              the hint; in that place hints are not followed either",
+    },
+    Deliberate {
+        case: "limit.reservations",
+        backends: ON_MEMORY,
+        by_machine: true,
+        why: "a reservation of the host driver takes one of the system's memory areas, of which a \
+              process has 65,530 unless vm.max_map_count says otherwise",
+    },
+    Deliberate {
+        case: "limit.mappings",
+        backends: ON_MEMORY,
+        by_machine: true,
+        why: "so does a mapping",
+    },
+];

@@ -1,0 +1,71 @@
+//! Kernels on the model and the host driver, which let tests queue work that stands for one.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use cuvmm_driver::model::{Backing, Machine};
+use cuvmm_driver::{Call, DeviceAddress, DriverError, Ordinal, StreamHandle};
+
+use crate::KernelToucher;
+
+/// Kernels on a model or a host driver.
+#[derive(Debug)]
+pub struct MachineToucher<B: Backing>(Arc<Machine<B>>);
+
+impl<B: Backing> MachineToucher<B> {
+    /// Kernels for a driver.
+    #[must_use]
+    pub fn new(machine: Arc<Machine<B>>) -> Self {
+        Self(machine)
+    }
+
+    fn launch(
+        &self,
+        device: Ordinal,
+        stream: StreamHandle,
+        reads: Vec<(DeviceAddress, u64)>,
+        writes: Vec<(DeviceAddress, u64, u8)>,
+    ) -> Result<(), DriverError> {
+        self.0
+            .queue_kernel(device, stream, reads, writes)
+            .map_err(|code| DriverError::new(Call::GraphLaunch, code))
+    }
+}
+
+impl<B: Backing> KernelToucher for MachineToucher<B> {
+    fn touch(
+        &self,
+        device: Ordinal,
+        stream: StreamHandle,
+        address: DeviceAddress,
+        write: bool,
+    ) -> Result<(), DriverError> {
+        let (reads, writes) = if write {
+            (Vec::new(), vec![(address, 4, 1)])
+        } else {
+            (vec![(address, 4)], Vec::new())
+        };
+        self.launch(device, stream, reads, writes)
+    }
+
+    /// Work takes no time there, so the stream is held back for as long.
+    fn spin(
+        &self,
+        device: Ordinal,
+        stream: StreamHandle,
+        milliseconds: u32,
+    ) -> Result<(), DriverError> {
+        if milliseconds == 0 {
+            return self.launch(device, stream, Vec::new(), Vec::new());
+        }
+        self.0.hold(device, stream);
+        let launched = self.launch(device, stream, Vec::new(), Vec::new());
+        let machine = Arc::clone(&self.0);
+        thread::spawn(move || {
+            thread::sleep(Duration::from_millis(milliseconds.into()));
+            machine.let_go(device, stream);
+        });
+        launched
+    }
+}

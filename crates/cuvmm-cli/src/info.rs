@@ -1,0 +1,160 @@
+//! `cuvmm info`: which drivers there are, what devices they have, and what can be done with them.
+
+mod probe;
+mod text;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use cuvmm::driver::{Driver, GranularityKind, Location, Ordinal, PhysicalProps};
+use serde::Serialize;
+
+use crate::drivers::{Choice, print};
+use probe::Capability;
+
+/// Show drivers, devices, and what they can do, found out by trying
+///
+/// A capability counts as there when the call that needs it succeeds on one granule of memory, not
+/// when an attribute promises it.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The driver whose devices are shown
+    #[arg(long, value_enum, default_value_t)]
+    driver: Choice,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Everything that is shown.
+#[derive(Debug, Serialize)]
+struct Info {
+    drivers: Vec<Found>,
+    /// The driver whose devices follow.
+    driver: &'static str,
+    reason: String,
+    cuda_version: String,
+    devices: Vec<Device>,
+}
+
+/// A driver that there is or is not.
+#[derive(Debug, Serialize)]
+struct Found {
+    driver: &'static str,
+    there: bool,
+    reason: String,
+}
+
+/// One device. Sizes are in bytes.
+#[derive(Debug, Serialize)]
+struct Device {
+    ordinal: i32,
+    name: String,
+    uuid: Option<String>,
+    total: Option<u64>,
+    free: Option<u64>,
+    granularities: Vec<Granularity>,
+    capabilities: Vec<Capability>,
+}
+
+/// What sizes of a kind of memory must be multiples of.
+#[derive(Debug, Serialize)]
+struct Granularity {
+    memory: String,
+    minimum: Option<u64>,
+    recommended: Option<u64>,
+    /// What the driver says when it has none.
+    refused: Option<String>,
+}
+
+impl Args {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// When the driver that was asked for cannot be opened or does not count its devices.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        let opened = self.driver.open()?;
+        let driver = &*opened.driver;
+        let info = Info {
+            drivers: vec![found(Choice::Cuda), found(Choice::Host)],
+            driver: driver.kind().name(),
+            reason: opened.reason,
+            cuda_version: driver.version()?.to_string(),
+            devices: (0..driver.device_count()?)
+                .map(|ordinal| device(&opened.driver, Ordinal(ordinal)))
+                .collect(),
+        };
+        if self.json {
+            print(&(serde_json::to_string_pretty(&info)? + "\n"))?;
+        } else {
+            print(&text::of(&info))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Whether a driver can be opened.
+fn found(choice: Choice) -> Found {
+    let opened = choice
+        .open()
+        .and_then(|opened| Ok(opened.driver.device_count()?));
+    let (there, reason) = match opened {
+        Ok(1) => (true, "1 device".to_owned()),
+        Ok(count) => (count > 0, format!("{count} devices")),
+        Err(error) => (false, format!("{error:#}")),
+    };
+    Found {
+        driver: choice.word(),
+        there,
+        reason,
+    }
+}
+
+fn device(driver: &Arc<dyn Driver>, ordinal: Ordinal) -> Device {
+    let memory = driver.memory_info(ordinal).ok();
+    let uuid = driver.device_uuid(ordinal).ok().map(|bytes| uuid(&bytes));
+    let mut granularities = vec![granularity(&**driver, Location::device(ordinal))];
+    granularities.push(granularity(
+        &**driver,
+        Location::host_numa(probe::node(&**driver, ordinal)),
+    ));
+    Device {
+        ordinal: ordinal.0,
+        name: driver
+            .device_name(ordinal)
+            .unwrap_or_else(|error| error.to_string()),
+        uuid,
+        total: driver.total_memory(ordinal).ok(),
+        free: memory.map(|memory| memory.free),
+        granularities,
+        capabilities: probe::all(driver, ordinal),
+    }
+}
+
+fn granularity(driver: &dyn Driver, location: Location) -> Granularity {
+    let props = PhysicalProps::at(location);
+    let ask = |kind| driver.allocation_granularity(&props, kind);
+    let (minimum, recommended) = (
+        ask(GranularityKind::MINIMUM),
+        ask(GranularityKind::RECOMMENDED),
+    );
+    Granularity {
+        memory: location.to_string(),
+        refused: minimum.as_ref().err().map(ToString::to_string),
+        minimum: minimum.ok(),
+        recommended: recommended.ok(),
+    }
+}
+
+/// As NVIDIA's tools print it.
+fn uuid(bytes: &[u8; 16]) -> String {
+    let mut text = String::from("GPU-");
+    for (index, byte) in bytes.iter().enumerate() {
+        if matches!(index, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
+}

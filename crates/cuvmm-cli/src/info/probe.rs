@@ -1,0 +1,281 @@
+//! What a device can do, found out by trying it on one granule and undoing it again.
+//!
+//! An attribute is a promise; where it says yes and the call says no (as was measured for fabric
+//! handles), both are shown.
+//!
+//! `unsafe` is allowed here for the driver's calls. Each works on what this file made itself a
+//! moment ago, queues nothing that it does not wait for, and gives back what it took.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use cuvmm::driver::{
+    AccessDesc, AccessFlags, DeviceAddress, DeviceAttribute, Driver, DriverError, EventFlags,
+    GranularityKind, HandleTypes, Location, Ordinal, PhysicalHandle, PhysicalProps, StreamFlags,
+};
+use serde::Serialize;
+
+/// Something that a device can or cannot do.
+#[derive(Debug, Serialize)]
+pub(super) struct Capability {
+    pub(super) name: String,
+    pub(super) there: bool,
+    /// Why not; or, where it is there, what is worth knowing.
+    pub(super) reason: Option<String>,
+}
+
+/// Why something is not there.
+type Tried = Result<(), String>;
+
+/// The host's NUMA node that is nearest to a device.
+pub(super) fn node(driver: &dyn Driver, device: Ordinal) -> i32 {
+    let nearest = driver.device_attribute(device, DeviceAttribute::HOST_NUMA_ID);
+    nearest.ok().filter(|node| *node >= 0).unwrap_or(0)
+}
+
+/// Everything that is tried.
+pub(super) fn all(driver: &Arc<dyn Driver>, device: Ordinal) -> Vec<Capability> {
+    let with = |change: fn(&mut PhysicalProps)| {
+        let mut props = PhysicalProps::device(device);
+        change(&mut props);
+        props
+    };
+    let plain = with(|_| ());
+    let fd = with(|props| props.handle_types = HandleTypes::POSIX_FD);
+    let fabric = with(|props| props.handle_types = HandleTypes::FABRIC);
+    let rdma = with(|props| props.rdma_capable = true);
+    let packed = with(|props| props.compression = 1);
+    let host = PhysicalProps::at(Location::host_numa(node(&**driver, device)));
+    let bench = Bench {
+        driver: &**driver,
+        device,
+    };
+
+    let mut found = vec![
+        bench.judged(
+            "virtual memory",
+            Some(DeviceAttribute::VIRTUAL_MEMORY_MANAGEMENT),
+            || bench.mapped(&plain, |_| Ok(())),
+        ),
+        bench.judged(
+            "export as descriptor",
+            Some(DeviceAttribute::HANDLE_TYPE_POSIX_FD),
+            || bench.exported(&fd, HandleTypes::POSIX_FD),
+        ),
+        bench.judged(
+            "export as fabric handle",
+            Some(DeviceAttribute::HANDLE_TYPE_FABRIC),
+            || bench.exported(&fabric, HandleTypes::FABRIC),
+        ),
+        bench.judged(
+            "RDMA",
+            Some(DeviceAttribute::GPU_DIRECT_RDMA_WITH_VMM),
+            || bench.mapped(&rdma, |_| Ok(())),
+        ),
+        bench.judged("dma-buf", Some(DeviceAttribute::DMA_BUF), || {
+            bench.dma_buf(&plain)
+        }),
+        bench.judged(
+            "compression",
+            Some(DeviceAttribute::GENERIC_COMPRESSION),
+            || bench.compressed(&packed),
+        ),
+        bench.judged(
+            "host memory by node",
+            Some(DeviceAttribute::HOST_NUMA_VMM),
+            || bench.mapped(&host, |_| Ok(())),
+        ),
+        bench.judged(
+            "managed memory",
+            Some(DeviceAttribute::MANAGED_MEMORY),
+            || bench.managed(),
+        ),
+        bench.judged("memory pools", Some(DeviceAttribute::MEMORY_POOLS), || {
+            bench.pool()
+        }),
+        bench.judged("one event for a whole context", None, || {
+            bench.context_event()
+        }),
+        multicast(&**driver, device),
+    ];
+    let count = driver.device_count().unwrap_or(0);
+    for peer in (0..count).map(Ordinal).filter(|peer| *peer != device) {
+        let name = format!("memory of {peer}");
+        found.push(bench.judged(&name, None, || bench.reaches(peer)));
+    }
+    found
+}
+
+/// Not tried: on a machine whose GPUs are shared it can disturb others.
+fn multicast(driver: &dyn Driver, device: Ordinal) -> Capability {
+    let promised = driver.device_attribute(device, DeviceAttribute::MULTICAST);
+    let (there, reason) = match promised {
+        Ok(0) => (false, "the attribute says no".to_owned()),
+        Ok(_) => (true, "so the attribute says; not tried".to_owned()),
+        Err(error) => (false, error.to_string()),
+    };
+    Capability {
+        name: "multicast".to_owned(),
+        there,
+        reason: Some(reason),
+    }
+}
+
+struct Bench<'a> {
+    driver: &'a dyn Driver,
+    device: Ordinal,
+}
+
+fn said<T>(outcome: Result<T, DriverError>) -> Result<T, String> {
+    outcome.map_err(|error| error.to_string())
+}
+
+impl Bench<'_> {
+    /// Tries something and holds the outcome against the attribute that promises it.
+    fn judged(
+        &self,
+        name: &str,
+        promise: Option<DeviceAttribute>,
+        attempt: impl FnOnce() -> Tried,
+    ) -> Capability {
+        let promised = promise.and_then(|promise| {
+            self.driver
+                .device_attribute(self.device, promise)
+                .ok()
+                .map(|value| value != 0)
+        });
+        let tried = attempt();
+        let there = tried.is_ok();
+        let reason = match (tried, promised) {
+            (Ok(()), Some(false)) => Some("though the attribute says no".to_owned()),
+            (Ok(()), _) => None,
+            (Err(reason), Some(true)) => Some(format!("{reason}, though the attribute says yes")),
+            (Err(reason), _) => Some(reason),
+        };
+        Capability {
+            name: name.to_owned(),
+            there,
+            reason,
+        }
+    }
+
+    /// One granule with these properties, for the length of some calls.
+    fn created(
+        &self,
+        props: &PhysicalProps,
+        act: impl FnOnce(PhysicalHandle, u64) -> Tried,
+    ) -> Tried {
+        let kind = GranularityKind::MINIMUM;
+        let size = said(self.driver.allocation_granularity(props, kind))?;
+        let handle = said(self.driver.create(size, props, 0))?;
+        let acted = act(handle, size);
+        // SAFETY: made above, given back once; what was mapped of it has gone.
+        let released = said(unsafe { self.driver.release(handle) });
+        acted.and(released)
+    }
+
+    /// One granule with these properties, mapped and open to the device.
+    fn mapped(
+        &self,
+        props: &PhysicalProps,
+        act: impl FnOnce((DeviceAddress, u64)) -> Tried,
+    ) -> Tried {
+        self.created(props, |handle, size| {
+            let address = said(self.driver.reserve(size, 0, DeviceAddress::NULL, 0))?;
+            let acted = self.placed(handle, address, size, act);
+            // SAFETY: reserved above, with nothing mapped in it any more.
+            let freed = said(unsafe { self.driver.free_reservation(address, size) });
+            acted.and(freed)
+        })
+    }
+
+    fn placed(
+        &self,
+        handle: PhysicalHandle,
+        address: DeviceAddress,
+        size: u64,
+        act: impl FnOnce((DeviceAddress, u64)) -> Tried,
+    ) -> Tried {
+        // SAFETY: the handle is live, and the range is the whole of a reservation of ours.
+        said(unsafe { self.driver.map(address, size, 0, handle, 0) })?;
+        let access = [AccessDesc {
+            location: Location::device(self.device),
+            flags: AccessFlags::READ_WRITE,
+        }];
+        // SAFETY: nothing uses the range yet.
+        let granted = said(unsafe { self.driver.set_access(address, size, &access) });
+        let acted = granted.and_then(|()| act((address, size)));
+        // SAFETY: nothing uses the range any more.
+        let unmapped = said(unsafe { self.driver.unmap(address, size) });
+        acted.and(unmapped)
+    }
+
+    fn exported(&self, props: &PhysicalProps, handle_type: HandleTypes) -> Tried {
+        self.created(props, |handle, _| {
+            // SAFETY: the handle is live; what is exported is dropped at once.
+            said(unsafe { self.driver.export(handle, handle_type, 0) }).map(drop)
+        })
+    }
+
+    fn dma_buf(&self, props: &PhysicalProps) -> Tried {
+        self.mapped(props, |(address, size)| {
+            // SAFETY: the range is mapped; the descriptor is dropped at once.
+            said(unsafe { self.driver.dma_buf(self.device, address, size) }).map(drop)
+        })
+    }
+
+    fn compressed(&self, props: &PhysicalProps) -> Tried {
+        self.created(props, |handle, _| {
+            // SAFETY: the handle is live.
+            let granted = said(unsafe { self.driver.physical_props(handle) })?;
+            if granted.compression == props.compression {
+                Ok(())
+            } else {
+                Err("asked for and not granted".to_owned())
+            }
+        })
+    }
+
+    fn managed(&self) -> Tried {
+        const GLOBAL: u32 = 1;
+        let address = said(self.driver.managed_alloc(self.device, 1 << 20, GLOBAL))?;
+        // SAFETY: made above, used by nobody.
+        said(unsafe { self.driver.free(self.device, address) })
+    }
+
+    fn pool(&self) -> Tried {
+        let stream = said(
+            self.driver
+                .stream_create(self.device, StreamFlags::NON_BLOCKING),
+        )?;
+        // SAFETY: the stream is live, and what was allocated on it is freed on it.
+        let tried = unsafe {
+            said(self.driver.alloc_async(self.device, 1 << 20, stream))
+                .and_then(|address| said(self.driver.free_async(self.device, address, stream)))
+                .and_then(|()| said(self.driver.stream_synchronize(self.device, stream)))
+        };
+        // SAFETY: made above, with nothing left on it.
+        let destroyed = said(unsafe { self.driver.stream_destroy(self.device, stream) });
+        tried.and(destroyed)
+    }
+
+    fn context_event(&self) -> Tried {
+        let event = said(
+            self.driver
+                .event_create(self.device, EventFlags::DISABLE_TIMING),
+        )?;
+        // SAFETY: the event is live.
+        let tried = said(unsafe { self.driver.context_record_event(self.device, event) });
+        // SAFETY: made above, used by nobody.
+        let destroyed = said(unsafe { self.driver.event_destroy(self.device, event) });
+        tried.and(destroyed)
+    }
+
+    /// Whether this device can open memory that lies on another.
+    fn reaches(&self, peer: Ordinal) -> Tried {
+        if !said(self.driver.can_access_peer(self.device, peer))? {
+            return Err("the driver says that it cannot be reached".to_owned());
+        }
+        self.mapped(&PhysicalProps::device(peer), |_| Ok(()))
+    }
+}

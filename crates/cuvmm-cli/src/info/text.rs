@@ -1,0 +1,85 @@
+//! What `info` knows, for people.
+
+use std::fmt::Write as _;
+
+use bytesize::ByteSize;
+use comfy_table::Table;
+use comfy_table::presets::NOTHING;
+
+use super::{Device, Granularity, Info};
+
+/// The whole of it.
+pub(super) fn of(info: &Info) -> String {
+    let mut drivers = table();
+    for found in &info.drivers {
+        let there = if found.there { "there" } else { "not there" };
+        drivers.add_row([found.driver, there, &found.reason]);
+    }
+    let mut text = format!("Drivers\n{}\n", drivers.trim_fmt());
+    let _ = write!(
+        text,
+        "\nDevices of the {} driver, CUDA {} ({})\n",
+        info.driver, info.cuda_version, info.reason
+    );
+    for device in &info.devices {
+        describe(&mut text, device);
+    }
+    text
+}
+
+/// Writing to a string does not fail.
+fn describe(text: &mut String, device: &Device) {
+    let _ = writeln!(text, "\n{} {}", device.ordinal, device.name);
+    let mut rows = table();
+    if let Some(uuid) = &device.uuid {
+        rows.add_row(["identity", uuid]);
+    }
+    let sizes = (device.free.map(size), device.total.map(size));
+    rows.add_row([
+        "memory",
+        &match sizes {
+            (Some(free), Some(total)) => format!("{free} free of {total}"),
+            (None, Some(total)) => total,
+            _ => "unknown".to_owned(),
+        },
+    ]);
+    for granularity in &device.granularities {
+        rows.add_row(["granularity", &multiples(granularity)]);
+    }
+    let _ = writeln!(text, "{}", rows.trim_fmt());
+    let mut rows = table();
+    for capability in &device.capabilities {
+        let there = if capability.there { "yes" } else { "no" };
+        rows.add_row([
+            &*capability.name,
+            there,
+            capability.reason.as_deref().unwrap_or(""),
+        ]);
+    }
+    let _ = writeln!(text, "{}", rows.trim_fmt());
+}
+
+fn multiples(granularity: &Granularity) -> String {
+    let memory = &granularity.memory;
+    match (
+        granularity.minimum,
+        granularity.recommended,
+        &granularity.refused,
+    ) {
+        (Some(minimum), Some(recommended), _) => {
+            format!("{memory}: {}, best {}", size(minimum), size(recommended))
+        }
+        (Some(minimum), None, _) => format!("{memory}: {}", size(minimum)),
+        (None, _, reason) => format!("{memory}: none, {}", reason.as_deref().unwrap_or("unknown")),
+    }
+}
+
+fn size(bytes: u64) -> String {
+    ByteSize::b(bytes).display().iec().to_string()
+}
+
+fn table() -> Table {
+    let mut table = Table::new();
+    table.load_style(NOTHING);
+    table
+}

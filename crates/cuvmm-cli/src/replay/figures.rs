@@ -1,0 +1,369 @@
+//! What a replay is judged by: the figures of each model and of all, and who loses.
+
+use std::time::Duration;
+
+use serde::{Serialize, Serializer};
+
+use super::settings::Nanos;
+use super::simulate::{Fate, Played, Request};
+use super::stamps::Verified;
+
+/// What the memory operations of one model, or of all, cost.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Cost {
+    /// Driver calls, without those of stamping.
+    pub(crate) calls: u64,
+    /// Time spent in them.
+    pub(crate) time: Duration,
+    /// What the stamps said.
+    pub(crate) verified: Verified,
+}
+
+/// Percentiles of the time to first token over the completed requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FirstToken {
+    pub(crate) p50: Nanos,
+    pub(crate) p95: Nanos,
+    pub(crate) p99: Nanos,
+    pub(crate) max: Nanos,
+}
+
+/// The figures of one model, or of all.
+#[derive(Clone, Debug)]
+pub(crate) struct Figures {
+    pub(crate) requests: usize,
+    pub(crate) completed: usize,
+    pub(crate) rejected: usize,
+    /// Preemptions, not requests that were preempted: one request may be counted twice.
+    pub(crate) preempted: u64,
+    /// `None` when no request completed.
+    pub(crate) first_token: Option<FirstToken>,
+    /// Time in the queue, over the completed requests.
+    pub(crate) waited_mean: Nanos,
+    pub(crate) waited_max: Nanos,
+    /// Memory of the blocks over virtual time, in bytes.
+    pub(crate) memory_mean: f64,
+    pub(crate) memory_peak: u64,
+    pub(crate) cost: Cost,
+}
+
+/// The figures of one policy.
+#[derive(Clone, Debug)]
+pub(crate) struct PolicyFigures {
+    pub(crate) all: Figures,
+    /// By name, in the order of the workload.
+    pub(crate) models: Vec<(String, Figures)>,
+}
+
+impl PolicyFigures {
+    /// Adds up a run. `costs` are those of the models and, last, of all.
+    pub(crate) fn new(
+        names: &[String],
+        requests: &[Request],
+        played: &Played,
+        granule: u64,
+        costs: &[Cost],
+        all: Cost,
+    ) -> Self {
+        let of = |model: Option<usize>, cost: Cost| figures(requests, played, granule, model, cost);
+        let models = names.iter().zip(costs).enumerate();
+        Self {
+            models: models
+                .map(|(model, (name, cost))| (name.clone(), of(Some(model), cost.clone())))
+                .collect(),
+            all: of(None, all),
+        }
+    }
+}
+
+fn figures(
+    requests: &[Request],
+    played: &Played,
+    granule: u64,
+    model: Option<usize>,
+    cost: Cost,
+) -> Figures {
+    let mut figures = Figures {
+        requests: 0,
+        completed: 0,
+        rejected: 0,
+        preempted: 0,
+        first_token: None,
+        waited_mean: 0,
+        waited_max: 0,
+        memory_mean: played.timeline.mean(model) * granule as f64,
+        memory_peak: played.timeline.peak(model) * granule,
+        cost,
+    };
+    let mut first_tokens = Vec::new();
+    let mut waited = 0u128;
+    for (request, outcome) in requests.iter().zip(&played.outcomes) {
+        if model.is_some_and(|model| model != request.model) {
+            continue;
+        }
+        figures.requests += 1;
+        figures.preempted += u64::from(outcome.preempted);
+        match outcome.fate {
+            Fate::Completed { first_token } => {
+                figures.completed += 1;
+                first_tokens.push(first_token);
+                waited += u128::from(outcome.waited);
+                figures.waited_max = figures.waited_max.max(outcome.waited);
+            }
+            Fate::Rejected => figures.rejected += 1,
+            Fate::Unfinished => {}
+        }
+    }
+    figures.waited_mean =
+        Nanos::try_from(waited / figures.completed.max(1) as u128).unwrap_or(Nanos::MAX);
+    first_tokens.sort_unstable();
+    figures.first_token = percentiles(&first_tokens);
+    figures
+}
+
+/// By nearest rank: the smallest value that so many percent are not above.
+fn percentiles(sorted: &[Nanos]) -> Option<FirstToken> {
+    let rank = |percent: usize| sorted[(sorted.len() * percent).div_ceil(100).max(1) - 1];
+    let max = *sorted.last()?;
+    Some(FirstToken {
+        p50: rank(50),
+        p95: rank(95),
+        p99: rank(99),
+        max,
+    })
+}
+
+/// A model that is worse off under elastic, and how.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Loss {
+    pub(crate) model: String,
+    pub(crate) how: String,
+}
+
+/// The models that lose under elastic: a longer time to first token at the median or at p99, or
+/// fewer requests completed.
+pub(crate) fn losses(split: &PolicyFigures, elastic: &PolicyFigures) -> Vec<Loss> {
+    let mut losses = Vec::new();
+    for ((model, before), (_, after)) in split.models.iter().zip(&elastic.models) {
+        let mut how = Vec::new();
+        if let (Some(before), Some(after)) = (before.first_token, after.first_token) {
+            for (name, before, after) in [
+                ("p50", before.p50, after.p50),
+                ("p99", before.p99, after.p99),
+            ] {
+                if after > before {
+                    let (before, after) = (milliseconds(before), milliseconds(after));
+                    how.push(format!(
+                        "{name} time to first token {after:.1} ms instead of {before:.1} ms"
+                    ));
+                }
+            }
+        }
+        if after.completed < before.completed {
+            how.push(format!(
+                "{} requests completed instead of {}",
+                after.completed, before.completed
+            ));
+        }
+        if !how.is_empty() {
+            losses.push(Loss {
+                model: model.clone(),
+                how: how.join(", "),
+            });
+        }
+    }
+    losses
+}
+
+/// How many times better elastic's p99 time to first token is than static's, over all requests.
+pub(crate) fn gain(split: &PolicyFigures, elastic: &PolicyFigures) -> Option<f64> {
+    let (before, after) = (split.all.first_token?, elastic.all.first_token?);
+    (after.p99 > 0).then(|| before.p99 as f64 / after.p99 as f64)
+}
+
+/// For people and files: milliseconds, to the microsecond.
+pub(crate) fn milliseconds(time: Nanos) -> f64 {
+    (time as f64 / 1e3).round() / 1e3
+}
+
+/// What is printed as JSON: the same keys for a policy and for each of its models.
+#[derive(Serialize)]
+struct Keys {
+    requests: usize,
+    completed: usize,
+    rejected: usize,
+    preempted: u64,
+    ttft_p50_ms: Option<f64>,
+    ttft_p95_ms: Option<f64>,
+    ttft_p99_ms: Option<f64>,
+    ttft_max_ms: Option<f64>,
+    wait_mean_ms: f64,
+    wait_max_ms: f64,
+    mean_bytes: u64,
+    peak_bytes: u64,
+    driver_calls: u64,
+    driver_time_ms: f64,
+    verified_stamps: u64,
+    wrong_stamps: u64,
+}
+
+impl From<&Figures> for Keys {
+    fn from(figures: &Figures) -> Self {
+        let first_token =
+            |pick: fn(FirstToken) -> Nanos| figures.first_token.map(pick).map(milliseconds);
+        Self {
+            requests: figures.requests,
+            completed: figures.completed,
+            rejected: figures.rejected,
+            preempted: figures.preempted,
+            ttft_p50_ms: first_token(|ttft| ttft.p50),
+            ttft_p95_ms: first_token(|ttft| ttft.p95),
+            ttft_p99_ms: first_token(|ttft| ttft.p99),
+            ttft_max_ms: first_token(|ttft| ttft.max),
+            wait_mean_ms: milliseconds(figures.waited_mean),
+            wait_max_ms: milliseconds(figures.waited_max),
+            mean_bytes: figures.memory_mean.round() as u64,
+            peak_bytes: figures.memory_peak,
+            driver_calls: figures.cost.calls,
+            driver_time_ms: (figures.cost.time.as_secs_f64() * 1e6).round() / 1e3,
+            verified_stamps: figures.cost.verified.stamps,
+            wrong_stamps: figures.cost.verified.wrong,
+        }
+    }
+}
+
+impl Serialize for Figures {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Keys::from(self).serialize(serializer)
+    }
+}
+
+impl Serialize for PolicyFigures {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Whole<'a> {
+            #[serde(flatten)]
+            all: &'a Figures,
+            models: InOrder<'a, &'a str, Figures>,
+        }
+        let models = self
+            .models
+            .iter()
+            .map(|(name, figures)| (name.as_str(), figures));
+        Whole {
+            all: &self.all,
+            models: InOrder(models.collect()),
+        }
+        .serialize(serializer)
+    }
+}
+
+/// A map that keeps the order of its entries.
+pub(super) struct InOrder<'a, K, V>(pub(super) Vec<(K, &'a V)>);
+
+impl<K: Serialize, V: Serialize> Serialize for InOrder<'_, K, V> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::replay::simulate::Outcome;
+    use crate::replay::timeline::Timeline;
+
+    #[test]
+    fn percentiles_are_by_nearest_rank() {
+        let sorted: Vec<Nanos> = (1..=200).collect();
+        let expected = FirstToken {
+            p50: 100,
+            p95: 190,
+            p99: 198,
+            max: 200,
+        };
+        assert_eq!(percentiles(&sorted), Some(expected));
+        assert_eq!(
+            percentiles(&[7]),
+            Some(FirstToken {
+                p50: 7,
+                p95: 7,
+                p99: 7,
+                max: 7
+            })
+        );
+        assert_eq!(percentiles(&[]), None);
+    }
+
+    fn policy(first_tokens: &[(usize, Option<Nanos>)]) -> PolicyFigures {
+        let request = |&(model, _): &(usize, _)| Request {
+            model,
+            arrival: 0,
+            context: 1,
+            generated: 1,
+        };
+        let requests: Vec<_> = first_tokens.iter().map(request).collect();
+        let outcome = |&(_, first_token): &(usize, Option<Nanos>)| Outcome {
+            fate: first_token.map_or(Fate::Rejected, |first_token| Fate::Completed {
+                first_token,
+            }),
+            preempted: 1,
+            waited: 4,
+        };
+        let outcomes = first_tokens.iter().map(outcome).collect();
+        let played = Played {
+            outcomes,
+            timeline: Timeline::new(2),
+        };
+        let names = ["a".to_owned(), "b".to_owned()];
+        PolicyFigures::new(
+            &names,
+            &requests,
+            &played,
+            2,
+            &[Cost::default(), Cost::default()],
+            Cost::default(),
+        )
+    }
+
+    #[test]
+    fn counts_are_by_model_and_in_all() {
+        let figures = policy(&[(0, Some(5)), (1, None), (1, Some(9))]);
+        let counts = |figures: &Figures| {
+            (
+                figures.requests,
+                figures.completed,
+                figures.rejected,
+                figures.preempted,
+            )
+        };
+        assert_eq!(counts(&figures.all), (3, 2, 1, 3));
+        assert_eq!(counts(&figures.models[0].1), (1, 1, 0, 1));
+        assert_eq!(counts(&figures.models[1].1), (2, 1, 1, 2));
+        assert_eq!(figures.all.waited_mean, 4);
+        assert_eq!(figures.all.first_token.map(|ttft| ttft.max), Some(9));
+    }
+
+    #[test]
+    fn a_model_that_waits_longer_or_completes_less_is_named() {
+        let split = policy(&[(0, Some(5_000_000)), (1, Some(7_000_000))]);
+        assert_eq!(losses(&split, &split), []);
+        let slower = policy(&[(0, Some(4_000_000)), (1, Some(8_000_000))]);
+        let named = losses(&split, &slower);
+        assert_eq!(named.len(), 1);
+        assert_eq!(named[0].model, "b");
+        assert!(
+            named[0]
+                .how
+                .contains("p99 time to first token 8.0 ms instead of 7.0 ms"),
+            "{}",
+            named[0].how
+        );
+        let fewer = policy(&[(0, None), (1, Some(7_000_000))]);
+        assert_eq!(
+            losses(&split, &fewer)[0].how,
+            "0 requests completed instead of 1"
+        );
+        assert_eq!(gain(&split, &slower), Some(7.0 / 8.0));
+    }
+}

@@ -1,0 +1,171 @@
+//! What the simulator asks of a memory, so that it can be tested without one.
+//!
+//! Sizes here are whole granules: a stamp sits at both ends of each granule, so the replay asks
+//! for whole ones, and a request calls the memory only when a token begins in the next.
+
+/// Memory shared by some models, under one policy.
+pub(crate) trait Memory {
+    /// What a request holds.
+    type Block;
+
+    /// Bytes of one granule.
+    fn granule(&self) -> u64;
+
+    /// The most granules that one block of a model can ever have, with nobody else there.
+    fn ceiling(&self, model: usize) -> u64;
+
+    /// A block of `granules` that may grow to `capacity` granules, for one request; `None` when it
+    /// does not fit now.
+    fn allocate(
+        &mut self,
+        model: usize,
+        request: u64,
+        granules: u64,
+        capacity: u64,
+    ) -> anyhow::Result<Option<Self::Block>>;
+
+    /// Grows a block in place; `false` when that does not fit now, and nothing has changed.
+    fn grow(&mut self, block: &mut Self::Block, granules: u64) -> anyhow::Result<bool>;
+
+    /// Gives a block back.
+    fn free(&mut self, block: Self::Block) -> anyhow::Result<()>;
+
+    /// Waits until all that was given back can be used again.
+    fn settle(&mut self) -> anyhow::Result<()>;
+
+    /// Why something did not fit last, with figures.
+    fn last_refusal(&self) -> Option<String>;
+}
+
+#[cfg(test)]
+pub(crate) mod fake {
+    //! A memory that only counts, with the pool's rule for guarantees.
+
+    use super::Memory;
+
+    /// Granules held by each model, under one limit.
+    #[derive(Debug)]
+    pub(crate) struct Counted {
+        pub(crate) granule: u64,
+        pub(crate) limit: u64,
+        /// Per model: guarantee and limit of its own, in granules.
+        pub(crate) tenants: Vec<(u64, u64)>,
+        pub(crate) held: Vec<u64>,
+        pub(crate) peak: u64,
+        /// Every operation, as it was answered.
+        pub(crate) log: Vec<String>,
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct Held {
+        model: usize,
+        request: u64,
+        granules: u64,
+        capacity: u64,
+    }
+
+    impl Counted {
+        pub(crate) fn elastic(limit: u64, models: usize, guarantee: u64) -> Self {
+            Self::new(limit, vec![(guarantee, limit); models])
+        }
+
+        pub(crate) fn split(limit: u64, models: usize) -> Self {
+            let share = limit / models as u64;
+            Self::new(limit, vec![(share, share); models])
+        }
+
+        fn new(limit: u64, tenants: Vec<(u64, u64)>) -> Self {
+            let held = vec![0; tenants.len()];
+            Self {
+                granule: 1,
+                limit,
+                tenants,
+                held,
+                peak: 0,
+                log: Vec::new(),
+            }
+        }
+
+        fn charge(&mut self, model: usize, more: u64) -> bool {
+            let owed = |other: usize| self.tenants[other].0.saturating_sub(self.held[other]);
+            let kept: u64 = (0..self.tenants.len())
+                .filter(|&other| other != model)
+                .map(owed)
+                .sum();
+            let used: u64 = self.held.iter().sum();
+            let fits = used + more + kept <= self.limit
+                && self.held[model] + more <= self.tenants[model].1;
+            if fits {
+                self.held[model] += more;
+                self.peak = self.peak.max(used + more);
+            }
+            fits
+        }
+    }
+
+    impl Memory for Counted {
+        type Block = Held;
+
+        fn granule(&self) -> u64 {
+            self.granule
+        }
+
+        fn ceiling(&self, model: usize) -> u64 {
+            let kept: u64 = (0..self.tenants.len())
+                .filter(|&other| other != model)
+                .map(|other| self.tenants[other].0)
+                .sum();
+            self.tenants[model].1.min(self.limit - kept)
+        }
+
+        fn allocate(
+            &mut self,
+            model: usize,
+            request: u64,
+            granules: u64,
+            capacity: u64,
+        ) -> anyhow::Result<Option<Held>> {
+            anyhow::ensure!(granules <= capacity && granules > 0);
+            let fits = self.charge(model, granules);
+            self.log.push(format!(
+                "{} {request} {granules}",
+                if fits { "allocate" } else { "refuse" }
+            ));
+            Ok(fits.then_some(Held {
+                model,
+                request,
+                granules,
+                capacity,
+            }))
+        }
+
+        fn grow(&mut self, block: &mut Held, granules: u64) -> anyhow::Result<bool> {
+            anyhow::ensure!(granules > block.granules && granules <= block.capacity);
+            let fits = self.charge(block.model, granules - block.granules);
+            self.log.push(format!(
+                "{} {} {granules}",
+                if fits { "grow" } else { "stay" },
+                block.request
+            ));
+            if fits {
+                block.granules = granules;
+            }
+            Ok(fits)
+        }
+
+        fn free(&mut self, block: Held) -> anyhow::Result<()> {
+            self.held[block.model] -= block.granules;
+            self.log
+                .push(format!("free {} {}", block.request, block.granules));
+            Ok(())
+        }
+
+        fn settle(&mut self) -> anyhow::Result<()> {
+            Ok(())
+        }
+
+        fn last_refusal(&self) -> Option<String> {
+            self.log.last().cloned()
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! `cuvmm replay`: a request trace against an elastic pool, beside the same memory split evenly.
+//!
+//! Time is virtual and comes from the trace; the memory operations are real, on whichever driver.
+//! From the bottom up: `trace` and `workload` say what is asked for, `settings` what it costs,
+//! `memory` what the simulator asks of a memory, `simulate` plays it, `pooled` answers with the
+//! library's pools and `stamps` checks them, `timeline` and `figures` sum up, `report` and `chart`
+//! show it.
+
+mod chart;
+mod driver;
+mod figures;
+mod memory;
+mod options;
+mod policy;
+mod pooled;
+mod progress;
+mod report;
+mod settings;
+mod simulate;
+mod stamps;
+mod timeline;
+mod trace;
+mod workload;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context as _, bail};
+use cuvmm::Device;
+use cuvmm::driver::DriverKind;
+
+use self::figures::PolicyFigures;
+use self::policy::Policy;
+use self::pooled::{Division, Pooled};
+use self::report::Setup;
+use self::timeline::Timeline;
+use self::workload::Workload;
+pub(crate) use options::Args;
+
+impl Args {
+    /// Replays and prints.
+    ///
+    /// # Errors
+    /// Options that do not fit together, traces that cannot be read, failures of the driver, and
+    /// stamps that are wrong.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        let workload = self.workload()?;
+        if let Some(file) = &self.chart {
+            chart::check(file)?;
+        }
+        let opened = driver::open(self.driver, self.memory)?;
+        let device = Device::open(Arc::clone(&opened.driver), self.device)?;
+        let granule = device.granularity();
+        let memory = self.memory_limit(granule, workload.models.len())?;
+        let setup = Setup {
+            driver: opened.said,
+            device: device.name().to_owned(),
+            workload: self.described(&workload),
+            seed: self.models.is_empty().then_some(self.seed),
+            memory,
+            granule,
+            guarantee: self.guarantee(memory, granule, workload.models.len())?,
+            settings: self.settings(),
+            stamps: opened.driver.kind() != DriverKind::Model,
+        };
+
+        let mut results = Vec::new();
+        let mut timelines = Vec::new();
+        for policy in self.policy.policies() {
+            let (figures, timeline) = play(policy, &workload, &setup, &device, !self.json)
+                .with_context(|| format!("policy {policy}"))?;
+            results.push((policy, figures));
+            timelines.push((policy, timeline));
+        }
+        if let Some(file) = &self.chart {
+            chart::draw(file, &workload.models, granule, memory, &timelines)?;
+        }
+        let report = if self.json {
+            report::json(&setup, &results)?
+        } else {
+            report::text(&setup, &results)
+        };
+        crate::drivers::print(&report)?;
+        for (policy, figures) in &results {
+            let verified = &figures.all.cost.verified;
+            if let Some(first) = &verified.first_wrong {
+                bail!(
+                    "{policy}: {} of {} stamps are wrong: {first}",
+                    verified.wrong,
+                    verified.stamps
+                );
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Plays the workload under one policy, in pools of its own with counters of their own.
+fn play(
+    policy: Policy,
+    workload: &Workload,
+    setup: &Setup,
+    device: &Device,
+    bar: bool,
+) -> anyhow::Result<(PolicyFigures, Timeline)> {
+    let division = Division {
+        policy,
+        limit: setup.memory,
+        guarantee: setup.guarantee,
+    };
+    let mut memory = Pooled::new(device, &workload.models, &division, setup.stamps)?;
+    let bar = progress::bar(policy, workload.requests.len(), bar);
+    let played = simulate::run(
+        &workload.requests,
+        workload.models.len(),
+        &setup.settings,
+        &mut memory,
+        &mut || bar.inc(1),
+    );
+    bar.finish_and_clear();
+    let played = played?;
+    let (costs, all) = memory.finish()?;
+    let figures = PolicyFigures::new(
+        &workload.models,
+        &workload.requests,
+        &played,
+        setup.granule,
+        &costs,
+        all,
+    );
+    Ok((figures, played.timeline))
+}

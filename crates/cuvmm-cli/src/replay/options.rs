@@ -1,0 +1,183 @@
+//! The options of `cuvmm replay`, and what follows from them.
+
+use std::path::PathBuf;
+
+use bytesize::ByteSize;
+use clap::ValueEnum;
+
+use super::policy::Policy;
+use super::settings::Settings;
+use super::workload::{self, Workload};
+use crate::drivers::Choice;
+use crate::usage;
+
+/// Replay a request trace: several models share one GPU's memory.
+///
+/// Reads one trace per model (the CSV of the Azure LLM inference traces) and plays it in virtual
+/// time over real memory operations, once with the memory split evenly and once shared. Without a
+/// trace, two bursty services are generated.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// A model and its trace; once for each model
+    #[arg(long = "model", value_name = "NAME=FILE", value_parser = model)]
+    pub(super) models: Vec<(String, PathBuf)>,
+
+    /// Memory for all models together, rounded down to whole granules
+    #[arg(long, value_name = "SIZE", default_value = "8GiB", value_parser = size)]
+    pub(super) memory: u64,
+
+    /// How the memory is divided
+    #[arg(long, value_enum, default_value_t = Policies::Both)]
+    pub(super) policy: Policies,
+
+    /// What each model can always have under elastic [default: a quarter of the memory, or an
+    /// even share where that is less]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(super) guarantee: Option<u64>,
+
+    /// Which driver answers; nothing is stamped on the model, which has no memory
+    #[arg(long, value_enum, default_value_t)]
+    pub(super) driver: Choice,
+
+    /// Which device of the driver
+    #[arg(long, value_name = "ORDINAL", default_value_t = 0)]
+    pub(super) device: u32,
+
+    /// KV cache of one token, for every model
+    #[arg(long, value_name = "SIZE", default_value = "131072", value_parser = size)]
+    pub(super) kv_bytes_per_token: u64,
+
+    /// Tokens a second that a request's context is read at, from 1 to 1000000
+    #[arg(long, value_name = "TOKENS", default_value = "8000", value_parser = rate)]
+    pub(super) prefill: f64,
+
+    /// Tokens a second that a request generates, from 1 to 1000000
+    #[arg(long, value_name = "TOKENS", default_value = "40", value_parser = rate)]
+    pub(super) decode: f64,
+
+    /// Seed of the generated workload
+    #[arg(long, default_value_t = 0, conflicts_with = "models")]
+    pub(super) seed: u64,
+
+    /// Draw memory by model over time
+    #[arg(long, value_name = "FILE.svg")]
+    pub(super) chart: Option<PathBuf>,
+
+    /// Print JSON instead of tables
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// Which policies are played.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum Policies {
+    /// An even share of its own for each model
+    Static,
+    /// One pool, with a guarantee for each model
+    Elastic,
+    /// One after the other
+    Both,
+}
+
+impl Policies {
+    pub(super) fn policies(self) -> impl Iterator<Item = Policy> {
+        let (split, elastic) = match self {
+            Self::Static => (true, false),
+            Self::Elastic => (false, true),
+            Self::Both => (true, true),
+        };
+        let split = split.then_some(Policy::Static);
+        split.into_iter().chain(elastic.then_some(Policy::Elastic))
+    }
+}
+
+impl Args {
+    pub(super) fn workload(&self) -> anyhow::Result<Workload> {
+        let mut names: Vec<_> = self.models.iter().map(|(name, _)| name).collect();
+        names.sort();
+        if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(usage(format!("--model: {:?} is given twice", twice[0])));
+        }
+        if self.models.is_empty() {
+            workload::generated(self.seed)
+        } else {
+            workload::from_traces(&self.models)
+        }
+    }
+
+    /// Where the requests come from, for the head of the report.
+    pub(super) fn described(&self, workload: &Workload) -> String {
+        let requests = workload.requests.len();
+        let models = workload.models.join(", ");
+        if self.models.is_empty() {
+            format!(
+                "{requests} requests to {models}, generated from seed {}",
+                self.seed
+            )
+        } else {
+            format!("{requests} requests to {models}")
+        }
+    }
+
+    pub(super) fn settings(&self) -> Settings {
+        Settings {
+            kv_bytes_per_token: self.kv_bytes_per_token,
+            prefill_rate: self.prefill,
+            decode_rate: self.decode,
+        }
+    }
+
+    /// The memory in whole granules, enough that each model's share holds one.
+    pub(super) fn memory_limit(&self, granule: u64, models: usize) -> anyhow::Result<u64> {
+        let limit = self.memory / granule * granule;
+        if limit / granule < models as u64 {
+            let (memory, granule) = (ByteSize(self.memory), ByteSize(granule));
+            return Err(usage(format!(
+                "--memory: {memory} is less than a granule of {granule} for each of {models} models"
+            )));
+        }
+        Ok(limit)
+    }
+
+    /// The guarantee of each model in whole granules.
+    pub(super) fn guarantee(
+        &self,
+        memory: u64,
+        granule: u64,
+        models: usize,
+    ) -> anyhow::Result<u64> {
+        let share = memory / models.max(1) as u64;
+        let guarantee = self.guarantee.unwrap_or_else(|| (memory / 4).min(share));
+        if guarantee > share {
+            let (guarantee, memory) = (ByteSize(guarantee), ByteSize(memory));
+            return Err(usage(format!(
+                "--guarantee: {guarantee} for each of {models} models is more than the memory, {memory}"
+            )));
+        }
+        Ok(guarantee / granule * granule)
+    }
+}
+
+fn model(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((name, file)) if !name.is_empty() && !file.is_empty() => {
+            Ok((name.to_owned(), file.into()))
+        }
+        _ => Err("a model is NAME=FILE".to_owned()),
+    }
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    match text.parse::<ByteSize>() {
+        Ok(ByteSize(0)) => Err("a size is at least one byte".to_owned()),
+        Ok(ByteSize(bytes)) => Ok(bytes),
+        Err(_) => Err("a size is a number of bytes, or like 512MiB or 8GiB".to_owned()),
+    }
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(rate) if (1.0..=1e6).contains(&rate) => Ok(rate),
+        _ => Err("a rate is a number from 1 to 1000000".to_owned()),
+    }
+}

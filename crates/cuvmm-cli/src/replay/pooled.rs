@@ -1,0 +1,479 @@
+//! The replay's memory on a device: pools, tenants and blocks of the library, with every granule
+//! stamped.
+//!
+//! Under `static` each model has a pool of its own with an even share of the limit; under
+//! `elastic` all models are tenants of one pool. Everything else is the same, so that what differs
+//! between two runs is the policy.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use cuvmm::driver::Call;
+use cuvmm::{AllocateError, Block, CallCounts, Device, Limit, Pool, Stream, Tenant};
+
+use super::figures::Cost;
+use super::memory::Memory;
+use super::policy::Policy;
+#[cfg(test)]
+use super::stamps::Verified;
+use super::stamps::{self, Bytes};
+
+/// How the memory is to be divided.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Division {
+    pub(crate) policy: Policy,
+    /// Bytes for all models together, whole granules.
+    pub(crate) limit: u64,
+    /// Bytes that each model can always have under `elastic`, whole granules.
+    pub(crate) guarantee: u64,
+}
+
+impl Division {
+    /// Bytes that one model's memory is limited to.
+    pub(crate) fn tenant_limit(&self, models: usize, granule: u64) -> u64 {
+        match self.policy {
+            Policy::Static => self.limit / models.max(1) as u64 / granule * granule,
+            Policy::Elastic => self.limit,
+        }
+    }
+
+    /// The most bytes that one model can have with all others idle.
+    fn ceiling(&self, models: usize, granule: u64) -> u64 {
+        match self.policy {
+            Policy::Static => self.tenant_limit(models, granule),
+            Policy::Elastic => self
+                .limit
+                .saturating_sub(self.guarantee * (models as u64 - 1)),
+        }
+    }
+}
+
+/// Memory of some models on one device.
+pub(crate) struct Pooled {
+    granule: u64,
+    /// Most granules of one block, the same for every model.
+    ceiling: u64,
+    stamped: bool,
+    costs: Vec<Cost>,
+    meter: Meter,
+    last_refusal: Option<AllocateError>,
+    // In the order in which they are to go: tenants before their pools, the stream last.
+    tenants: Vec<Tenant>,
+    pools: Vec<Pool>,
+    stream: Stream,
+}
+
+/// A request's block.
+pub(crate) struct Held {
+    block: Block,
+    model: usize,
+    request: u64,
+    granules: u64,
+}
+
+impl Bytes for Block {
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> anyhow::Result<()> {
+        Ok(Block::write(self, offset, bytes)?)
+    }
+
+    fn read(&mut self, offset: u64, bytes: &mut [u8]) -> anyhow::Result<()> {
+        Ok(Block::read(self, offset, bytes)?)
+    }
+}
+
+impl Pooled {
+    /// Pools and tenants for the models, on a stream of their own.
+    ///
+    /// # Errors
+    /// What building pools and registering tenants gives.
+    pub(crate) fn new(
+        device: &Device,
+        models: &[String],
+        division: &Division,
+        stamped: bool,
+    ) -> anyhow::Result<Self> {
+        let device = device.with_own_counters();
+        let granule = device.granularity();
+        let stream = Stream::new(&device)?;
+        let limit = division.tenant_limit(models.len(), granule);
+        let pool = |bytes| Pool::builder(&device).limit(Limit::Bytes(bytes)).build();
+        let guarantee = match division.policy {
+            Policy::Static => 0,
+            Policy::Elastic => division.guarantee,
+        };
+        let mut pools = Vec::new();
+        let mut tenants = Vec::new();
+        for model in models {
+            if pools.is_empty() || division.policy == Policy::Static {
+                pools.push(pool(limit)?);
+            }
+            let pool = pools.last().context("a model needs a pool")?;
+            tenants.push(
+                pool.tenant(model)
+                    .guarantee(guarantee)
+                    .limit(limit)
+                    .register()?,
+            );
+        }
+        let counters = [device.clone()]
+            .into_iter()
+            .chain(pools.iter().map(|pool: &Pool| pool.device().clone()));
+        let meter = Meter {
+            counters: counters.collect(),
+            aside: Calls::default(),
+        };
+        Ok(Self {
+            granule,
+            ceiling: division.ceiling(models.len(), granule) / granule,
+            stamped,
+            costs: vec![Cost::default(); models.len()],
+            meter,
+            last_refusal: None,
+            tenants,
+            pools,
+            stream,
+        })
+    }
+
+    /// Ends the run: the cost of each model, and of all with the opening and closing of the pools
+    /// in it.
+    ///
+    /// # Errors
+    /// Memory that is still in use, a pool that went over its limit, and failures to give back.
+    pub(crate) fn finish(self) -> anyhow::Result<(Vec<Cost>, Cost)> {
+        for pool in &self.pools {
+            let stats = pool.stats();
+            let (in_use, peak, limit) = (stats.in_use, stats.peak, stats.limit);
+            ensure!(
+                in_use == 0,
+                "{in_use} bytes are still in use after the last request"
+            );
+            ensure!(peak <= limit, "a pool of {limit} bytes held {peak}");
+        }
+        let Self {
+            costs,
+            meter,
+            tenants,
+            pools,
+            stream,
+            ..
+        } = self;
+        drop(tenants);
+        for pool in pools {
+            pool.close()?;
+        }
+        let failures: u64 = meter.counters.iter().map(Device::drop_failures).sum();
+        ensure!(
+            failures == 0,
+            "{failures} driver calls failed while memory was given back"
+        );
+        drop(stream);
+        let mut all = meter.total();
+        for cost in &costs {
+            all.verified.add(cost.verified.clone());
+        }
+        Ok((costs, all))
+    }
+
+    /// Does something for a model, and charges it with the driver calls made.
+    fn charged<T>(&mut self, model: usize, act: impl FnOnce(&Tenant, &Stream) -> T) -> T {
+        let (outcome, calls) = self
+            .meter
+            .measure(|_| true, || act(&self.tenants[model], &self.stream));
+        let cost = &mut self.costs[model];
+        cost.calls += calls.count;
+        cost.time += calls.time;
+        outcome
+    }
+
+    /// What did not fit is ordinary; every other error ends the run.
+    fn fitted<T>(&mut self, outcome: Result<T, AllocateError>) -> anyhow::Result<Option<T>> {
+        match outcome {
+            Ok(fitted) => Ok(Some(fitted)),
+            Err(refusal) if refusal.is_shortage() => {
+                self.last_refusal = Some(refusal);
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn stamp(&mut self, held: &mut Held, from: u64) -> anyhow::Result<()> {
+        if !self.stamped {
+            return Ok(());
+        }
+        let stamps = || {
+            stamps::write(
+                &mut held.block,
+                self.granule,
+                held.request,
+                from,
+                held.granules,
+            )
+        };
+        self.meter
+            .aside(stamps)
+            .context("a granule cannot be stamped")
+    }
+}
+
+impl Memory for Pooled {
+    type Block = Held;
+
+    fn granule(&self) -> u64 {
+        self.granule
+    }
+
+    fn ceiling(&self, _model: usize) -> u64 {
+        self.ceiling
+    }
+
+    fn allocate(
+        &mut self,
+        model: usize,
+        request: u64,
+        granules: u64,
+        capacity: u64,
+    ) -> anyhow::Result<Option<Held>> {
+        let size = granules * self.granule;
+        let capacity = capacity * self.granule;
+        let outcome = self.charged(model, |tenant, stream| {
+            tenant
+                .block(size)
+                .capacity(capacity)
+                .home_stream(stream)
+                .try_allocate()
+        });
+        let Some(block) = self.fitted(outcome)? else {
+            return Ok(None);
+        };
+        let mut held = Held {
+            block,
+            model,
+            request,
+            granules,
+        };
+        self.stamp(&mut held, 0)?;
+        Ok(Some(held))
+    }
+
+    fn grow(&mut self, held: &mut Held, granules: u64) -> anyhow::Result<bool> {
+        let size = granules * self.granule;
+        let outcome = self.charged(held.model, |_, _| held.block.try_grow_to(size));
+        if self.fitted(outcome)?.is_none() {
+            return Ok(false);
+        }
+        let from = std::mem::replace(&mut held.granules, granules);
+        self.stamp(held, from)?;
+        Ok(true)
+    }
+
+    fn free(&mut self, mut held: Held) -> anyhow::Result<()> {
+        if self.stamped {
+            let verify =
+                || stamps::verify(&mut held.block, self.granule, held.request, held.granules);
+            let verified = self.meter.aside(verify).context("stamps cannot be read")?;
+            self.costs[held.model].verified.add(verified);
+        }
+        self.charged(held.model, |_, _| drop(held.block));
+        Ok(())
+    }
+
+    fn settle(&mut self) -> anyhow::Result<()> {
+        Ok(self.stream.synchronize()?)
+    }
+
+    fn last_refusal(&self) -> Option<String> {
+        self.last_refusal.as_ref().map(ToString::to_string)
+    }
+}
+
+/// Counts the driver calls of a run, less those of stamping.
+struct Meter {
+    /// Whoever counts: the stream's device, then one per pool. All were at zero when the run
+    /// began.
+    counters: Vec<Device>,
+    aside: Calls,
+}
+
+/// Driver calls and the time in them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Calls {
+    count: u64,
+    time: Duration,
+}
+
+impl Meter {
+    /// Does something that makes driver calls, and counts those that are of a kind that counts.
+    fn measure<T>(&self, counted: fn(Call) -> bool, act: impl FnOnce() -> T) -> (T, Calls) {
+        let before: Vec<_> = self.counters.iter().map(Device::calls).collect();
+        let outcome = act();
+        let made = self
+            .counters
+            .iter()
+            .zip(&before)
+            .map(|(device, before)| sum(&device.calls().since(before), counted));
+        let calls = made.fold(Calls::default(), Calls::and);
+        (outcome, calls)
+    }
+
+    /// Does something whose copies, and the waiting they need, do not count. Mapping and the like
+    /// do: they are the pool's own, should it be at work meanwhile.
+    fn aside<T>(&mut self, act: impl FnOnce() -> T) -> T {
+        let (outcome, calls) = self.measure(|call| !maps(call), act);
+        self.aside = self.aside.and(calls);
+        outcome
+    }
+
+    fn total(&self) -> Cost {
+        let all = self
+            .counters
+            .iter()
+            .map(|device| sum(&device.calls(), |_| true));
+        let Calls { count, time } = all.fold(Calls::default(), Calls::and);
+        Cost {
+            calls: count.saturating_sub(self.aside.count),
+            time: time.saturating_sub(self.aside.time),
+            ..Cost::default()
+        }
+    }
+}
+
+impl Calls {
+    fn and(self, other: Self) -> Self {
+        Self {
+            count: self.count + other.count,
+            time: self.time + other.time,
+        }
+    }
+}
+
+fn maps(call: Call) -> bool {
+    matches!(
+        call,
+        Call::MemAddressReserve
+            | Call::MemAddressFree
+            | Call::MemCreate
+            | Call::MemRelease
+            | Call::MemMap
+            | Call::MemUnmap
+            | Call::MemSetAccess
+    )
+}
+
+fn sum(counts: &CallCounts, counted: fn(Call) -> bool) -> Calls {
+    counts
+        .iter()
+        .filter(|&(call, ..)| counted(call))
+        .fold(Calls::default(), |all, (_, count, time)| {
+            all.and(Calls { count, time })
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use cuvmm::driver::host::{HostDriver, HostOptions};
+
+    use super::*;
+
+    const LIMIT: u64 = 64 << 20;
+
+    fn memory(policy: Policy) -> Pooled {
+        let driver = HostDriver::new(HostOptions::new().capacity(2 * LIMIT));
+        let device = Device::open(Arc::new(driver), 0).unwrap();
+        let division = Division {
+            policy,
+            limit: LIMIT,
+            guarantee: LIMIT / 4,
+        };
+        let models = ["a".to_owned(), "b".to_owned()];
+        Pooled::new(&device, &models, &division, true).unwrap()
+    }
+
+    #[test]
+    fn the_division_holds_and_what_fits_is_what_was_promised() {
+        for (policy, most) in [(Policy::Static, 16), (Policy::Elastic, 24)] {
+            let mut memory = memory(policy);
+            assert_eq!(memory.granule(), 2 << 20);
+            assert_eq!(memory.ceiling(0), most);
+            let mut block = memory.allocate(0, 0, most - 1, most).unwrap().unwrap();
+            assert!(memory.grow(&mut block, most).unwrap());
+            assert!(memory.allocate(0, 1, 1, 1).unwrap().is_none());
+            assert!(memory.last_refusal().unwrap().contains("out of memory"));
+            let other = memory.allocate(1, 2, 32 - most, 32).unwrap().unwrap();
+            memory.free(block).unwrap();
+            memory.free(other).unwrap();
+            let (costs, all) = memory.finish().unwrap();
+            assert_eq!(
+                all.verified,
+                Verified {
+                    stamps: 64,
+                    ..Verified::default()
+                }
+            );
+            assert_eq!(costs[0].verified.stamps, 2 * most);
+        }
+    }
+
+    #[test]
+    fn what_is_idle_with_one_model_serves_the_other() {
+        let mut memory = memory(Policy::Elastic);
+        for round in 0..4 {
+            let block = memory
+                .allocate(round % 2, round as u64, 24, 24)
+                .unwrap()
+                .unwrap();
+            memory.free(block).unwrap();
+        }
+        memory.finish().unwrap();
+    }
+
+    #[test]
+    fn a_damaged_granule_is_a_wrong_stamp() {
+        let mut memory = memory(Policy::Elastic);
+        let block = memory.allocate(0, 5, 3, 3).unwrap().unwrap();
+        block.block.write(2 * memory.granule() - 1, &[0]).unwrap();
+        memory.free(block).unwrap();
+        let (costs, all) = memory.finish().unwrap();
+        assert_eq!((all.verified.stamps, all.verified.wrong), (6, 1));
+        assert!(
+            all.verified
+                .first_wrong
+                .unwrap()
+                .starts_with("the end of granule 1 of request 5 reads 00")
+        );
+        assert_eq!(costs[0].verified.wrong, 1);
+    }
+
+    #[test]
+    fn stamping_costs_no_driver_calls() {
+        let calls = |stamped| {
+            let mut memory = memory(Policy::Elastic);
+            memory.stamped = stamped;
+            for request in 0..3 {
+                let mut block = memory.allocate(0, request, 4, 9).unwrap().unwrap();
+                memory.grow(&mut block, 9).unwrap();
+                memory.free(block).unwrap();
+            }
+            let (costs, all) = memory.finish().unwrap();
+            (costs[0].calls, all.calls)
+        };
+        assert_eq!(calls(true), calls(false));
+    }
+
+    #[test]
+    fn memory_left_in_use_is_an_error() {
+        let mut memory = memory(Policy::Elastic);
+        let block = memory.allocate(0, 0, 1, 1).unwrap();
+        assert!(
+            memory
+                .finish()
+                .unwrap_err()
+                .to_string()
+                .contains("2097152 bytes are still in use")
+        );
+        drop(block);
+    }
+}

@@ -1,0 +1,22 @@
+//! The progress bar: on a terminal only, on standard error, so that it is never in the output.
+
+use std::io::IsTerminal as _;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::policy::Policy;
+
+/// A bar over so many requests; one that shows nothing where there is no terminal.
+pub(crate) fn bar(policy: Policy, requests: usize, wanted: bool) -> ProgressBar {
+    if !wanted || !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::with_draw_target(Some(requests as u64), ProgressDrawTarget::stderr());
+    if let Ok(style) =
+        ProgressStyle::with_template("{prefix:>7} {wide_bar} {pos}/{len} requests, {eta} left")
+    {
+        bar.set_style(style);
+    }
+    bar.set_prefix(policy.name());
+    bar
+}

@@ -1,0 +1,252 @@
+//! What a replay prints for people, and the JSON it prints for programs.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+
+use super::figures::{self, Figures, InOrder, Loss, PolicyFigures};
+use super::policy::Policy;
+use super::settings::{Nanos, Settings};
+
+/// What was replayed on what, for the head of the report.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    /// Driver and device, and why this driver.
+    pub(crate) driver: String,
+    pub(crate) device: String,
+    /// Where the requests come from, in words.
+    pub(crate) workload: String,
+    /// Set when the workload is generated.
+    pub(crate) seed: Option<u64>,
+    pub(crate) memory: u64,
+    pub(crate) granule: u64,
+    pub(crate) guarantee: u64,
+    pub(crate) settings: Settings,
+    /// False where the driver has no memory to stamp.
+    pub(crate) stamps: bool,
+}
+
+/// The figures of the policies that were played, in the order they were.
+pub(crate) type Results = [(Policy, PolicyFigures)];
+
+fn both(results: &Results) -> Option<(&PolicyFigures, &PolicyFigures)> {
+    let of = |wanted| {
+        results
+            .iter()
+            .find(|(policy, _)| *policy == wanted)
+            .map(|(_, figures)| figures)
+    };
+    of(Policy::Static).zip(of(Policy::Elastic))
+}
+
+/// The report for people.
+pub(crate) fn text(setup: &Setup, results: &Results) -> String {
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    let _ = write_text(&mut text, setup, results);
+    text
+}
+
+fn write_text(text: &mut String, setup: &Setup, results: &Results) -> std::fmt::Result {
+    writeln!(
+        text,
+        "{} on {}, {}",
+        setup.workload, setup.driver, setup.device
+    )?;
+    writeln!(
+        text,
+        "{} of memory, {} guaranteed to each model under elastic, {} a token",
+        bytes(setup.memory),
+        bytes(setup.guarantee),
+        bytes(setup.settings.kv_bytes_per_token),
+    )?;
+    writeln!(text, "\nRequests")?;
+    writeln!(text, "{}", requests_table(results))?;
+    writeln!(text, "\nMemory")?;
+    writeln!(text, "{}", memory_table(results))?;
+    if !setup.stamps {
+        writeln!(
+            text,
+            "No stamps: this driver has no memory behind its addresses."
+        )?;
+    }
+    let Some((split, elastic)) = both(results) else {
+        return Ok(());
+    };
+    if let Some(gain) = figures::gain(split, elastic) {
+        let (better, times) = if gain >= 1.0 {
+            ("better", gain)
+        } else {
+            ("worse", 1.0 / gain)
+        };
+        writeln!(
+            text,
+            "\np99 time to first token over all requests: elastic is {times:.2} times {better} than static."
+        )?;
+    }
+    let losses = figures::losses(split, elastic);
+    if losses.is_empty() {
+        writeln!(text, "No model loses under elastic.")?;
+    }
+    for loss in losses {
+        writeln!(text, "{} loses under elastic: {}.", loss.model, loss.how)?;
+    }
+    Ok(())
+}
+
+/// A row per policy and model, the whole last.
+fn rows(results: &Results) -> impl Iterator<Item = (Policy, &str, &Figures)> {
+    results.iter().flat_map(|(policy, figures)| {
+        let models = figures
+            .models
+            .iter()
+            .map(|(name, figures)| (*policy, name.as_str(), figures));
+        models.chain([(*policy, "all", &figures.all)])
+    })
+}
+
+fn table(head: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN).set_header(head);
+    for column in table.column_iter_mut().skip(2) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+fn requests_table(results: &Results) -> Table {
+    let mut table = table(&[
+        "policy",
+        "model",
+        "requests",
+        "completed",
+        "rejected",
+        "preempted",
+        "TTFT p50",
+        "p95",
+        "p99",
+        "max",
+        "waiting mean",
+        "max",
+    ]);
+    for (policy, model, figures) in rows(results) {
+        let first_token = figures.first_token;
+        let percentile = |pick: fn(figures::FirstToken) -> Nanos| {
+            first_token.map_or("-".to_owned(), |ttft| time(pick(ttft)))
+        };
+        table.add_row([
+            policy.to_string(),
+            model.to_owned(),
+            figures.requests.to_string(),
+            figures.completed.to_string(),
+            figures.rejected.to_string(),
+            figures.preempted.to_string(),
+            percentile(|ttft| ttft.p50),
+            percentile(|ttft| ttft.p95),
+            percentile(|ttft| ttft.p99),
+            percentile(|ttft| ttft.max),
+            time(figures.waited_mean),
+            time(figures.waited_max),
+        ]);
+    }
+    table
+}
+
+fn memory_table(results: &Results) -> Table {
+    let mut table = table(&[
+        "policy",
+        "model",
+        "mean",
+        "peak",
+        "driver calls",
+        "driver time",
+        "verified stamps",
+        "wrong",
+    ]);
+    for (policy, model, figures) in rows(results) {
+        table.add_row([
+            policy.to_string(),
+            model.to_owned(),
+            bytes(figures.memory_mean.round() as u64),
+            bytes(figures.memory_peak),
+            figures.cost.calls.to_string(),
+            duration(figures.cost.time),
+            figures.cost.verified.stamps.to_string(),
+            figures.cost.verified.wrong.to_string(),
+        ]);
+    }
+    table
+}
+
+fn bytes(bytes: u64) -> String {
+    ByteSize(bytes).display().iec().to_string()
+}
+
+/// Virtual time: milliseconds below ten seconds, then seconds.
+fn time(time: Nanos) -> String {
+    if time < 10_000_000_000 {
+        format!("{:.0} ms", time as f64 / 1e6)
+    } else {
+        format!("{:.1} s", time as f64 / 1e9)
+    }
+}
+
+fn duration(duration: Duration) -> String {
+    format!("{:.1} ms", duration.as_secs_f64() * 1e3)
+}
+
+/// The report for programs. What stands under `policies` is a stable interface; other keys may be
+/// added.
+#[derive(Serialize)]
+struct Document<'a> {
+    driver: &'a str,
+    device: &'a str,
+    workload: &'a str,
+    seed: Option<u64>,
+    memory_bytes: u64,
+    granule_bytes: u64,
+    guarantee_bytes: u64,
+    kv_bytes_per_token: u64,
+    prefill_tokens_per_second: f64,
+    decode_tokens_per_second: f64,
+    stamps: bool,
+    policies: InOrder<'a, &'static str, PolicyFigures>,
+    /// Only where both policies were played.
+    #[serde(flatten)]
+    comparison: Option<Comparison>,
+}
+
+#[derive(Serialize)]
+struct Comparison {
+    ttft_p99_gain: Option<f64>,
+    losers: Vec<Loss>,
+}
+
+pub(super) fn json(setup: &Setup, results: &Results) -> anyhow::Result<String> {
+    let compared = |(split, elastic)| Comparison {
+        ttft_p99_gain: figures::gain(split, elastic),
+        losers: figures::losses(split, elastic),
+    };
+    let policies = results
+        .iter()
+        .map(|(policy, figures)| (policy.name(), figures));
+    let document = Document {
+        driver: &setup.driver,
+        device: &setup.device,
+        workload: &setup.workload,
+        seed: setup.seed,
+        memory_bytes: setup.memory,
+        granule_bytes: setup.granule,
+        guarantee_bytes: setup.guarantee,
+        kv_bytes_per_token: setup.settings.kv_bytes_per_token,
+        prefill_tokens_per_second: setup.settings.prefill_rate,
+        decode_tokens_per_second: setup.settings.decode_rate,
+        stamps: setup.stamps,
+        policies: InOrder(policies.collect()),
+        comparison: both(results).map(compared),
+    };
+    Ok(serde_json::to_string_pretty(&document)? + "\n")
+}

@@ -1,0 +1,410 @@
+//! The replay itself: requests in virtual time over a real memory.
+//!
+//! A request waits in its model's queue until a block for its context fits, reads its context,
+//! then generates. Token k has come when the memory for it is there: context and k tokens. When
+//! its growth does not fit, the youngest running request of the model gives its block up and goes
+//! to the head of the queue; that may be the request that wanted to grow. A request that was
+//! preempted reads its context and the tokens it had before it goes on, and is taken back only
+//! when the token it then generates fits too: so every run but the first yields a token, and the
+//! replay ends.
+//!
+//! Two things hold at all times, and the rest leans on them: within a model, whoever runs is older
+//! than whoever waits; and a queue is in the order of arrival.
+//!
+//! Tokens are not events. A running request has one event ahead: the next token that needs
+//! memory, or else its first or its last.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap, VecDeque};
+
+use anyhow::ensure;
+
+use super::memory::Memory;
+use super::settings::{Nanos, Settings};
+use super::timeline::Timeline;
+
+/// One request of the workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    /// Index of the model.
+    pub(crate) model: usize,
+    /// Virtual time of its arrival.
+    pub(crate) arrival: Nanos,
+    /// Tokens of context.
+    pub(crate) context: u32,
+    /// Tokens to generate.
+    pub(crate) generated: u32,
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It did not come to its end: never the answer of [`run`].
+    Unfinished,
+    /// Larger than its model's memory can ever be.
+    Rejected,
+    /// All tokens came.
+    Completed {
+        /// From arrival to the first token, or to the end of the context where there is none.
+        first_token: Nanos,
+    },
+}
+
+/// A request's story.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outcome {
+    pub(crate) fate: Fate,
+    /// How often it was preempted.
+    pub(crate) preempted: u32,
+    /// All the time it spent in the queue.
+    pub(crate) waited: Nanos,
+}
+
+/// What a run gave.
+#[derive(Clone, Debug)]
+pub(crate) struct Played {
+    /// In the order of the requests.
+    pub(crate) outcomes: Vec<Outcome>,
+    pub(crate) timeline: Timeline,
+}
+
+/// Plays `requests`, which are in the order of their arrival, and calls `progress` for each one
+/// that is done with.
+///
+/// # Errors
+/// An error of the memory other than that something does not fit, or a memory that refuses a
+/// request which it could hold although nothing else runs.
+pub(crate) fn run<M: Memory>(
+    requests: &[Request],
+    models: usize,
+    settings: &Settings,
+    memory: &mut M,
+    progress: &mut dyn FnMut(),
+) -> anyhow::Result<Played> {
+    debug_assert!(requests.is_sorted_by_key(|request| request.arrival));
+    let mut state = State {
+        requests,
+        settings,
+        granule: memory.granule(),
+        memory,
+        progress,
+        lives: requests.iter().map(|_| Life::new()).collect(),
+        models: (0..models).map(|_| Model::default()).collect(),
+        steps: BinaryHeap::new(),
+        timeline: Timeline::new(models),
+        now: 0,
+    };
+    let mut arrivals = 0..requests.len();
+    loop {
+        let step = state.steps.peek().map(|Reverse((at, ..))| *at);
+        let arrival = requests.get(arrivals.start).map(|request| request.arrival);
+        // What ends or grows at the same time as an arrival goes first.
+        match (step, arrival) {
+            (Some(step), arrival) if arrival.is_none_or(|arrival| step <= arrival) => {
+                state.step()?
+            }
+            (_, Some(_)) => {
+                state.arrive(arrivals.start)?;
+                arrivals.start += 1;
+            }
+            (_, None) if state.models.iter().all(|model| model.queue.is_empty()) => break,
+            (_, None) => state.unblock()?,
+        }
+    }
+    let outcomes: Vec<_> = state.lives.iter().map(|life| life.outcome).collect();
+    let lost = outcomes
+        .iter()
+        .filter(|outcome| outcome.fate == Fate::Unfinished)
+        .count();
+    ensure!(
+        lost == 0,
+        "{lost} of {} requests were lost in the replay",
+        requests.len()
+    );
+    Ok(Played {
+        outcomes,
+        timeline: state.timeline,
+    })
+}
+
+/// A request between its arrival and its end.
+struct Life<B> {
+    outcome: Outcome,
+    /// Tokens generated so far; while it runs, as of its last event.
+    tokens: u64,
+    first_token: Option<Nanos>,
+    waiting_since: Nanos,
+    running: Option<Running<B>>,
+    /// Tells a live event from that of an earlier run of the same request.
+    run: u32,
+}
+
+struct Running<B> {
+    block: B,
+    granules: u64,
+    /// When the context, and what had been generated before, is read.
+    ready: Nanos,
+    /// Tokens it had when this run began.
+    had: u64,
+    /// The token of its event.
+    next: u64,
+}
+
+impl<B> Life<B> {
+    fn new() -> Self {
+        let outcome = Outcome {
+            fate: Fate::Unfinished,
+            preempted: 0,
+            waited: 0,
+        };
+        Self {
+            outcome,
+            tokens: 0,
+            first_token: None,
+            waiting_since: 0,
+            running: None,
+            run: 0,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Model {
+    queue: VecDeque<usize>,
+    running: BTreeSet<usize>,
+}
+
+struct State<'a, M: Memory> {
+    requests: &'a [Request],
+    settings: &'a Settings,
+    granule: u64,
+    memory: &'a mut M,
+    progress: &'a mut dyn FnMut(),
+    lives: Vec<Life<M::Block>>,
+    models: Vec<Model>,
+    /// Time, request, run: the earliest first, of equals the oldest.
+    steps: BinaryHeap<Reverse<(Nanos, usize, u32)>>,
+    timeline: Timeline,
+    /// Of the last event or arrival.
+    now: Nanos,
+}
+
+impl<M: Memory> State<'_, M> {
+    fn arrive(&mut self, at: usize) -> anyhow::Result<()> {
+        let request = self.requests[at];
+        self.now = request.arrival;
+        let life = &mut self.lives[at];
+        life.waiting_since = request.arrival;
+        let size = self.settings.granules(
+            u64::from(request.context) + u64::from(request.generated),
+            self.granule,
+        );
+        if size > self.memory.ceiling(request.model) {
+            life.outcome.fate = Fate::Rejected;
+            (self.progress)();
+            return Ok(());
+        }
+        let queue = &mut self.models[request.model].queue;
+        queue.push_back(at);
+        if queue.len() == 1 {
+            self.admit(request.model, request.arrival)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the head of a model's queue in, if it fits.
+    fn admit(&mut self, model: usize, now: Nanos) -> anyhow::Result<bool> {
+        let Some(&at) = self.models[model].queue.front() else {
+            return Ok(false);
+        };
+        let request = &self.requests[at];
+        let context = u64::from(request.context);
+        let last = u64::from(request.generated);
+        let life = &mut self.lives[at];
+        let ahead = if life.outcome.preempted > 0 {
+            (life.tokens + 1).min(last)
+        } else {
+            life.tokens
+        };
+        let granules = self.settings.granules(context + ahead, self.granule);
+        let capacity = self.settings.granules(context + last, self.granule);
+        let Some(block) = self.memory.allocate(model, at as u64, granules, capacity)? else {
+            return Ok(false);
+        };
+        let queue = &mut self.models[model];
+        queue.queue.pop_front();
+        queue.running.insert(at);
+        life.outcome.waited += now - life.waiting_since;
+        let ready = now.saturating_add(self.settings.prefill(context + life.tokens));
+        life.running = Some(Running {
+            block,
+            granules,
+            ready,
+            had: life.tokens,
+            next: 0,
+        });
+        self.timeline.change(now, model, granules.cast_signed());
+        self.schedule(at);
+        Ok(true)
+    }
+
+    /// Takes in whoever fits now, of all models, the oldest head first. A head that does not fit
+    /// holds up its own model only.
+    fn admit_all(&mut self, now: Nanos) -> anyhow::Result<bool> {
+        let mut open: Vec<usize> = (0..self.models.len()).collect();
+        let mut any = false;
+        loop {
+            open.retain(|&model| !self.models[model].queue.is_empty());
+            let Some(&model) = open
+                .iter()
+                .min_by_key(|&&model| self.models[model].queue.front())
+            else {
+                return Ok(any);
+            };
+            if self.admit(model, now)? {
+                any = true;
+            } else {
+                open.retain(|&other| other != model);
+            }
+        }
+    }
+
+    /// Sets the one event of a running request.
+    fn schedule(&mut self, at: usize) {
+        let request = &self.requests[at];
+        let life = &mut self.lives[at];
+        let Some(running) = &mut life.running else {
+            return;
+        };
+        let held = self.settings.tokens_in(running.granules, self.granule);
+        let outgrown = (held + 1).saturating_sub(u64::from(request.context));
+        let next = if life.first_token.is_none() {
+            life.tokens + 1
+        } else {
+            outgrown.max(life.tokens + 1)
+        };
+        running.next = next.min(u64::from(request.generated));
+        let since_ready = (running.next - running.had).saturating_sub(1);
+        let time = running
+            .ready
+            .saturating_add(self.settings.decode(since_ready));
+        life.run += 1;
+        self.steps.push(Reverse((time, at, life.run)));
+    }
+
+    /// The next event of a running request: a token that needs memory, the first, or the last.
+    fn step(&mut self) -> anyhow::Result<()> {
+        let Some(Reverse((now, at, run))) = self.steps.pop() else {
+            return Ok(());
+        };
+        self.now = now;
+        let request = self.requests[at];
+        let life = &self.lives[at];
+        let Some(running) = life.running.as_ref().filter(|_| life.run == run) else {
+            return Ok(());
+        };
+        let token = running.next;
+        let need = self
+            .settings
+            .granules(u64::from(request.context) + token, self.granule);
+        let mut freed = false;
+        while !self.grow(at, need, now)? {
+            let youngest = self.models[request.model]
+                .running
+                .last()
+                .copied()
+                .unwrap_or(at);
+            self.preempt(youngest, now)?;
+            freed = true;
+            if youngest == at {
+                break;
+            }
+        }
+        let life = &mut self.lives[at];
+        if life.running.is_some() {
+            life.tokens = token;
+            let first_token = *life.first_token.get_or_insert(now - request.arrival);
+            if token == u64::from(request.generated) {
+                life.outcome.fate = Fate::Completed { first_token };
+                self.release(at, now)?;
+                freed = true;
+                (self.progress)();
+            } else {
+                self.schedule(at);
+            }
+        }
+        if freed {
+            self.admit_all(now)?;
+        }
+        Ok(())
+    }
+
+    /// Grows the block of a running request to what it needs; `false` when that does not fit.
+    fn grow(&mut self, at: usize, need: u64, now: Nanos) -> anyhow::Result<bool> {
+        let Some(running) = &mut self.lives[at].running else {
+            return Ok(true);
+        };
+        let gained = need.saturating_sub(running.granules);
+        if gained == 0 {
+            return Ok(true);
+        }
+        if !self.memory.grow(&mut running.block, need)? {
+            return Ok(false);
+        }
+        running.granules = need;
+        self.timeline
+            .change(now, self.requests[at].model, gained.cast_signed());
+        Ok(true)
+    }
+
+    fn preempt(&mut self, at: usize, now: Nanos) -> anyhow::Result<()> {
+        let life = &mut self.lives[at];
+        if let Some(running) = &life.running {
+            // Tokens since its last event needed no memory, and count; one that is due right now
+            // has not had its turn, since the older request that grows goes first.
+            if now > running.ready {
+                let since = 1 + self.settings.decoded_within(now - running.ready - 1);
+                life.tokens = life
+                    .tokens
+                    .max((running.had + since).min(running.next.saturating_sub(1)));
+            }
+        }
+        life.outcome.preempted += 1;
+        life.waiting_since = now;
+        let model = self.requests[at].model;
+        self.release(at, now)?;
+        self.models[model].queue.push_front(at);
+        Ok(())
+    }
+
+    /// Gives the block of a running request back.
+    fn release(&mut self, at: usize, now: Nanos) -> anyhow::Result<()> {
+        let life = &mut self.lives[at];
+        let Some(running) = life.running.take() else {
+            return Ok(());
+        };
+        life.run += 1;
+        let model = self.requests[at].model;
+        self.models[model].running.remove(&at);
+        self.timeline
+            .change(now, model, -running.granules.cast_signed());
+        self.memory.free(running.block)
+    }
+
+    /// Nothing runs and nothing arrives, yet somebody waits: only memory that is still on its way
+    /// back can be the reason.
+    fn unblock(&mut self) -> anyhow::Result<()> {
+        self.memory.settle()?;
+        let admitted = self.admit_all(self.now)?;
+        let waiting: usize = self.models.iter().map(|model| model.queue.len()).sum();
+        let refusal = self.memory.last_refusal().unwrap_or_default();
+        ensure!(
+            admitted,
+            "{waiting} requests wait and nothing runs, yet memory is refused: {refusal}"
+        );
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,194 @@
+//! Stamps at both ends of every granule, so that a wrong mapping cannot pass.
+//!
+//! A granule carries, in its first eight bytes, the request it belongs to and its number in that
+//! request's block, and in its last eight bytes the same with every bit turned. What fresh memory
+//! reads, zero, is no stamp of anybody's. The last bytes of one granule and the first of the next
+//! lie together, so a block of n granules takes n + 1 copies, not 2n.
+
+/// Memory that can be written and read by offset.
+pub(crate) trait Bytes {
+    /// Writes from `offset` on.
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> anyhow::Result<()>;
+
+    /// Reads from `offset` on.
+    fn read(&mut self, offset: u64, bytes: &mut [u8]) -> anyhow::Result<()>;
+}
+
+const STAMP: usize = 8;
+
+/// What verifying found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Verified {
+    /// Stamps read, right or wrong.
+    pub(crate) stamps: u64,
+    /// Those that were not what had been written.
+    pub(crate) wrong: u64,
+    /// The first wrong one, in words.
+    pub(crate) first_wrong: Option<String>,
+}
+
+impl Verified {
+    /// Adds what was found elsewhere.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.stamps += other.stamps;
+        self.wrong += other.wrong;
+        self.first_wrong = self.first_wrong.take().or(other.first_wrong);
+    }
+
+    fn check(&mut self, request: u64, granule: u64, end: &str, expected: u64, found: &[u8]) {
+        self.stamps += 1;
+        if found != expected.to_le_bytes() {
+            self.wrong += 1;
+            self.first_wrong.get_or_insert_with(|| {
+                let found = found.iter().rev().map(|byte| format!("{byte:02x}")).collect::<String>();
+                format!("{end} of granule {granule} of request {request} reads {found}, not {expected:016x}")
+            });
+        }
+    }
+}
+
+/// The stamps of one granule: first and last. Requests are told apart up to 2^40, granules of a
+/// block up to 2^24.
+fn stamps(request: u64, granule: u64) -> (u64, u64) {
+    let first = (request + 1) << 24 | (granule & 0xff_ffff);
+    (first, !first)
+}
+
+/// Stamps the granules `from..to` of a block that a request has gained.
+pub(crate) fn write(
+    bytes: &mut impl Bytes,
+    size: u64,
+    request: u64,
+    from: u64,
+    to: u64,
+) -> anyhow::Result<()> {
+    if from >= to {
+        return Ok(());
+    }
+    bytes.write(from * size, &stamps(request, from).0.to_le_bytes())?;
+    for granule in from + 1..to {
+        let mut pair = [0; 2 * STAMP];
+        pair[..STAMP].copy_from_slice(&stamps(request, granule - 1).1.to_le_bytes());
+        pair[STAMP..].copy_from_slice(&stamps(request, granule).0.to_le_bytes());
+        bytes.write(granule * size - STAMP as u64, &pair)?;
+    }
+    bytes.write(
+        to * size - STAMP as u64,
+        &stamps(request, to - 1).1.to_le_bytes(),
+    )
+}
+
+/// Reads every stamp of a block of `count` granules.
+pub(crate) fn verify(
+    bytes: &mut impl Bytes,
+    size: u64,
+    request: u64,
+    count: u64,
+) -> anyhow::Result<Verified> {
+    let mut verified = Verified::default();
+    if count == 0 {
+        return Ok(verified);
+    }
+    let mut pair = [0; 2 * STAMP];
+    bytes.read(0, &mut pair[STAMP..])?;
+    for granule in 0..count {
+        let (first, last) = stamps(request, granule);
+        verified.check(request, granule, "the start", first, &pair[STAMP..]);
+        let end = (granule + 1) * size - STAMP as u64;
+        let more = granule + 1 < count;
+        bytes.read(end, if more { &mut pair } else { &mut pair[..STAMP] })?;
+        verified.check(request, granule, "the end", last, &pair[..STAMP]);
+    }
+    Ok(verified)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Bytes for Vec<u8> {
+        fn write(&mut self, offset: u64, bytes: &[u8]) -> anyhow::Result<()> {
+            let offset = usize::try_from(offset)?;
+            self[offset..offset + bytes.len()].copy_from_slice(bytes);
+            Ok(())
+        }
+
+        fn read(&mut self, offset: u64, bytes: &mut [u8]) -> anyhow::Result<()> {
+            let offset = usize::try_from(offset)?;
+            bytes.copy_from_slice(&self[offset..offset + bytes.len()]);
+            Ok(())
+        }
+    }
+
+    const SIZE: u64 = 64;
+
+    fn stamped() -> Vec<u8> {
+        let mut memory = vec![0; 5 * SIZE as usize];
+        write(&mut memory, SIZE, 7, 0, 3).unwrap();
+        write(&mut memory, SIZE, 7, 3, 4).unwrap();
+        write(&mut memory, SIZE, 7, 4, 5).unwrap();
+        memory
+    }
+
+    #[test]
+    fn what_was_stamped_verifies_two_stamps_a_granule() {
+        let verified = verify(&mut stamped(), SIZE, 7, 5).unwrap();
+        assert_eq!(
+            verified,
+            Verified {
+                stamps: 10,
+                wrong: 0,
+                first_wrong: None
+            }
+        );
+        assert_eq!(
+            verify(&mut Vec::new(), SIZE, 7, 0).unwrap(),
+            Verified::default()
+        );
+    }
+
+    #[test]
+    fn fresh_memory_is_all_wrong() {
+        let verified = verify(&mut vec![0; 2 * SIZE as usize], SIZE, 0, 2).unwrap();
+        assert_eq!((verified.stamps, verified.wrong), (4, 4));
+    }
+
+    #[test]
+    fn another_requests_stamps_are_wrong() {
+        assert_eq!(verify(&mut stamped(), SIZE, 8, 5).unwrap().wrong, 10);
+    }
+
+    #[test]
+    fn two_granules_swapped_are_four_wrong_stamps_and_the_first_is_named() {
+        let mut memory = stamped();
+        let (one, two) = memory.split_at_mut(2 * SIZE as usize);
+        one[SIZE as usize..].swap_with_slice(&mut two[..SIZE as usize]);
+        let verified = verify(&mut memory, SIZE, 7, 5).unwrap();
+        assert_eq!(verified.wrong, 4);
+        let named = verified.first_wrong.unwrap();
+        assert_eq!(
+            named,
+            "the start of granule 1 of request 7 reads 0000000008000002, not 0000000008000001"
+        );
+    }
+
+    #[test]
+    fn each_single_damaged_stamp_is_found() {
+        for granule in 0..5 {
+            for at in [
+                granule * SIZE,
+                granule * SIZE + 7,
+                (granule + 1) * SIZE - 8,
+                (granule + 1) * SIZE - 1,
+            ] {
+                let mut memory = stamped();
+                memory[at as usize] ^= 1;
+                assert_eq!(
+                    verify(&mut memory, SIZE, 7, 5).unwrap().wrong,
+                    1,
+                    "byte {at}"
+                );
+            }
+        }
+    }
+}

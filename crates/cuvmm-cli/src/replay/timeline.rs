@@ -1,0 +1,177 @@
+//! How much memory each model held over virtual time: mean, peak, and a bounded number of points
+//! for a chart, however long the run is.
+
+use super::settings::Nanos;
+
+/// Most slices kept; when a run outgrows them, neighbours are merged and a slice is twice as long.
+const SLICES: usize = 1024;
+
+/// Memory of some models over time, in granules.
+#[derive(Clone, Debug)]
+pub(crate) struct Timeline {
+    models: Vec<Level>,
+    total: Level,
+    slice: Nanos,
+    /// Per slice and model, granules times nanoseconds: sums, so that merging loses nothing.
+    slices: Vec<Vec<u128>>,
+    now: Nanos,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Level {
+    now: u64,
+    peak: u64,
+    sum: u128,
+}
+
+impl Timeline {
+    pub(crate) fn new(models: usize) -> Self {
+        Self {
+            models: vec![Level::default(); models],
+            total: Level::default(),
+            slice: 1_000_000,
+            slices: Vec::new(),
+            now: 0,
+        }
+    }
+
+    /// From `now` on, a model holds `granules` more or fewer.
+    pub(crate) fn change(&mut self, now: Nanos, model: usize, by: i64) {
+        self.advance(now);
+        for level in [&mut self.models[model], &mut self.total] {
+            level.now = level.now.saturating_add_signed(by);
+            level.peak = level.peak.max(level.now);
+        }
+    }
+
+    /// Time passes and nothing changes.
+    pub(crate) fn advance(&mut self, now: Nanos) {
+        let passed = u128::from(now.saturating_sub(self.now));
+        for level in self.models.iter_mut().chain([&mut self.total]) {
+            level.sum += u128::from(level.now) * passed;
+        }
+        while self.now < now {
+            let mut at = self.now / self.slice;
+            while at >= SLICES as u64 {
+                self.merge();
+                at = self.now / self.slice;
+            }
+            let at = at as usize;
+            if self.slices.len() <= at {
+                self.slices.resize(at + 1, vec![0; self.models.len()]);
+            }
+            let end = (self.now - self.now % self.slice)
+                .saturating_add(self.slice)
+                .min(now);
+            for (sum, level) in self.slices[at].iter_mut().zip(&self.models) {
+                *sum += u128::from(level.now) * u128::from(end - self.now);
+            }
+            self.now = end;
+        }
+    }
+
+    fn merge(&mut self) {
+        self.slice = self.slice.saturating_mul(2);
+        self.slices = self
+            .slices
+            .chunks(2)
+            .map(|pair| {
+                (0..self.models.len())
+                    .map(|model| pair.iter().map(|slice| slice[model]).sum())
+                    .collect()
+            })
+            .collect();
+    }
+
+    /// When the last change or passing of time was.
+    pub(crate) fn end(&self) -> Nanos {
+        self.now
+    }
+
+    /// Mean over the whole time, in granules; 0 for no time.
+    pub(crate) fn mean(&self, model: Option<usize>) -> f64 {
+        self.level(model).sum as f64 / self.now.max(1) as f64
+    }
+
+    /// The most ever held at once, in granules.
+    pub(crate) fn peak(&self, model: Option<usize>) -> u64 {
+        self.level(model).peak
+    }
+
+    fn level(&self, model: Option<usize>) -> &Level {
+        model.map_or(&self.total, |model| &self.models[model])
+    }
+
+    /// The mean of each slice: its end and the granules of each model. The sum over the models is
+    /// never above what was held at once, since all means are over the same time.
+    pub(crate) fn points(&self) -> impl Iterator<Item = (Nanos, Vec<f64>)> {
+        self.slices.iter().enumerate().map(|(at, sums)| {
+            let start = at as u64 * self.slice;
+            let end = start.saturating_add(self.slice).min(self.now);
+            (
+                end,
+                sums.iter()
+                    .map(|&sum| sum as f64 / (end - start).max(1) as f64)
+                    .collect(),
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mean_is_weighted_by_time_and_peak_is_of_the_sum() {
+        let mut timeline = Timeline::new(2);
+        timeline.change(0, 0, 4);
+        timeline.change(10, 1, 6);
+        timeline.change(20, 0, -4);
+        timeline.advance(40);
+        assert_eq!(timeline.mean(Some(0)), 2.0);
+        assert_eq!(timeline.mean(Some(1)), 4.5);
+        assert_eq!(timeline.mean(None), 6.5);
+        assert_eq!(
+            (
+                timeline.peak(Some(0)),
+                timeline.peak(Some(1)),
+                timeline.peak(None)
+            ),
+            (4, 6, 10)
+        );
+    }
+
+    #[test]
+    fn a_long_run_keeps_few_points_and_its_mean() {
+        let mut timeline = Timeline::new(1);
+        let end = 7_200_000_000_000;
+        timeline.change(0, 0, 3);
+        timeline.change(end / 2, 0, 2);
+        timeline.advance(end);
+        let points: Vec<_> = timeline.points().collect();
+        assert!((SLICES / 2..=SLICES).contains(&points.len()));
+        assert_eq!(points.last().map(|(end, _)| *end), Some(end));
+        assert_eq!(timeline.mean(None), 4.0);
+        let mut last = 0;
+        let area: f64 = points
+            .iter()
+            .map(|(end, held)| held[0] * (end - std::mem::replace(&mut last, *end)) as f64)
+            .sum();
+        assert!((area / end as f64 - 4.0).abs() < 1e-9);
+        assert!(
+            points
+                .iter()
+                .all(|(_, held)| (3.0..=5.0).contains(&held[0]))
+        );
+    }
+
+    #[test]
+    fn a_far_jump_does_not_walk_every_first_slice() {
+        let mut timeline = Timeline::new(1);
+        timeline.change(0, 0, 1);
+        timeline.advance(u64::MAX);
+        assert_eq!(timeline.peak(None), 1);
+        assert!(timeline.points().count() <= SLICES);
+    }
+}

@@ -1,0 +1,133 @@
+//! Copies and fills.
+//!
+//! `unsafe` is allowed here to export functions (see `state`), and to make slices of the host
+//! memory that C names by pointer and length.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+
+use cuvmm_driver::{DeviceAddress, Driver, Ordinal, StreamHandle};
+use cuvmm_sys::{CUcontext, CUdeviceptr, CUstream};
+
+use crate::contexts::{current, of};
+use crate::edge::{Outcome, code, export, present};
+use crate::state::{driver, state};
+use crate::streams::stream_handle;
+
+/// Queues a copy between places on a stream.
+fn between(
+    device: Ordinal,
+    to: CUdeviceptr,
+    from: CUdeviceptr,
+    bytes: usize,
+    stream: Option<StreamHandle>,
+) -> Outcome {
+    let (to, from, bytes) = (DeviceAddress(to), DeviceAddress(from), bytes as u64);
+    let driver = driver()?;
+    match stream {
+        // SAFETY: the caller of the exported function keeps both ranges until the copy is done.
+        None => unsafe { driver.copy_on_device(device, to, from, bytes) },
+        // SAFETY: as above.
+        Some(stream) => unsafe { driver.copy_on_device_async(device, to, from, bytes, stream) },
+    }
+    .map_err(code)
+}
+
+export! {
+    fn cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, bytes: usize) {
+        let device = current()?;
+        present(from)?;
+        // SAFETY: the caller passes so many bytes to read.
+        let source = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) };
+        // SAFETY: the caller lets nobody else use the destination meanwhile.
+        unsafe { driver()?.copy_to_device(device, DeviceAddress(to), source) }.map_err(code)
+    }
+
+    fn cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize) {
+        let device = current()?;
+        present(to)?;
+        // SAFETY: the caller passes room for so many bytes, used by nobody else.
+        let destination = unsafe { std::slice::from_raw_parts_mut(to.cast::<u8>(), bytes) };
+        // SAFETY: the caller lets nobody write the source meanwhile.
+        unsafe { driver()?.copy_to_host(device, destination, DeviceAddress(from)) }.map_err(code)
+    }
+
+    fn cuMemcpyDtoD_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) {
+        between(current()?, to, from, bytes, None)
+    }
+
+    fn cuMemcpyPeer(
+        to: CUdeviceptr,
+        to_context: CUcontext,
+        from: CUdeviceptr,
+        from_context: CUcontext,
+        bytes: usize,
+    ) {
+        of(state()?, from_context)?;
+        between(of(state()?, to_context)?, to, from, bytes, None)
+    }
+
+    fn cuMemcpyHtoDAsync_v2(
+        to: CUdeviceptr,
+        from: *const c_void,
+        bytes: usize,
+        stream: CUstream,
+    ) {
+        let device = current()?;
+        present(from)?;
+        let (to, stream) = (DeviceAddress(to), stream_handle(stream));
+        // SAFETY: the caller keeps both ends until the copy is done.
+        unsafe {
+            driver()?.copy_to_device_async(device, to, from.cast(), bytes as u64, stream)
+        }
+        .map_err(code)
+    }
+
+    fn cuMemcpyDtoHAsync_v2(
+        to: *mut c_void,
+        from: CUdeviceptr,
+        bytes: usize,
+        stream: CUstream,
+    ) {
+        let device = current()?;
+        present(to)?;
+        let (from, stream) = (DeviceAddress(from), stream_handle(stream));
+        // SAFETY: the caller keeps both ends until the copy is done.
+        unsafe { driver()?.copy_to_host_async(device, to.cast(), from, bytes as u64, stream) }
+            .map_err(code)
+    }
+
+    fn cuMemcpyDtoDAsync_v2(
+        to: CUdeviceptr,
+        from: CUdeviceptr,
+        bytes: usize,
+        stream: CUstream,
+    ) {
+        between(current()?, to, from, bytes, Some(stream_handle(stream)))
+    }
+
+    fn cuMemcpyPeerAsync(
+        to: CUdeviceptr,
+        to_context: CUcontext,
+        from: CUdeviceptr,
+        from_context: CUcontext,
+        bytes: usize,
+        stream: CUstream,
+    ) {
+        of(state()?, from_context)?;
+        between(of(state()?, to_context)?, to, from, bytes, Some(stream_handle(stream)))
+    }
+
+    fn cuMemsetD8_v2(to: CUdeviceptr, value: u8, count: usize) {
+        let device = current()?;
+        // SAFETY: the caller keeps the range until it is filled.
+        unsafe { driver()?.fill(device, DeviceAddress(to), value, count as u64) }.map_err(code)
+    }
+
+    fn cuMemsetD8Async(to: CUdeviceptr, value: u8, count: usize, stream: CUstream) {
+        let (device, stream) = (current()?, stream_handle(stream));
+        // SAFETY: the caller keeps the range until it is filled.
+        unsafe { driver()?.fill_async(device, DeviceAddress(to), value, count as u64, stream) }
+            .map_err(code)
+    }
+}

@@ -1,0 +1,111 @@
+//! The edge between C and Rust: exporting a function, reading and writing through pointers.
+//!
+//! `unsafe` is allowed here because C hands over pointers, which can only be trusted: each helper
+//! rejects null and otherwise relies on the promise that every function of the driver API asks of
+//! its caller, that a pointer is valid for what the function reads or writes.
+#![allow(unsafe_code)]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use cuvmm_driver::DriverError;
+use cuvmm_sys::CUresult;
+
+/// What an exported function works out before the edge turns it into a code.
+pub(crate) type Outcome<T = ()> = Result<T, CUresult>;
+
+/// Defines functions with C names and C signatures, and holds each against the signature in the
+/// table of `cuvmm-sys`: a difference does not compile.
+macro_rules! export {
+    ($(fn $name:ident($($parameter:ident: $type:ty),* $(,)?) $body:block)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($parameter: $type),*) -> cuvmm_sys::CUresult {
+            $crate::edge::answer(|| $body)
+        }
+
+        const _: cuvmm_sys::functions::$name = $name;
+    )*};
+}
+pub(crate) use export;
+
+/// The code of an outcome. A panic may not cross into C: it becomes `UNKNOWN`.
+pub(crate) fn answer(work: impl FnOnce() -> Outcome) -> CUresult {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(())) => CUresult::CUDA_SUCCESS,
+        Ok(Err(code)) => code,
+        Err(_) => CUresult::CUDA_ERROR_UNKNOWN,
+    }
+}
+
+/// The code of a driver's refusal. A call that the host driver lacks is one that this library
+/// should not have exported.
+pub(crate) fn code(error: DriverError) -> CUresult {
+    error.code().unwrap_or(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+}
+
+const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+
+/// Refuses a null pointer.
+pub(crate) fn present<T>(pointer: *const T) -> Outcome {
+    if pointer.is_null() {
+        Err(INVALID)
+    } else {
+        Ok(())
+    }
+}
+
+/// Writes a result. The pointer may be unaligned, as it may come from any language.
+///
+/// # Safety
+/// The pointer is null or valid for writing a `T`.
+pub(crate) unsafe fn put<T>(pointer: *mut T, value: T) -> Outcome {
+    present(pointer)?;
+    // SAFETY: not null, so the caller promises that it is valid for writing.
+    unsafe { pointer.write_unaligned(value) };
+    Ok(())
+}
+
+/// Reads an argument.
+///
+/// # Safety
+/// The pointer is null or valid for reading a `T`, which must be valid in every bit.
+pub(crate) unsafe fn take<T: Copy>(pointer: *const T) -> Outcome<T> {
+    present(pointer)?;
+    // SAFETY: not null, so the caller promises that it is valid for reading.
+    Ok(unsafe { pointer.read_unaligned() })
+}
+
+/// Reads an array.
+///
+/// # Safety
+/// The pointer is null or valid for reading so many `T`.
+pub(crate) unsafe fn take_all<T: Copy>(pointer: *const T, count: usize) -> Outcome<Vec<T>> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    present(pointer)?;
+    // SAFETY: not null, so the caller promises that all of it is valid for reading.
+    (0..count)
+        .map(|index| unsafe { take(pointer.add(index)) })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_becomes_a_code() {
+        assert_eq!(answer(|| panic!("inside")), CUresult::CUDA_ERROR_UNKNOWN);
+    }
+
+    #[test]
+    fn null_is_refused_and_nothing_is_touched() {
+        // SAFETY: null is allowed by each of the three.
+        unsafe {
+            assert_eq!(put(std::ptr::null_mut::<u64>(), 1), Err(INVALID));
+            assert_eq!(take(std::ptr::null::<u64>()), Err(INVALID));
+            assert_eq!(take_all(std::ptr::null::<u64>(), 2), Err(INVALID));
+            assert_eq!(take_all(std::ptr::null::<u64>(), 0), Ok(Vec::new()));
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Reservations, mappings and rights.
+//!
+//! `unsafe` is allowed here to export functions (see `state`).
+#![allow(unsafe_code)]
+
+use cuvmm_driver::{AccessDesc, AccessFlags, DeviceAddress, Driver, PhysicalHandle};
+use cuvmm_sys::{CUdeviceptr, CUmemAccessDesc, CUmemGenericAllocationHandle, CUmemLocation};
+
+use crate::edge::{code, export, present, put, take, take_all};
+use crate::physicals::location;
+use crate::state::driver;
+
+export! {
+    fn cuMemAddressReserve(
+        address: *mut CUdeviceptr,
+        size: usize,
+        alignment: usize,
+        hint: CUdeviceptr,
+        flags: u64,
+    ) {
+        let driver = driver()?;
+        present(address)?;
+        let found = driver
+            .reserve(size as u64, alignment as u64, DeviceAddress(hint), flags)
+            .map_err(code)?;
+        // SAFETY: the caller passes a place for the answer.
+        unsafe { put(address, found.0) }
+    }
+
+    fn cuMemAddressFree(address: CUdeviceptr, size: usize) {
+        // SAFETY: the caller passes a reservation that nothing uses.
+        unsafe { driver()?.free_reservation(DeviceAddress(address), size as u64) }.map_err(code)
+    }
+
+    fn cuMemMap(
+        address: CUdeviceptr,
+        size: usize,
+        offset: usize,
+        handle: CUmemGenericAllocationHandle,
+        flags: u64,
+    ) {
+        let (address, handle) = (DeviceAddress(address), PhysicalHandle(handle));
+        // SAFETY: a wrong handle is refused by the host driver.
+        unsafe { driver()?.map(address, size as u64, offset as u64, handle, flags) }.map_err(code)
+    }
+
+    fn cuMemUnmap(address: CUdeviceptr, size: usize) {
+        // SAFETY: the caller passes a range that nothing uses.
+        unsafe { driver()?.unmap(DeviceAddress(address), size as u64) }.map_err(code)
+    }
+
+    fn cuMemSetAccess(
+        address: CUdeviceptr,
+        size: usize,
+        descriptors: *const CUmemAccessDesc,
+        count: usize,
+    ) {
+        let driver = driver()?;
+        present(descriptors)?;
+        // SAFETY: the caller passes so many descriptors.
+        let access: Vec<_> = unsafe { take_all(descriptors, count) }?
+            .into_iter()
+            .map(|access| AccessDesc {
+                location: location(access.location),
+                flags: AccessFlags(access.flags.0),
+            })
+            .collect();
+        // SAFETY: the caller passes a range that nothing uses with a right that goes away.
+        unsafe { driver.set_access(DeviceAddress(address), size as u64, &access) }.map_err(code)
+    }
+
+    fn cuMemGetAccess(flags: *mut u64, place: *const CUmemLocation, address: CUdeviceptr) {
+        let driver = driver()?;
+        present(flags)?;
+        // SAFETY: the caller passes a location, or null.
+        let place = location(unsafe { take(place) }?);
+        let found = driver.get_access(DeviceAddress(address), place).map_err(code)?;
+        // SAFETY: the caller passes a place for the answer.
+        unsafe { put(flags, found.0 as u64) }
+    }
+}

@@ -1,0 +1,162 @@
+//! Physical memory: creating, releasing, exporting, importing.
+//!
+//! `unsafe` is allowed here to export functions (see `state`).
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::os::fd::IntoRawFd as _;
+
+use cuvmm_driver::{
+    AllocationType, DeviceAddress, Driver, Exported, GranularityKind, HandleTypes, ImportSource,
+    Location, LocationKind, PhysicalHandle, PhysicalProps,
+};
+use cuvmm_sys::{
+    CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemAllocationPropFlags, CUmemAllocationType, CUmemFabricHandle, CUmemGenericAllocationHandle,
+    CUmemLocation, CUmemLocationType,
+};
+
+use crate::edge::{code, export, present, put, take};
+use crate::state::driver;
+
+/// A location as the trait has it.
+pub(crate) fn location(location: CUmemLocation) -> Location {
+    Location {
+        kind: LocationKind(location.kind.0),
+        id: location.id,
+    }
+}
+
+fn handle_types(types: CUmemAllocationHandleType) -> HandleTypes {
+    HandleTypes::from_bits_retain(types.0 as u32)
+}
+
+fn from_c(props: &CUmemAllocationProp) -> PhysicalProps {
+    PhysicalProps {
+        allocation_type: AllocationType(props.kind.0),
+        handle_types: handle_types(props.requestedHandleTypes),
+        location: location(props.location),
+        compression: props.allocFlags.compressionType,
+        rdma_capable: props.allocFlags.gpuDirectRDMACapable != 0,
+        usage: props.allocFlags.usage,
+    }
+}
+
+fn to_c(props: &PhysicalProps) -> CUmemAllocationProp {
+    CUmemAllocationProp {
+        kind: CUmemAllocationType(props.allocation_type.0),
+        requestedHandleTypes: CUmemAllocationHandleType(props.handle_types.bits() as i32),
+        location: CUmemLocation {
+            kind: CUmemLocationType(props.location.kind.0),
+            id: props.location.id,
+        },
+        win32HandleMetaData: std::ptr::null_mut(),
+        allocFlags: CUmemAllocationPropFlags {
+            compressionType: props.compression,
+            gpuDirectRDMACapable: props.rdma_capable.into(),
+            usage: props.usage,
+            reserved: [0; 4],
+        },
+    }
+}
+
+export! {
+    fn cuMemGetAllocationGranularity(
+        granularity: *mut usize,
+        properties: *const CUmemAllocationProp,
+        option: CUmemAllocationGranularity_flags,
+    ) {
+        let driver = driver()?;
+        present(granularity)?;
+        // SAFETY: the caller passes properties, or null.
+        let props = from_c(&unsafe { take(properties) }?);
+        let kind = GranularityKind(option.0);
+        let found = driver.allocation_granularity(&props, kind).map_err(code)?;
+        // SAFETY: the caller passes a place for the answer.
+        unsafe { put(granularity, found as usize) }
+    }
+
+    fn cuMemCreate(
+        handle: *mut CUmemGenericAllocationHandle,
+        size: usize,
+        properties: *const CUmemAllocationProp,
+        flags: u64,
+    ) {
+        let driver = driver()?;
+        present(handle)?;
+        // SAFETY: the caller passes properties, or null.
+        let props = from_c(&unsafe { take(properties) }?);
+        let made = driver.create(size as u64, &props, flags).map_err(code)?;
+        // SAFETY: the caller passes a place for the answer.
+        unsafe { put(handle, made.0) }
+    }
+
+    fn cuMemRelease(handle: CUmemGenericAllocationHandle) {
+        // SAFETY: a wrong handle is refused by the host driver.
+        unsafe { driver()?.release(PhysicalHandle(handle)) }.map_err(code)
+    }
+
+    fn cuMemRetainAllocationHandle(
+        handle: *mut CUmemGenericAllocationHandle,
+        address: *mut c_void,
+    ) {
+        let driver = driver()?;
+        present(handle)?;
+        let found = driver.retain(DeviceAddress(address.addr() as u64)).map_err(code)?;
+        // SAFETY: the caller passes a place for the answer.
+        unsafe { put(handle, found.0) }
+    }
+
+    fn cuMemGetAllocationPropertiesFromHandle(
+        properties: *mut CUmemAllocationProp,
+        handle: CUmemGenericAllocationHandle,
+    ) {
+        let driver = driver()?;
+        present(properties)?;
+        // SAFETY: a wrong handle is refused by the host driver.
+        let found = unsafe { driver.physical_props(PhysicalHandle(handle)) }.map_err(code)?;
+        // SAFETY: the caller passes a place for the answer.
+        unsafe { put(properties, to_c(&found)) }
+    }
+
+    fn cuMemExportToShareableHandle(
+        shareable: *mut c_void,
+        handle: CUmemGenericAllocationHandle,
+        handle_type: CUmemAllocationHandleType,
+        flags: u64,
+    ) {
+        let driver = driver()?;
+        present(shareable)?;
+        let (handle, kind) = (PhysicalHandle(handle), handle_types(handle_type));
+        // SAFETY: a wrong handle is refused by the host driver.
+        let exported = unsafe { driver.export(handle, kind, flags) }.map_err(code)?;
+        match exported {
+            // SAFETY: the caller passes a place for what the type says: a descriptor.
+            Exported::Fd(fd) => unsafe { put(shareable.cast(), fd.into_raw_fd()) },
+            // SAFETY: as above: a fabric handle.
+            Exported::Fabric(data) => unsafe { put(shareable.cast(), CUmemFabricHandle { data }) },
+            _ => Err(cuvmm_sys::CUresult::CUDA_ERROR_NOT_SUPPORTED),
+        }
+    }
+
+    fn cuMemImportFromShareableHandle(
+        handle: *mut CUmemGenericAllocationHandle,
+        shareable: *mut c_void,
+        handle_type: CUmemAllocationHandleType,
+    ) {
+        let driver = driver()?;
+        present(handle)?;
+        let kind = handle_types(handle_type);
+        let source = if kind == HandleTypes::FABRIC {
+            // SAFETY: with this type the caller passes a pointer to a fabric handle, or null.
+            ImportSource::Fabric(unsafe { take(shareable.cast::<CUmemFabricHandle>()) }?.data)
+        } else {
+            // With every other type the pointer's value is the descriptor.
+            ImportSource::Fd(shareable.addr() as i32)
+        };
+        // SAFETY: the caller passes a descriptor that is open, or none.
+        let found = unsafe { driver.import(source, kind) }.map_err(code)?;
+        // SAFETY: the caller passes a place for the answer.
+        unsafe { put(handle, found.0) }
+    }
+}

@@ -1,0 +1,93 @@
+//! What lies at an address.
+//!
+//! `unsafe` is allowed here to export functions (see `state`).
+#![allow(unsafe_code)]
+
+use std::ffi::{c_char, c_void};
+use std::os::fd::IntoRawFd as _;
+
+use cuvmm_driver::{DeviceAddress, Driver, PointerAttribute};
+use cuvmm_sys::{CUdeviceptr, CUipcMemHandle, CUmemRangeHandleType, CUpointer_attribute, CUresult};
+
+use crate::contexts::current;
+use crate::edge::{code, export, present, put};
+use crate::state::driver;
+
+const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+
+export! {
+    fn cuMemGetAddressRange_v2(
+        base: *mut CUdeviceptr,
+        size: *mut usize,
+        address: CUdeviceptr,
+    ) {
+        let device = current()?;
+        let (start, bytes) =
+            driver()?.address_range(device, DeviceAddress(address)).map_err(code)?;
+        // Either answer may be left out.
+        if !base.is_null() {
+            // SAFETY: the caller passes a place for the answer.
+            unsafe { put(base, start.0) }?;
+        }
+        if !size.is_null() {
+            // SAFETY: as above.
+            unsafe { put(size, bytes as usize) }?;
+        }
+        Ok(())
+    }
+
+    fn cuPointerGetAttribute(
+        data: *mut c_void,
+        attribute: CUpointer_attribute,
+        address: CUdeviceptr,
+    ) {
+        let device = current()?;
+        present(data)?;
+        let asked = PointerAttribute(attribute.0);
+        let found = driver()?
+            .pointer_attribute(device, DeviceAddress(address), asked)
+            .map_err(code)?;
+        // SAFETY: the caller passes a place for an answer of the attribute's own size.
+        unsafe {
+            match asked {
+                PointerAttribute::MEMORY_TYPE | PointerAttribute::DEVICE_ORDINAL => {
+                    put(data.cast(), found as u32)
+                }
+                PointerAttribute::IS_MANAGED => put(data.cast(), found as u8),
+                PointerAttribute::BUFFER_ID
+                | PointerAttribute::RANGE_START_ADDR
+                | PointerAttribute::RANGE_SIZE
+                | PointerAttribute::ALLOWED_HANDLE_TYPES => put(data.cast(), found),
+                _ => Err(INVALID),
+            }
+        }
+    }
+
+    fn cuMemGetHandleForAddressRange(
+        handle: *mut c_void,
+        address: CUdeviceptr,
+        size: usize,
+        handle_type: CUmemRangeHandleType,
+        flags: u64,
+    ) {
+        let device = current()?;
+        present(handle)?;
+        if handle_type != CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || flags != 0 {
+            return Err(INVALID);
+        }
+        // SAFETY: the caller keeps the range mapped while it uses the descriptor.
+        let fd = unsafe { driver()?.dma_buf(device, DeviceAddress(address), size as u64) }
+            .map_err(code)?;
+        // SAFETY: the caller passes a place for a descriptor.
+        unsafe { put(handle.cast(), fd.into_raw_fd()) }
+    }
+
+    fn cuIpcGetMemHandle(handle: *mut CUipcMemHandle, address: CUdeviceptr) {
+        let device = current()?;
+        present(handle)?;
+        let bytes = driver()?.ipc_mem_handle(device, DeviceAddress(address)).map_err(code)?;
+        let reserved = bytes.map(|byte| byte as c_char);
+        // SAFETY: the caller passes a place for the answer.
+        unsafe { put(handle, CUipcMemHandle { reserved }) }
+    }
+}

@@ -1,0 +1,261 @@
+//! What only C can say: null pointers, and threads without a current context.
+//!
+//! `unsafe` is allowed here to call the C functions of the stand-in, each with pointers to locals
+//! or with null, which is what is asked.
+#![allow(unsafe_code)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests fail as tests do"
+)]
+
+use std::ptr::{null, null_mut};
+
+use cuvmm_sys::{
+    Api, CUcontext, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
+    CUmemAllocationHandleType, CUmemAllocationProp, CUmemLocation, CUmemLocationType,
+    CUpointer_attribute, CUresult, functions,
+};
+
+#[path = "../testing/built.rs"]
+mod built;
+
+const OK: CUresult = CUresult::CUDA_SUCCESS;
+const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+const INVALID_CONTEXT: CUresult = CUresult::CUDA_ERROR_INVALID_CONTEXT;
+
+const GRANULE: usize = 2 << 20;
+const DEVICE: CUmemLocation = CUmemLocation {
+    kind: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+    id: 0,
+};
+const FD: CUmemAllocationHandleType =
+    CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+const MINIMUM: CUmemAllocationGranularity_flags =
+    CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+
+/// A copy of the stand-in of its own, initialised, with no context current.
+fn loaded() -> (Api, tempfile::TempDir) {
+    let directory = tempfile::tempdir().unwrap();
+    let library = built::fakecuda_in(directory.path());
+    // SAFETY: the stand-in was just built from this workspace.
+    let api = unsafe { Api::load_from(library) }.unwrap();
+    // SAFETY: it takes no pointers.
+    assert_eq!(unsafe { (api.cuInit)(0) }, OK);
+    (api, directory)
+}
+
+/// The same with the primary context of device 0 current.
+fn entered() -> (Api, tempfile::TempDir) {
+    let (api, directory) = loaded();
+    let mut context: CUcontext = null_mut();
+    // SAFETY: the result goes to a local; the context is retained for the rest of the process.
+    unsafe {
+        assert_eq!((api.cuDevicePrimaryCtxRetain)(&mut context, 0), OK);
+        assert_eq!((api.cuCtxSetCurrent)(context), OK);
+    }
+    (api, directory)
+}
+
+#[test]
+fn the_rows_that_were_measured_with_null() {
+    let (api, _directory) = loaded();
+    let props = CUmemAllocationProp::pinned(DEVICE);
+    let (mut granularity, mut handle) = (0, 0);
+    // SAFETY: null is what is asked; everything else points at locals.
+    let rows = unsafe {
+        [
+            (
+                "reserve.null_out",
+                (api.cuMemAddressReserve)(null_mut(), GRANULE, 0, 0, 0),
+            ),
+            (
+                "granularity.null",
+                (api.cuMemGetAllocationGranularity)(null_mut(), &props, MINIMUM),
+            ),
+            (
+                "granularity.null_prop",
+                (api.cuMemGetAllocationGranularity)(&mut granularity, null(), MINIMUM),
+            ),
+            (
+                "create.null_out",
+                (api.cuMemCreate)(null_mut(), GRANULE, &props, 0),
+            ),
+            (
+                "create.null_prop",
+                (api.cuMemCreate)(&mut handle, GRANULE, null(), 0),
+            ),
+            ("set_access.null_desc", {
+                let mut address = 0;
+                assert_eq!(
+                    (api.cuMemAddressReserve)(&mut address, GRANULE, 0, 0, 0),
+                    OK
+                );
+                assert_eq!((api.cuMemCreate)(&mut handle, GRANULE, &props, 0), OK);
+                assert_eq!((api.cuMemMap)(address, GRANULE, 0, handle, 0), OK);
+                (api.cuMemSetAccess)(address, GRANULE, null(), 1)
+            }),
+        ]
+    };
+    for (row, answer) in rows {
+        assert_eq!(answer, INVALID_VALUE, "{row}");
+    }
+}
+
+#[test]
+fn a_refused_null_takes_nothing() {
+    let (api, _directory) = entered();
+    let props = CUmemAllocationProp::pinned(DEVICE);
+    let (mut free, mut total, mut after) = (0, 0, 0);
+    // SAFETY: null is what is asked; everything else points at locals.
+    unsafe {
+        assert_eq!((api.cuMemGetInfo_v2)(&mut free, &mut total), OK);
+        assert_eq!(
+            (api.cuMemCreate)(null_mut(), GRANULE, &props, 0),
+            INVALID_VALUE
+        );
+        assert_eq!(
+            (api.cuMemAlloc_v2.get().unwrap())(null_mut(), GRANULE),
+            INVALID_VALUE
+        );
+        assert_eq!((api.cuMemGetInfo_v2)(&mut after, &mut total), OK);
+    }
+    assert_eq!(free, after);
+}
+
+#[test]
+fn null_is_refused_wherever_a_result_goes() {
+    let (api, _directory) = entered();
+    let handle_types = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+    // SAFETY: null is what is asked; nothing is written.
+    let answers = unsafe {
+        [
+            ("version", (api.cuDriverGetVersion)(null_mut())),
+            ("count", (api.cuDeviceGetCount)(null_mut())),
+            ("device", (api.cuDeviceGet)(null_mut(), 0)),
+            ("name", (api.cuDeviceGetName)(null_mut(), 10, 0)),
+            ("total", (api.cuDeviceTotalMem_v2)(null_mut(), 0)),
+            ("peer", (api.cuDeviceCanAccessPeer)(null_mut(), 0, 0)),
+            ("context", (api.cuDevicePrimaryCtxRetain)(null_mut(), 0)),
+            ("current", (api.cuCtxGetCurrent)(null_mut())),
+            ("info", (api.cuMemGetInfo_v2)(null_mut(), null_mut())),
+            ("access", (api.cuMemGetAccess)(null_mut(), &DEVICE, 0)),
+            (
+                "export",
+                (api.cuMemExportToShareableHandle)(null_mut(), 1, FD, 0),
+            ),
+            (
+                "import",
+                (api.cuMemImportFromShareableHandle)(null_mut(), null_mut(), FD),
+            ),
+            (
+                "props",
+                (api.cuMemGetAllocationPropertiesFromHandle)(null_mut(), 1),
+            ),
+            ("to the device", (api.cuMemcpyHtoD_v2)(0, null(), 4)),
+            ("to the host", (api.cuMemcpyDtoH_v2)(null_mut(), 0, 4)),
+            ("stream", (api.cuStreamCreate.get().unwrap())(null_mut(), 0)),
+            ("event", (api.cuEventCreate.get().unwrap())(null_mut(), 0)),
+            ("attribute", {
+                let ask: functions::cuPointerGetAttribute =
+                    api.cuPointerGetAttribute.get().unwrap();
+                ask(null_mut(), handle_types, 0)
+            }),
+        ]
+    };
+    for (row, answer) in answers {
+        assert_eq!(answer, INVALID_VALUE, "{row}");
+    }
+}
+
+#[test]
+fn without_a_context_only_virtual_memory_calls_succeed() {
+    let (api, _directory) = loaded();
+    let props = CUmemAllocationProp::pinned(DEVICE);
+    let access = CUmemAccessDesc {
+        location: DEVICE,
+        flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    };
+    let (mut address, mut handle, mut free, mut total) = (0, 0, 0, 0);
+    let (mut stream, mut event, mut context) = (null_mut(), null_mut(), null_mut());
+    // SAFETY: all pointers are to locals, and what is made here is given back here.
+    unsafe {
+        assert_eq!((api.cuCtxGetCurrent)(&mut context), OK);
+        assert!(context.is_null());
+        assert_eq!(
+            (api.cuMemAddressReserve)(&mut address, GRANULE, 0, 0, 0),
+            OK
+        );
+        assert_eq!((api.cuMemCreate)(&mut handle, GRANULE, &props, 0), OK);
+        assert_eq!((api.cuMemMap)(address, GRANULE, 0, handle, 0), OK);
+        assert_eq!((api.cuMemSetAccess)(address, GRANULE, &access, 1), OK);
+        assert_eq!(
+            (api.cuMemGetInfo_v2)(&mut free, &mut total),
+            INVALID_CONTEXT
+        );
+        assert_eq!(
+            (api.cuMemsetD8_v2.get().unwrap())(address, 1, 4),
+            INVALID_CONTEXT
+        );
+        assert_eq!(
+            (api.cuMemcpyDtoD_v2)(address, address + 8, 4),
+            INVALID_CONTEXT
+        );
+        assert_eq!(
+            (api.cuStreamCreate.get().unwrap())(&mut stream, 0),
+            INVALID_CONTEXT
+        );
+        assert_eq!(
+            (api.cuEventCreate.get().unwrap())(&mut event, 0),
+            INVALID_CONTEXT
+        );
+        assert_eq!((api.cuCtxSynchronize)(), INVALID_CONTEXT);
+        assert_eq!((api.cuCtxPopCurrent_v2)(&mut context), INVALID_CONTEXT);
+        assert_eq!((api.cuMemUnmap)(address, GRANULE), OK);
+        assert_eq!((api.cuMemRelease)(handle), OK);
+        assert_eq!((api.cuMemAddressFree)(address, GRANULE), OK);
+    }
+}
+
+#[test]
+fn contexts_are_counted_and_each_thread_has_its_own_stack() {
+    let (api, _directory) = loaded();
+    let (mut first, mut again, mut current) = (null_mut(), null_mut(), null_mut());
+    let (mut flags, mut active) = (7, 7);
+    // SAFETY: all pointers are to locals.
+    unsafe {
+        assert_eq!(
+            (api.cuDevicePrimaryCtxGetState)(0, &mut flags, &mut active),
+            OK
+        );
+        assert_eq!((flags, active), (0, 0));
+        assert_eq!((api.cuDevicePrimaryCtxRetain)(&mut first, 0), OK);
+        assert_eq!((api.cuDevicePrimaryCtxRetain)(&mut again, 0), OK);
+        assert_eq!(first, again);
+        assert_eq!((api.cuCtxPushCurrent_v2)(first), OK);
+        assert_eq!((api.cuCtxGetCurrent)(&mut current), OK);
+        assert_eq!(current, first);
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut elsewhere = null_mut();
+            // SAFETY: the result goes to a local.
+            assert_eq!(unsafe { (api.cuCtxGetCurrent)(&mut elsewhere) }, OK);
+            assert!(elsewhere.is_null());
+        });
+    });
+    // SAFETY: all pointers are to locals.
+    unsafe {
+        assert_eq!((api.cuCtxPopCurrent_v2)(null_mut()), OK);
+        assert_eq!((api.cuDevicePrimaryCtxRelease)(0), OK);
+        assert_eq!(
+            (api.cuDevicePrimaryCtxGetState)(0, &mut flags, &mut active),
+            OK
+        );
+        assert_eq!(active, 1);
+        assert_eq!((api.cuDevicePrimaryCtxRelease)(0), OK);
+        assert_eq!((api.cuDevicePrimaryCtxRelease)(0), INVALID_CONTEXT);
+        assert_eq!((api.cuCtxPushCurrent_v2)(first), INVALID_CONTEXT);
+    }
+}

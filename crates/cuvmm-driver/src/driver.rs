@@ -459,11 +459,8 @@ pub trait Driver: Debug + Send + Sync {
     /// # Safety
     /// The common obligation of the [module](self).
     #[doc(alias = "cuStreamIsCapturing")]
-    unsafe fn capture_status(
-        &self,
-        device: Ordinal,
-        stream: StreamHandle,
-    ) -> Result<CaptureStatus>;
+    unsafe fn capture_status(&self, device: Ordinal, stream: StreamHandle)
+    -> Result<CaptureStatus>;
 
     /// From here on the stream records its work into a graph.
     ///

@@ -97,7 +97,11 @@ impl fmt::Display for DriverError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Code { call, code } => write!(f, "{call} answered {code}"),
-            Self::MissingSymbol { call, symbol, since } => write!(
+            Self::MissingSymbol {
+                call,
+                symbol,
+                since,
+            } => write!(
                 f,
                 "{call} is not to be had: the driver lacks the symbol {symbol}, which CUDA {since} brings"
             ),

@@ -141,16 +141,25 @@ impl Location {
     /// The memory of a device.
     #[must_use]
     pub const fn device(ordinal: Ordinal) -> Self {
-        Self { kind: LocationKind::DEVICE, id: ordinal.0 }
+        Self {
+            kind: LocationKind::DEVICE,
+            id: ordinal.0,
+        }
     }
 
     /// Host memory.
-    pub const HOST: Self = Self { kind: LocationKind::HOST, id: 0 };
+    pub const HOST: Self = Self {
+        kind: LocationKind::HOST,
+        id: 0,
+    };
 
     /// Host memory of one NUMA node.
     #[must_use]
     pub const fn host_numa(node: i32) -> Self {
-        Self { kind: LocationKind::HOST_NUMA, id: node }
+        Self {
+            kind: LocationKind::HOST_NUMA,
+            id: node,
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 //! One test at a time: they look at what the whole process holds.
 //! `unsafe` because the calls are, and to look at memory by its address.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod model_support;
 
@@ -155,6 +156,37 @@ fn the_system_protects_as_far_as_anybody_was_granted() {
             INVALID_VALUE,
             "the host's right is not the device's"
         );
+    }
+}
+
+#[test]
+fn a_mapping_past_the_end_touches_nothing_of_others() {
+    let _alone = alone();
+    let d = host(HostOptions::new());
+    let whole = d.reserve(4 * PAGE, 0, ANYWHERE, 0).unwrap();
+    unsafe {
+        d.free_reservation(whole, 4 * PAGE).unwrap();
+        assert_eq!(d.reserve(PAGE, 0, whole, 0), Ok(whole));
+        // Somebody else's memory just behind the reservation.
+        let behind = at(whole, PAGE);
+        let theirs = rustix::mm::mmap_anonymous(
+            std::ptr::with_exposed_provenance_mut(behind.0 as usize),
+            PAGE as usize,
+            rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
+            rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::FIXED_NOREPLACE,
+        )
+        .unwrap()
+        .cast::<u8>();
+        theirs.write(99);
+        let handle = d.create(2 * PAGE, &PhysicalProps::device(D0), 0).unwrap();
+        d.map(whole, 2 * PAGE, 0, handle, 0).unwrap();
+        d.set_access(whole, 2 * PAGE, &[rw(D0)]).unwrap();
+        d.fill(D0, whole, 5, 2 * PAGE).unwrap();
+        assert_eq!((byte_at(whole), theirs.read()), (5, 99));
+        assert_eq!(first_byte(&d, behind), 5, "the device sees its own");
+        d.unmap(whole, 2 * PAGE).unwrap();
+        assert_eq!((protection(behind), theirs.read()), ("rw-p".to_owned(), 99));
+        rustix::mm::munmap(theirs.cast(), PAGE as usize).unwrap();
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! `unsafe` because the calls are; what is wrong on purpose has a promised answer here.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod model_support;
 

@@ -3,6 +3,7 @@
 //! `unsafe` because the calls are, and on purpose misused: the backends under test promise an
 //! answer to every misuse.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod model_support;
 
@@ -751,7 +752,13 @@ fn pointers<B: Backing>(d: Machine<B>) {
     assert_eq!(code(d.ipc_mem_handle(D0, r.at)), INVALID_VALUE);
     unsafe {
         assert_eq!(code(d.free(D0, r.at)), INVALID_VALUE);
-        assert_eq!(code(d.dma_buf(D0, r.at, 2 * PAGE)), SUCCESS);
+        let buffer = d.dma_buf(D0, r.at, 2 * PAGE).unwrap();
+        let source = ImportSource::Fd(buffer.as_raw_fd());
+        assert_eq!(
+            code(d.import(source, HandleTypes::POSIX_FD)),
+            UNKNOWN,
+            "no physical"
+        );
         assert_eq!(code(d.dma_buf(D0, r.at, 3 * PAGE)), INVALID_VALUE, "a hole");
     }
 }
@@ -796,6 +803,33 @@ fn the_ceiling_of_mappings<B: Backing>(d: Machine<B>) {
         d.set_access(r.page(3), PAGE, &[rw(D0)]).unwrap();
         d.unmap(r.page(1), PAGE).unwrap();
         d.set_access(r.at, PAGE, &[rw(D0)]).unwrap();
+    }
+}
+
+#[test]
+fn the_measured_ceiling() {
+    let d = model(ModelOptions::new());
+    let count = 524_001;
+    let va = d.reserve(count * PAGE, 0, ANYWHERE, 0).unwrap();
+    let handle = page(&d);
+    unsafe {
+        for index in 0..count {
+            d.map(at(va, index * PAGE), PAGE, 0, handle, 0).unwrap();
+        }
+        d.set_access(va, (count - 1) * PAGE, &[rw(D0)]).unwrap();
+        let last = at(va, (count - 1) * PAGE);
+        assert_eq!(code(d.set_access(last, PAGE, &[rw(D0)])), OUT_OF_MEMORY);
+        assert_eq!(
+            d.memory_info(D0).unwrap().free,
+            4 * GIB - PAGE,
+            "while memory is free"
+        );
+        assert_eq!(
+            code(d.set_access(last, PAGE, &[rw(D1)])),
+            SUCCESS,
+            "each device has its own"
+        );
+        d.unmap(va, count * PAGE).unwrap();
     }
 }
 

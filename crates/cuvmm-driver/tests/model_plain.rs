@@ -2,8 +2,12 @@
 //!
 //! `unsafe` because the calls are, and on purpose misused.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod model_support;
+
+use std::thread;
+use std::time::Duration;
 
 use cuvmm_driver::model::{Backing, Machine};
 use cuvmm_driver::{
@@ -12,7 +16,14 @@ use cuvmm_driver::{
 };
 use model_support::*;
 
-on_both!(plain, pooled, pinned, managed, advice);
+on_both!(
+    plain,
+    freeing_waits_for_the_device,
+    pooled,
+    pinned,
+    managed,
+    advice
+);
 
 fn plain<B: Backing>(d: Machine<B>) {
     assert_eq!(code(d.alloc(D0, 0)), INVALID_VALUE);
@@ -47,6 +58,23 @@ fn plain<B: Backing>(d: Machine<B>) {
     r.end(&d);
     assert!(d.live().is_nothing());
     assert_eq!(d.memory_info(D0).unwrap().free, 4 * GIB);
+}
+
+fn freeing_waits_for_the_device<B: Backing>(d: Machine<B>) {
+    let s = d.stream_create(D0, StreamFlags::NON_BLOCKING).unwrap();
+    let address = d.alloc(D0, PAGE).unwrap();
+    d.hold(D0, s);
+    unsafe { d.fill_async(D0, address, 1, PAGE, s) }.unwrap();
+    thread::scope(|scope| {
+        let free = scope.spawn(|| code(unsafe { d.free(D0, address) }));
+        thread::sleep(Duration::from_millis(20));
+        assert!(!free.is_finished());
+        assert_eq!(d.live().allocations, 1);
+        d.let_go(D0, s);
+        assert_eq!(free.join().unwrap(), SUCCESS);
+    });
+    assert_eq!(d.live().allocations, 0);
+    assert_eq!(code(d.context_synchronize(D0)), SUCCESS);
 }
 
 fn pooled<B: Backing>(d: Machine<B>) {
@@ -119,6 +147,11 @@ fn managed<B: Backing>(d: Machine<B>) {
         if d.kind() == DriverKind::Host {
             assert_eq!(pointer.add(100).read(), 3);
         }
+        assert_eq!(
+            d.peek(D0, address, &mut [0]),
+            Err(INVALID_VALUE),
+            "the program's own"
+        );
         for location in [Location::device(D0), Location::HOST] {
             d.prefetch(D0, address, 16 * MIB, location, StreamHandle::NULL)
                 .unwrap();

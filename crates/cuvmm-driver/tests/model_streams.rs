@@ -3,6 +3,7 @@
 //! `unsafe` because the calls are, and on purpose misused: the backends under test promise an
 //! answer to every misuse.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod model_support;
 
@@ -25,6 +26,7 @@ on_both!(
     a_late_write_into_nothing_loses_the_context,
     a_right_that_went_away_loses_the_context,
     kernels_are_not_checked_at_launch,
+    a_kernel_that_reads_nothing_mapped_loses_the_context,
     losing_a_context,
     the_other_device_lives_on,
     events_cover_what_was_queued_before,
@@ -158,6 +160,16 @@ fn kernels_are_not_checked_at_launch<B: Backing>(d: Machine<B>) {
         Err(ILLEGAL_ADDRESS),
         "sticky"
     );
+}
+
+fn a_kernel_that_reads_nothing_mapped_loses_the_context<B: Backing>(d: Machine<B>) {
+    let r = range(&d, 2, 1);
+    let s = stream(&d);
+    assert_eq!(
+        d.queue_kernel(D0, s, vec![(r.at, 2 * PAGE)], vec![]),
+        Ok(())
+    );
+    assert_eq!(code(d.context_synchronize(D0)), ILLEGAL_ADDRESS);
 }
 
 fn losing_a_context<B: Backing>(d: Machine<B>) {
@@ -352,6 +364,8 @@ fn destroyed_streams_finish_their_work<B: Backing>(d: Machine<B>) {
     assert_eq!(d.live().queued, 0);
 }
 
+type Wait<B> = fn(&Machine<B>, StreamHandle, EventHandle) -> CUresult;
+
 fn synchronising_blocks_until_let_go<B: Backing>(d: Machine<B>) {
     let d = Arc::new(d);
     let r = range(&d, 1, 1);
@@ -361,7 +375,7 @@ fn synchronising_blocks_until_let_go<B: Backing>(d: Machine<B>) {
     fill(&d, s, r.at, 1);
     unsafe { d.event_record(D0, e, s) }.unwrap();
     let gone = Arc::new(AtomicBool::new(false));
-    let waits: [fn(&Machine<B>, StreamHandle, EventHandle) -> CUresult; 3] = [
+    let waits: [Wait<B>; 3] = [
         |d, s, _| code(unsafe { d.stream_synchronize(D0, s) }),
         |d, _, e| code(unsafe { d.event_synchronize(D0, e) }),
         |d, _, _| code(d.context_synchronize(D0)),
@@ -415,7 +429,7 @@ fn copies_wait_for_the_default_stream<B: Backing>(d: Machine<B>) {
 
     // Queued copies keep the host's pointers until they run.
     let s = stream(&d);
-    let source = vec![42_u8; 100];
+    let source = [42_u8; 100];
     let mut target = vec![0_u8; 100];
     d.hold(D0, s);
     unsafe {

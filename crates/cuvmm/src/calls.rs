@@ -19,7 +19,9 @@ struct Kind {
 
 impl Calls {
     pub(crate) fn new() -> Self {
-        Self { kinds: std::array::from_fn(|_| Kind::default()) }
+        Self {
+            kinds: std::array::from_fn(|_| Kind::default()),
+        }
     }
 
     pub(crate) fn add(&self, call: Call, took: Duration) {
@@ -35,7 +37,10 @@ impl Calls {
         CallCounts {
             kinds: std::array::from_fn(|index| {
                 let kind = &self.kinds[index];
-                (kind.count.load(Ordering::Relaxed), kind.nanos.load(Ordering::Relaxed))
+                (
+                    kind.count.load(Ordering::Relaxed),
+                    kind.nanos.load(Ordering::Relaxed),
+                )
             }),
         }
     }
@@ -88,6 +93,8 @@ impl CallCounts {
 
 impl fmt::Debug for CallCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self.iter().map(|(call, count, time)| (call, (count, time)))).finish()
+        f.debug_map()
+            .entries(self.iter().map(|(call, count, time)| (call, (count, time))))
+            .finish()
     }
 }

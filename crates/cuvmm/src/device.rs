@@ -13,7 +13,7 @@ use cuvmm_driver::{
 };
 
 use crate::calls::{CallCounts, Calls};
-use crate::drops::{DropFailure, Drops};
+use crate::drops::{DropFailure, DropHook, Drops};
 use crate::error::{CallError, OpenError};
 use crate::size::Granularity;
 
@@ -59,8 +59,10 @@ impl Device {
         let bytes = driver
             .allocation_granularity(&PhysicalProps::device(device), GranularityKind::MINIMUM)
             .map_err(ask)?;
-        let granularity = Granularity::new(bytes)
-            .ok_or(OpenError::OddGranularity { ordinal, granularity: bytes })?;
+        let granularity = Granularity::new(bytes).ok_or(OpenError::OddGranularity {
+            ordinal,
+            granularity: bytes,
+        })?;
         let uuid = driver.device_uuid(device).map_err(ask)?;
         let total = driver.total_memory(device).map_err(ask)?;
         Ok(Self {
@@ -82,7 +84,10 @@ impl Device {
     /// The same device with counters of its own, starting at zero.
     #[must_use]
     pub fn with_own_counters(&self) -> Self {
-        Self { shared: Arc::clone(&self.shared), calls: Arc::new(Calls::new()) }
+        Self {
+            shared: Arc::clone(&self.shared),
+            calls: Arc::new(Calls::new()),
+        }
     }
 
     /// The driver's number for the device.
@@ -132,7 +137,9 @@ impl Device {
     /// # Errors
     /// [`CallError`] when the driver does not answer.
     pub fn memory_info(&self) -> Result<MemoryInfo, CallError> {
-        self.call(Call::MemGetInfo, |driver, device| driver.memory_info(device))
+        self.call(Call::MemGetInfo, |driver, device| {
+            driver.memory_info(device)
+        })
     }
 
     /// Waits until all work of the device's context is done (`cuCtxSynchronize`).
@@ -140,13 +147,30 @@ impl Device {
     /// # Errors
     /// [`CallError`] when the driver says that the context is lost.
     pub fn synchronize(&self) -> Result<(), CallError> {
-        self.call(Call::CtxSynchronize, |driver, device| driver.context_synchronize(device))
+        self.call(Call::CtxSynchronize, |driver, device| {
+            driver.context_synchronize(device)
+        })
     }
 
     /// Driver calls made through this handle and its clones.
     #[must_use]
     pub fn calls(&self) -> CallCounts {
         self.calls.snapshot()
+    }
+
+    /// Waits until no work of the device can touch memory any more, to unmap for good: all of it
+    /// is done, or the context is lost and nothing runs on it.
+    pub(crate) fn drain(&self) -> Result<(), CallError> {
+        if self.lost().is_some() {
+            return Ok(());
+        }
+        self.synchronize().or_else(|error| {
+            if self.lost().is_some() {
+                Ok(())
+            } else {
+                Err(error)
+            }
+        })
     }
 
     /// How many drops could not give back what they owned.
@@ -158,7 +182,7 @@ impl Device {
     /// Has `hook` called for each drop that cannot give back what it owns; `None` removes it.
     ///
     /// The hook runs inside the drop, with locks of this library held: it must not call back.
-    pub fn on_drop_failure(&self, hook: Option<Arc<dyn Fn(&DropFailure) + Send + Sync>>) {
+    pub fn on_drop_failure(&self, hook: Option<DropHook>) {
         self.shared.drops.set_hook(hook);
     }
 
@@ -178,7 +202,10 @@ impl Device {
     /// Whether `other` is a device of the same driver.
     #[must_use]
     pub fn same_driver(&self, other: &Self) -> bool {
-        std::ptr::addr_eq(Arc::as_ptr(&self.shared.driver), Arc::as_ptr(&other.shared.driver))
+        std::ptr::addr_eq(
+            Arc::as_ptr(&self.shared.driver),
+            Arc::as_ptr(&other.shared.driver),
+        )
     }
 
     pub(crate) fn granule(&self) -> Granularity {
@@ -238,7 +265,9 @@ impl Device {
     }
 
     pub(crate) fn report_drop(&self, what: &'static str, bytes: u64, error: CallError) {
-        self.shared.drops.report(&DropFailure { what, bytes, error });
+        self.shared
+            .drops
+            .report(&DropFailure { what, bytes, error });
     }
 }
 

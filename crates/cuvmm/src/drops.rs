@@ -25,17 +25,22 @@ pub struct DropFailure {
 
 impl fmt::Display for DropFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a dropped {} of {} bytes was not given back: {}", self.what, self.bytes, self.error)
+        write!(
+            f,
+            "a dropped {} of {} bytes was not given back: {}",
+            self.what, self.bytes, self.error
+        )
     }
 }
 
-type Hook = Arc<dyn Fn(&DropFailure) + Send + Sync>;
+/// What a user has called for each failure.
+pub type DropHook = Arc<dyn Fn(&DropFailure) + Send + Sync>;
 
 /// Where a device's drop failures go.
 #[derive(Default)]
 pub(crate) struct Drops {
     count: AtomicU64,
-    hook: Mutex<Option<Hook>>,
+    hook: Mutex<Option<DropHook>>,
 }
 
 impl Drops {
@@ -47,7 +52,11 @@ impl Drops {
         }
         self.count.fetch_add(1, Ordering::Relaxed);
         tracing::error!(what = failure.what, bytes = failure.bytes, error = %failure.error, "drop failed");
-        let hook = self.hook.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let hook = self
+            .hook
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         if let Some(hook) = hook {
             hook(failure);
         }
@@ -57,7 +66,7 @@ impl Drops {
         self.count.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set_hook(&self, hook: Option<Hook>) {
+    pub(crate) fn set_hook(&self, hook: Option<DropHook>) {
         *self.hook.lock().unwrap_or_else(PoisonError::into_inner) = hook;
     }
 }

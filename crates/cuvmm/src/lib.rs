@@ -21,7 +21,7 @@ mod size;
 
 pub use calls::CallCounts;
 pub use device::Device;
-pub use drops::DropFailure;
+pub use drops::{DropFailure, DropHook};
 pub use error::Error;
 pub use error::{AllocateError, CallError};
 pub use own::{Access, Event, Mapping, Physical, Reservation, Right, Stream};

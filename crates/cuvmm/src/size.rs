@@ -13,7 +13,11 @@ impl Granularity {
     /// Takes a granule size as the driver told it; nothing if it is not a power of two.
     #[must_use]
     pub(crate) const fn new(bytes: u64) -> Option<Self> {
-        if bytes.is_power_of_two() { Some(Self(bytes)) } else { None }
+        if bytes.is_power_of_two() {
+            Some(Self(bytes))
+        } else {
+            None
+        }
     }
 
     /// The granule in bytes.
@@ -45,7 +49,11 @@ impl Granularity {
     #[must_use]
     pub(crate) const fn extent_within(self, bytes: u64, most: u64) -> u64 {
         let bound = if bytes < most { bytes } else { most };
-        if bound < self.0 { self.0 } else { 1 << bound.ilog2() }
+        if bound < self.0 {
+            self.0
+        } else {
+            1 << bound.ilog2()
+        }
     }
 
     /// The sizes of the extents that cover `bytes` (a whole number of granules), largest first.

@@ -1,6 +1,12 @@
 //! Every driver call of every operation, failed once: nothing has changed afterwards, and the
 //! operation then succeeds. And where the roll-back fails too, exactly that is quarantined.
-#![allow(missing_docs)]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unit_arg
+)]
 
 mod common;
 
@@ -11,11 +17,14 @@ use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Nothing, Snapshot};
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::{
-    Access, Block, Event, Limit, Mapping, Physical, Pool, Region, Reservation, Right, Stream, Tenant,
+    Access, Block, Event, Limit, Mapping, Physical, Pool, Region, Reservation, Right, Stream,
+    Tenant,
 };
 
-const CODES: [CUresult; 2] =
-    [CUresult::CUDA_ERROR_UNKNOWN, CUresult::CUDA_ERROR_OUT_OF_MEMORY];
+const CODES: [CUresult; 2] = [
+    CUresult::CUDA_ERROR_UNKNOWN,
+    CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+];
 
 /// The figures of a pool that an operation which failed may not change.
 #[derive(Debug, PartialEq)]
@@ -45,7 +54,14 @@ fn books(pool: &Pool) -> Books {
         tenants: stats
             .tenants
             .iter()
-            .map(|tenant| (tenant.committed, tenant.in_use, tenant.blocks, tenant.mappings))
+            .map(|tenant| {
+                (
+                    tenant.committed,
+                    tenant.in_use,
+                    tenant.blocks,
+                    tenant.mappings,
+                )
+            })
             .collect(),
     }
 }
@@ -85,7 +101,10 @@ fn sweep<W, P: Debug + PartialEq>(
                 let after = (rig.machine.snapshot(), picture(&world));
                 if undone {
                     let what = calls.get(k as usize - 1);
-                    assert_eq!(after, before, "call {k}, {what:?}, {code}: {error}\n{calls:?}");
+                    assert_eq!(
+                        after, before,
+                        "call {k}, {what:?}, {code}: {error}\n{calls:?}"
+                    );
                 }
                 operate(&rig, &mut world)
                     .unwrap_or_else(|error| panic!("a second try after call {k}, {code}: {error}"));
@@ -95,7 +114,11 @@ fn sweep<W, P: Debug + PartialEq>(
             let live = rig.machine.live();
             let things = live.reservations + live.mappings + live.streams + live.events;
             let left = things as u64 + live.references;
-            assert_eq!(left, rig.device.drop_failures(), "call {k}, {code}: left {live:?}");
+            assert_eq!(
+                left,
+                rig.device.drop_failures(),
+                "call {k}, {code}: left {live:?}"
+            );
             assert!(left <= 1, "call {k}, {code}: left {live:?}");
         }
     }
@@ -152,7 +175,10 @@ fn owners() {
         mapped,
         |rig, (mapping, reservation, _)| {
             text(mapping.access_of(&rig.device))?;
-            text(reservation.physical_at(0))?.props().map(|_| ()).map_err(|e| e.to_string())
+            text(reservation.physical_at(0))?
+                .props()
+                .map(|_| ())
+                .map_err(|e| e.to_string())
         },
         |_| (),
         true,
@@ -184,7 +210,14 @@ fn regions() {
     let calls = sweep(
         region,
         |_, region| text(region.commit(0..13 * G)),
-        |region| (region.committed(), region.held(), region.limbo(), region.quarantined()),
+        |region| {
+            (
+                region.committed(),
+                region.held(),
+                region.limbo(),
+                region.quarantined(),
+            )
+        },
         true,
     );
     assert_eq!(calls, 9, "3 extents of 3 calls");
@@ -208,7 +241,9 @@ fn regions() {
     let calls = sweep(
         |rig| (vec![region(rig)], ()),
         |_, (regions, ())| {
-            let Some(region) = regions.pop() else { return Ok(()) };
+            let Some(region) = regions.pop() else {
+                return Ok(());
+            };
             region.close().map_err(|failed| {
                 let error = failed.to_string();
                 regions.push(failed.owner);
@@ -231,12 +266,28 @@ struct World {
 
 /// Two tenants and two streams on a pool of 16 granules; the first tenant has a block of 2.
 fn world(rig: &Rig<Nothing>) -> World {
-    let pool = Pool::builder(&rig.device).limit(Limit::Bytes(16 * G)).build().unwrap();
-    let tenants: Vec<Tenant> =
-        ["a", "b"].iter().map(|name| pool.tenant(*name).register().unwrap()).collect();
-    let streams = vec![Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap()];
-    let block = tenants[0].block(2 * G).capacity(12 * G).home_stream(&streams[0]);
-    World { blocks: vec![block.try_allocate().unwrap()], tenants, streams, pool }
+    let pool = Pool::builder(&rig.device)
+        .limit(Limit::Bytes(16 * G))
+        .build()
+        .unwrap();
+    let tenants: Vec<Tenant> = ["a", "b"]
+        .iter()
+        .map(|name| pool.tenant(*name).register().unwrap())
+        .collect();
+    let streams = vec![
+        Stream::new(&rig.device).unwrap(),
+        Stream::new(&rig.device).unwrap(),
+    ];
+    let block = tenants[0]
+        .block(2 * G)
+        .capacity(12 * G)
+        .home_stream(&streams[0]);
+    World {
+        blocks: vec![block.try_allocate().unwrap()],
+        tenants,
+        streams,
+        pool,
+    }
 }
 
 fn of_pool(world: &World) -> Books {
@@ -247,7 +298,11 @@ fn of_pool(world: &World) -> Books {
 fn allocating_cold() {
     let calls = sweep(
         world,
-        |_, world| Ok(world.blocks.push(text(world.tenants[1].try_allocate(7 * G))?)),
+        |_, world| {
+            Ok(world
+                .blocks
+                .push(text(world.tenants[1].try_allocate(7 * G))?))
+        },
         of_pool,
         true,
     );
@@ -270,11 +325,18 @@ fn allocating_warm_behind_another_stream() {
     let calls = sweep(
         |rig| {
             let world = world(rig);
-            drop(world.tenants[0].allocate_on(&world.streams[0], 4 * G).unwrap());
+            drop(
+                world.tenants[0]
+                    .allocate_on(&world.streams[0], 4 * G)
+                    .unwrap(),
+            );
             world
         },
         |_, world| {
-            let builder = world.tenants[0].block(6 * G).capacity(4 * G).capacity(8 * G);
+            let builder = world.tenants[0]
+                .block(6 * G)
+                .capacity(4 * G)
+                .capacity(8 * G);
             let on = builder.home_stream(&world.streams[1]).zeroed(true);
             Ok(world.blocks.push(text(on.try_allocate())?))
         },
@@ -384,7 +446,10 @@ fn trimming_and_unregistering() {
     let calls = sweep(
         idle,
         |_, world| {
-            if let Some(tenant) = (world.tenants.len() > 1).then(|| world.tenants.pop()).flatten() {
+            if let Some(tenant) = (world.tenants.len() > 1)
+                .then(|| world.tenants.pop())
+                .flatten()
+            {
                 tenant.unregister();
             }
             let stats = world.pool.stats();
@@ -407,7 +472,9 @@ fn closing_a_pool() {
             vec![world.pool]
         },
         |_, pools| {
-            let Some(pool) = pools.pop() else { return Ok(()) };
+            let Some(pool) = pools.pop() else {
+                return Ok(());
+            };
             pool.close().map_err(|failed| {
                 let error = failed.to_string();
                 pools.push(failed.owner);
@@ -436,12 +503,20 @@ fn what_a_region_cannot_undo_is_quarantined() {
         let rig = common::model();
         let mut region = Region::reserve(&rig.device, 16 * G).unwrap();
         region.commit(8 * G..9 * G).unwrap();
-        no_way_back(k).into_iter().for_each(|fault| rig.faults.arm(fault));
+        no_way_back(k)
+            .into_iter()
+            .for_each(|fault| rig.faults.arm(fault));
         region.commit(0..7 * G).unwrap_err();
         rig.faults.disarm();
         // What is mapped beyond what was is exactly what is quarantined.
         let live = rig.machine.live();
-        let mapped: u64 = rig.machine.snapshot().mappings.iter().map(|at| at.size).sum();
+        let mapped: u64 = rig
+            .machine
+            .snapshot()
+            .mappings
+            .iter()
+            .map(|at| at.size)
+            .sum();
         assert_eq!(region.quarantined(), mapped - G, "call {k}");
         assert_eq!(region.committed(), G);
         seen += region.quarantined();
@@ -467,7 +542,9 @@ fn what_a_pool_cannot_undo_is_quarantined_and_tried_again_at_the_end() {
             let mut world = world(&rig);
             let before = books(&world.pool);
             let live = rig.machine.live();
-            no_way_back(k).into_iter().for_each(|fault| rig.faults.arm(fault));
+            no_way_back(k)
+                .into_iter()
+                .for_each(|fault| rig.faults.arm(fault));
             rig.faults.forget();
             let failed = if growing {
                 world.blocks[0].try_grow_to(9 * G).is_err()
@@ -493,13 +570,22 @@ fn what_a_pool_cannot_undo_is_quarantined_and_tried_again_at_the_end() {
             let left = 16 * G - before.committed - kept;
             drop(world.tenants[1].try_allocate(left).unwrap());
             assert!(world.tenants[1].try_allocate(left + G).is_err());
-            let World { mut blocks, tenants, streams, pool } = world;
+            let World {
+                mut blocks,
+                tenants,
+                streams,
+                pool,
+            } = world;
             blocks.clear();
             drop((tenants, streams));
             pool.close().unwrap();
             let rest = rig.machine.live();
             // A reservation that would not be freed is lost to the process, and counted.
-            assert_eq!((rest.mappings, rest.physical_bytes), (0, 0), "call {k}: {rest:?}");
+            assert_eq!(
+                (rest.mappings, rest.physical_bytes),
+                (0, 0),
+                "call {k}: {rest:?}"
+            );
         }
         assert!(seen > 0);
     }

@@ -1,5 +1,5 @@
 //! What waits for the GPU: limbo, leases, home streams, captures, lost contexts, forks.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 
@@ -16,7 +16,10 @@ fn pool<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> Pool
 where
     Machine<B>: Driver,
 {
-    Pool::builder(&rig.device).limit(Limit::Bytes(granules * G)).build().unwrap()
+    Pool::builder(&rig.device)
+        .limit(Limit::Bytes(granules * G))
+        .build()
+        .unwrap()
 }
 
 /// A kernel that is queued and held back, and will write into the whole block.
@@ -26,7 +29,9 @@ where
 {
     rig.machine.hold(D0, stream.as_raw());
     let writes = vec![(block.address(), block.size(), byte)];
-    rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
+    rig.machine
+        .queue_kernel(D0, stream.as_raw(), vec![], writes)
+        .unwrap();
 }
 
 fn limbo(error: &AllocateError) -> u64 {

@@ -1,5 +1,5 @@
 //! The owners: what they refuse, what they keep alive, what they give back.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 
@@ -9,12 +9,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use common::{G, GIB, MIB};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::{CUresult, Call, HandleTypes};
-use cuvmm::error::{AccessError, CopyError, CreateError, MapError, OpenError, ReserveError, RetainError};
+use cuvmm::error::{
+    AccessError, CopyError, CreateError, MapError, OpenError, ReserveError, RetainError,
+};
 use cuvmm::own::CloseRefusal;
 use cuvmm::{Access, CallError, Device, Event, Physical, Reservation, Right, Stream};
 
 fn open(rig_device: &Device, mapping: &cuvmm::Mapping) {
-    mapping.set_access(&[Access::device(rig_device, Right::ReadWrite)]).unwrap();
+    mapping
+        .set_access(&[Access::device(rig_device, Right::ReadWrite)])
+        .unwrap();
 }
 
 on_both! {
@@ -193,9 +197,15 @@ fn devices_that_are_not_there_are_refused() {
     let driver = rig.device.driver().clone();
     assert!(matches!(
         Device::open(driver.clone(), 1),
-        Err(OpenError::NoSuchDevice { ordinal: 1, count: 1 })
+        Err(OpenError::NoSuchDevice {
+            ordinal: 1,
+            count: 1
+        })
     ));
-    assert!(matches!(Device::open(driver, u32::MAX), Err(OpenError::NoSuchDevice { .. })));
+    assert!(matches!(
+        Device::open(driver, u32::MAX),
+        Err(OpenError::NoSuchDevice { .. })
+    ));
 }
 
 #[test]
@@ -203,7 +213,10 @@ fn another_drivers_physical_is_refused() {
     let (here, there) = (common::model(), common::model());
     let reservation = Reservation::new(&here.device, G).unwrap();
     let physical = Physical::new(&there.device, G).unwrap();
-    assert!(matches!(reservation.map(0, &physical), Err(MapError::WrongDriver)));
+    assert!(matches!(
+        reservation.map(0, &physical),
+        Err(MapError::WrongDriver)
+    ));
     let own = Physical::new(&here.device, G).unwrap();
     let mapping = reservation.map(0, &own).unwrap();
     assert!(matches!(
@@ -224,21 +237,32 @@ fn a_failed_drop_is_told_and_nothing_is_reused() {
     let reservation = Reservation::new(&rig.device, 2 * G).unwrap();
     let physical = Physical::new(&rig.device, G).unwrap();
     let mapping = reservation.map(0, &physical).unwrap();
-    rig.faults.arm(Fault::all(CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemUnmap));
+    rig.faults
+        .arm(Fault::all(CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemUnmap));
     drop(mapping);
     rig.faults.disarm();
-    assert_eq!((told.load(Ordering::Relaxed), rig.device.drop_failures()), (1, 1));
-    assert!(matches!(reservation.map(0, &physical), Err(MapError::Overlap { .. })));
+    assert_eq!(
+        (told.load(Ordering::Relaxed), rig.device.drop_failures()),
+        (1, 1)
+    );
+    assert!(matches!(
+        reservation.map(0, &physical),
+        Err(MapError::Overlap { .. })
+    ));
     drop((reservation, physical));
     let live = rig.machine.live();
-    assert_eq!((live.reservations, live.mappings, live.physical_bytes), (1, 1, G));
+    assert_eq!(
+        (live.reservations, live.mappings, live.physical_bytes),
+        (1, 1, G)
+    );
 }
 
 #[test]
 fn a_driver_that_is_gone_at_exit_is_silent() {
     let rig = common::model();
     let physical = Physical::new(&rig.device, G).unwrap();
-    rig.faults.arm(Fault::all(CUresult::CUDA_ERROR_DEINITIALIZED));
+    rig.faults
+        .arm(Fault::all(CUresult::CUDA_ERROR_DEINITIALIZED));
     drop(physical);
     assert_eq!(rig.device.drop_failures(), 0);
 }
@@ -258,12 +282,16 @@ fn a_lost_context_takes_nothing_new_and_gives_everything_back() {
     let reservation = Reservation::new(&rig.device, G).unwrap();
     let physical = Physical::new(&rig.device, G).unwrap();
     let mapping = reservation.map(0, &physical).unwrap();
-    rig.machine.lose_context(common::D0, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+    rig.machine
+        .lose_context(common::D0, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
     assert!(rig.device.synchronize().is_err());
     assert!(rig.device.lost().is_some());
     assert!(matches!(
         Physical::new(&rig.device, G),
-        Err(CreateError::Call { cause: CallError::ContextLost(_), .. })
+        Err(CreateError::Call {
+            cause: CallError::ContextLost(_),
+            ..
+        })
     ));
     drop((mapping, physical, reservation));
     common::nothing_left(rig);
@@ -277,6 +305,13 @@ fn calls_are_counted_by_kind() {
     drop(Physical::new(&rig.device, G).unwrap());
     drop(Physical::new(&apart, G).unwrap());
     let made = rig.device.calls().since(&before);
-    assert_eq!((made.count(Call::MemCreate), made.count(Call::MemRelease), made.total()), (1, 1, 2));
+    assert_eq!(
+        (
+            made.count(Call::MemCreate),
+            made.count(Call::MemRelease),
+            made.total()
+        ),
+        (1, 1, 2)
+    );
     assert_eq!(apart.calls().total(), 2);
 }

@@ -1,5 +1,5 @@
 //! Pools, tenants and blocks: who gets what, who gives, and what is told when there is nothing.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 
@@ -18,7 +18,10 @@ fn pool<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> Pool
 where
     Machine<B>: Driver,
 {
-    Pool::builder(&rig.device).limit(Limit::Bytes(granules * G)).build().unwrap()
+    Pool::builder(&rig.device)
+        .limit(Limit::Bytes(granules * G))
+        .build()
+        .unwrap()
 }
 
 fn read(block: &Block, offset: u64) -> [u8; 8] {
@@ -424,7 +427,10 @@ fn two_pools_on_two_drivers_live_side_by_side() {
     let a = here.tenant("a").register().unwrap();
     let b = there.tenant("a").register().unwrap();
     let stream = Stream::new(&two.device).unwrap();
-    assert!(matches!(a.allocate_on(&stream, G), Err(AllocateError::WrongDevice)));
+    assert!(matches!(
+        a.allocate_on(&stream, G),
+        Err(AllocateError::WrongDevice)
+    ));
     let block = b.allocate_on(&stream, 8 * G).unwrap();
     drop(a.try_allocate(8 * G).unwrap());
     drop((block, stream));
@@ -439,7 +445,12 @@ fn the_message_of_a_refusal_says_who_holds_the_memory() {
     let block = a.try_allocate(400 * G).unwrap();
     let refused = b.try_allocate(GIB).unwrap_err();
     let text = refused.to_string();
-    for part in ["out of memory", "\"code\" wants 1073741824", "can have 234881024", "\"chat\" 838860800"] {
+    for part in [
+        "out of memory",
+        "\"code\" wants 1073741824",
+        "can have 234881024",
+        "\"chat\" 838860800",
+    ] {
         assert!(text.contains(part), "{part:?} is not in {text:?}");
     }
     drop(block);

@@ -1,7 +1,9 @@
 //! A wrapper that fails, delays or records the calls of any driver.
 //!
 //! A test wraps a driver, arms [`Fault`]s, runs an operation, and looks at what it left behind. A
-//! call that is failed is not passed on, so nothing happened, as with a driver that refused.
+//! call that is failed is not passed on, so nothing happened, as with a driver that refused. To
+//! fail every call of an operation once, arm [`Fault::nth`] with 1, 2, 3 and so on, each time on a
+//! fresh wrapper, until the operation ends with [`FaultDriver::injected`] still 0.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -20,6 +20,13 @@ pub(crate) enum Kind {
     Managed,
 }
 
+impl Kind {
+    /// Whether the program touches it directly.
+    pub(crate) fn is_touchable(self) -> bool {
+        matches!(self, Self::Pinned | Self::Managed)
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Allocation {
     pub(crate) size: u64,
@@ -63,8 +70,7 @@ impl<B: Backing> State<B> {
         if let Some(owner) = owner {
             self.charge(owner, taken)?;
         }
-        let touchable = matches!(kind, Kind::Pinned | Kind::Managed);
-        let address = match self.backing.allocate(taken, touchable) {
+        let address = match self.backing.allocate(taken, kind.is_touchable()) {
             Ok(address) => address,
             Err(code) => {
                 owner

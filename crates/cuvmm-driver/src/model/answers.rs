@@ -18,7 +18,122 @@ use crate::{
     PhysicalHandle, PhysicalProps, PointerAttribute, RangeAttribute, StreamFlags, StreamHandle,
 };
 
-impl<B: Backing> Driver for Machine<B> {
+/// Makes the trait's methods: those that only ask the rules from lines of call, name, parameters
+/// and result; those that do more are written out at the end.
+macro_rules! answers {
+    (
+        safe { $($call:ident = $name:ident($($arg:ident: $ty:ty),*) -> $out:ty;)* }
+        unsafe { $($ucall:ident = $uname:ident($($uarg:ident: $uty:ty),*) -> $uout:ty;)* }
+        $($written_out:tt)*
+    ) => {
+        impl<B: Backing> Driver for Machine<B> {
+            $(
+                fn $name(&self, $($arg: $ty),*) -> Result<$out> {
+                    self.ask(Call::$call, |state| state.$name($($arg),*))
+                }
+            )*
+
+            $(
+                unsafe fn $uname(&self, $($uarg: $uty),*) -> Result<$uout> {
+                    self.ask(Call::$ucall, |state| state.$uname($($uarg),*))
+                }
+            )*
+
+            $($written_out)*
+        }
+    };
+}
+
+answers! {
+    safe {
+        DeviceGetName = device_name(device: Ordinal) -> String;
+        DeviceGetUuid = device_uuid(device: Ordinal) -> [u8; 16];
+        DeviceGetAttribute = device_attribute(device: Ordinal, attribute: DeviceAttribute) -> i32;
+        DeviceTotalMem = total_memory(device: Ordinal) -> u64;
+        MemGetInfo = memory_info(device: Ordinal) -> MemoryInfo;
+        DeviceCanAccessPeer = can_access_peer(device: Ordinal, peer: Ordinal) -> bool;
+        MemGetAllocationGranularity = allocation_granularity(
+            props: &PhysicalProps, kind: GranularityKind
+        ) -> u64;
+        MemAddressReserve = reserve(
+            size: u64, alignment: u64, hint: DeviceAddress, flags: u64
+        ) -> DeviceAddress;
+        MemCreate = create(size: u64, props: &PhysicalProps, flags: u64) -> PhysicalHandle;
+        MemRetainAllocationHandle = retain(address: DeviceAddress) -> PhysicalHandle;
+        MemGetAccess = get_access(address: DeviceAddress, location: Location) -> AccessFlags;
+        MemGetAddressRange = address_range(
+            device: Ordinal, address: DeviceAddress
+        ) -> (DeviceAddress, u64);
+        PointerGetAttribute = pointer_attribute(
+            device: Ordinal, address: DeviceAddress, attribute: PointerAttribute
+        ) -> u64;
+        IpcGetMemHandle = ipc_mem_handle(device: Ordinal, address: DeviceAddress) -> [u8; 64];
+        StreamCreate = stream_create(device: Ordinal, flags: StreamFlags) -> StreamHandle;
+        EventCreate = event_create(device: Ordinal, flags: EventFlags) -> EventHandle;
+        ThreadExchangeStreamCaptureMode = exchange_capture_mode(mode: CaptureMode) -> CaptureMode;
+        MemAlloc = alloc(device: Ordinal, size: u64) -> DeviceAddress;
+        MemAllocManaged = managed_alloc(device: Ordinal, size: u64, flags: u32) -> DeviceAddress;
+        MemAdvise = advise(
+            device: Ordinal, address: DeviceAddress, size: u64, advice: Advice, location: Location
+        ) -> ();
+        MemRangeGetAttribute = range_attribute(
+            device: Ordinal, address: DeviceAddress, size: u64, attribute: RangeAttribute
+        ) -> i32;
+    }
+    unsafe {
+        MemAddressFree = free_reservation(address: DeviceAddress, size: u64) -> ();
+        MemRelease = release(handle: PhysicalHandle) -> ();
+        MemGetAllocationPropertiesFromHandle = physical_props(
+            handle: PhysicalHandle
+        ) -> PhysicalProps;
+        MemExportToShareableHandle = export(
+            handle: PhysicalHandle, handle_type: HandleTypes, flags: u64
+        ) -> Exported;
+        MemImportFromShareableHandle = import(
+            source: ImportSource, handle_type: HandleTypes
+        ) -> PhysicalHandle;
+        MemMap = map(
+            address: DeviceAddress, size: u64, offset: u64, handle: PhysicalHandle, flags: u64
+        ) -> ();
+        MemUnmap = unmap(address: DeviceAddress, size: u64) -> ();
+        MemSetAccess = set_access(address: DeviceAddress, size: u64, access: &[AccessDesc]) -> ();
+        MemGetHandleForAddressRange = dma_buf(
+            device: Ordinal, address: DeviceAddress, size: u64
+        ) -> OwnedFd;
+        StreamDestroy = stream_destroy(device: Ordinal, stream: StreamHandle) -> ();
+        StreamQuery = stream_query(device: Ordinal, stream: StreamHandle) -> bool;
+        StreamWaitEvent = stream_wait_event(
+            device: Ordinal, stream: StreamHandle, event: EventHandle
+        ) -> ();
+        EventDestroy = event_destroy(device: Ordinal, event: EventHandle) -> ();
+        EventRecord = event_record(device: Ordinal, event: EventHandle, stream: StreamHandle) -> ();
+        CtxRecordEvent = context_record_event(device: Ordinal, event: EventHandle) -> ();
+        EventQuery = event_query(device: Ordinal, event: EventHandle) -> bool;
+        StreamIsCapturing = capture_status(device: Ordinal, stream: StreamHandle) -> CaptureStatus;
+        StreamBeginCapture = capture_begin(
+            device: Ordinal, stream: StreamHandle, mode: CaptureMode
+        ) -> ();
+        StreamEndCapture = capture_end(device: Ordinal, stream: StreamHandle) -> GraphHandle;
+        GraphInstantiate = graph_instantiate(
+            device: Ordinal, graph: GraphHandle
+        ) -> GraphExecHandle;
+        GraphLaunch = graph_launch(
+            device: Ordinal, graph: GraphExecHandle, stream: StreamHandle
+        ) -> ();
+        GraphDestroy = graph_destroy(device: Ordinal, graph: GraphHandle) -> ();
+        GraphExecDestroy = graph_exec_destroy(device: Ordinal, graph: GraphExecHandle) -> ();
+        MemAllocAsync = alloc_async(
+            device: Ordinal, size: u64, stream: StreamHandle
+        ) -> DeviceAddress;
+        MemFreeAsync = free_async(
+            device: Ordinal, address: DeviceAddress, stream: StreamHandle
+        ) -> ();
+        MemPrefetchAsync = prefetch(
+            device: Ordinal, address: DeviceAddress, size: u64, location: Location,
+            stream: StreamHandle
+        ) -> ();
+    }
+
     fn kind(&self) -> DriverKind {
         B::KIND
     }
@@ -29,171 +144,6 @@ impl<B: Backing> Driver for Machine<B> {
 
     fn device_count(&self) -> Result<i32> {
         self.ask(Call::DeviceGetCount, |state| Ok(state.rules.devices))
-    }
-
-    fn device_name(&self, device: Ordinal) -> Result<String> {
-        self.ask(Call::DeviceGetName, |state| state.device_name(device))
-    }
-
-    fn device_uuid(&self, device: Ordinal) -> Result<[u8; 16]> {
-        self.ask(Call::DeviceGetUuid, |state| state.device_uuid(device))
-    }
-
-    fn device_attribute(&self, device: Ordinal, attribute: DeviceAttribute) -> Result<i32> {
-        self.ask(Call::DeviceGetAttribute, |state| {
-            state.device_attribute(device, attribute)
-        })
-    }
-
-    fn total_memory(&self, device: Ordinal) -> Result<u64> {
-        self.ask(Call::DeviceTotalMem, |state| state.total_memory(device))
-    }
-
-    fn memory_info(&self, device: Ordinal) -> Result<MemoryInfo> {
-        self.ask(Call::MemGetInfo, |state| state.memory_info(device))
-    }
-
-    fn can_access_peer(&self, device: Ordinal, peer: Ordinal) -> Result<bool> {
-        self.ask(Call::DeviceCanAccessPeer, |state| {
-            state.can_access_peer(device, peer)
-        })
-    }
-
-    fn allocation_granularity(&self, props: &PhysicalProps, kind: GranularityKind) -> Result<u64> {
-        self.ask(Call::MemGetAllocationGranularity, |state| {
-            state.allocation_granularity(props, kind)
-        })
-    }
-
-    fn reserve(
-        &self,
-        size: u64,
-        alignment: u64,
-        hint: DeviceAddress,
-        flags: u64,
-    ) -> Result<DeviceAddress> {
-        self.ask(Call::MemAddressReserve, |state| {
-            state.reserve(size, alignment, hint, flags)
-        })
-    }
-
-    unsafe fn free_reservation(&self, address: DeviceAddress, size: u64) -> Result<()> {
-        self.ask(Call::MemAddressFree, |state| {
-            state.free_reservation(address, size)
-        })
-    }
-
-    fn create(&self, size: u64, props: &PhysicalProps, flags: u64) -> Result<PhysicalHandle> {
-        self.ask(Call::MemCreate, |state| state.create(size, props, flags))
-    }
-
-    unsafe fn release(&self, handle: PhysicalHandle) -> Result<()> {
-        self.ask(Call::MemRelease, |state| state.release(handle))
-    }
-
-    fn retain(&self, address: DeviceAddress) -> Result<PhysicalHandle> {
-        self.ask(Call::MemRetainAllocationHandle, |state| {
-            state.retain(address)
-        })
-    }
-
-    unsafe fn physical_props(&self, handle: PhysicalHandle) -> Result<PhysicalProps> {
-        self.ask(Call::MemGetAllocationPropertiesFromHandle, |state| {
-            state.physical_props(handle)
-        })
-    }
-
-    unsafe fn export(
-        &self,
-        handle: PhysicalHandle,
-        handle_type: HandleTypes,
-        flags: u64,
-    ) -> Result<Exported> {
-        self.ask(Call::MemExportToShareableHandle, |state| {
-            state.export(handle, handle_type, flags)
-        })
-    }
-
-    unsafe fn import(
-        &self,
-        source: ImportSource,
-        handle_type: HandleTypes,
-    ) -> Result<PhysicalHandle> {
-        self.ask(Call::MemImportFromShareableHandle, |state| {
-            state.import(source, handle_type)
-        })
-    }
-
-    unsafe fn map(
-        &self,
-        address: DeviceAddress,
-        size: u64,
-        offset: u64,
-        handle: PhysicalHandle,
-        flags: u64,
-    ) -> Result<()> {
-        self.ask(Call::MemMap, |state| {
-            state.map(address, size, offset, handle, flags)
-        })
-    }
-
-    unsafe fn unmap(&self, address: DeviceAddress, size: u64) -> Result<()> {
-        self.ask(Call::MemUnmap, |state| state.unmap(address, size))
-    }
-
-    unsafe fn set_access(
-        &self,
-        address: DeviceAddress,
-        size: u64,
-        access: &[AccessDesc],
-    ) -> Result<()> {
-        self.ask(Call::MemSetAccess, |state| {
-            state.set_access(address, size, access)
-        })
-    }
-
-    fn get_access(&self, address: DeviceAddress, location: Location) -> Result<AccessFlags> {
-        self.ask(Call::MemGetAccess, |state| {
-            state.get_access(address, location)
-        })
-    }
-
-    fn address_range(
-        &self,
-        device: Ordinal,
-        address: DeviceAddress,
-    ) -> Result<(DeviceAddress, u64)> {
-        self.ask(Call::MemGetAddressRange, |state| {
-            state.address_range(device, address)
-        })
-    }
-
-    fn pointer_attribute(
-        &self,
-        device: Ordinal,
-        address: DeviceAddress,
-        attribute: PointerAttribute,
-    ) -> Result<u64> {
-        self.ask(Call::PointerGetAttribute, |state| {
-            state.pointer_attribute(device, address, attribute)
-        })
-    }
-
-    unsafe fn dma_buf(
-        &self,
-        device: Ordinal,
-        address: DeviceAddress,
-        size: u64,
-    ) -> Result<OwnedFd> {
-        self.ask(Call::MemGetHandleForAddressRange, |state| {
-            state.dma_buf(device, address, size)
-        })
-    }
-
-    fn ipc_mem_handle(&self, device: Ordinal, address: DeviceAddress) -> Result<[u8; 64]> {
-        self.ask(Call::IpcGetMemHandle, |state| {
-            state.ipc_mem_handle(device, address)
-        })
     }
 
     unsafe fn copy_to_device(
@@ -312,18 +262,6 @@ impl<B: Backing> Driver for Machine<B> {
         })
     }
 
-    fn stream_create(&self, device: Ordinal, flags: StreamFlags) -> Result<StreamHandle> {
-        self.ask(Call::StreamCreate, |state| {
-            state.stream_create(device, flags)
-        })
-    }
-
-    unsafe fn stream_destroy(&self, device: Ordinal, stream: StreamHandle) -> Result<()> {
-        self.ask(Call::StreamDestroy, |state| {
-            state.stream_destroy(device, stream)
-        })
-    }
-
     unsafe fn stream_synchronize(&self, device: Ordinal, stream: StreamHandle) -> Result<()> {
         let question = |state: &mut State<B>| {
             state.context(device)?;
@@ -332,54 +270,6 @@ impl<B: Backing> Driver for Machine<B> {
             Ok(state.streams.covered_by(key))
         };
         self.ask_and_wait(Call::StreamSynchronize, device, question, |_| Ok(()))
-    }
-
-    unsafe fn stream_query(&self, device: Ordinal, stream: StreamHandle) -> Result<bool> {
-        self.ask(Call::StreamQuery, |state| {
-            state.stream_query(device, stream)
-        })
-    }
-
-    unsafe fn stream_wait_event(
-        &self,
-        device: Ordinal,
-        stream: StreamHandle,
-        event: EventHandle,
-    ) -> Result<()> {
-        self.ask(Call::StreamWaitEvent, |state| {
-            state.stream_wait_event(device, stream, event)
-        })
-    }
-
-    fn event_create(&self, device: Ordinal, flags: EventFlags) -> Result<EventHandle> {
-        self.ask(Call::EventCreate, |state| state.event_create(device, flags))
-    }
-
-    unsafe fn event_destroy(&self, device: Ordinal, event: EventHandle) -> Result<()> {
-        self.ask(Call::EventDestroy, |state| {
-            state.event_destroy(device, event)
-        })
-    }
-
-    unsafe fn event_record(
-        &self,
-        device: Ordinal,
-        event: EventHandle,
-        stream: StreamHandle,
-    ) -> Result<()> {
-        self.ask(Call::EventRecord, |state| {
-            state.event_record(device, event, stream)
-        })
-    }
-
-    unsafe fn context_record_event(&self, device: Ordinal, event: EventHandle) -> Result<()> {
-        self.ask(Call::CtxRecordEvent, |state| {
-            state.context_record_event(device, event)
-        })
-    }
-
-    unsafe fn event_query(&self, device: Ordinal, event: EventHandle) -> Result<bool> {
-        self.ask(Call::EventQuery, |state| state.event_query(device, event))
     }
 
     unsafe fn event_synchronize(&self, device: Ordinal, event: EventHandle) -> Result<()> {
@@ -397,104 +287,12 @@ impl<B: Backing> Driver for Machine<B> {
         self.ask_and_wait(Call::CtxSynchronize, device, question, |_| Ok(()))
     }
 
-    fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
-        self.ask(Call::ThreadExchangeStreamCaptureMode, |state| {
-            state.exchange_capture_mode(mode)
-        })
-    }
-
-    unsafe fn capture_status(
-        &self,
-        device: Ordinal,
-        stream: StreamHandle,
-    ) -> Result<CaptureStatus> {
-        self.ask(Call::StreamIsCapturing, |state| {
-            state.capture_status(device, stream)
-        })
-    }
-
-    unsafe fn capture_begin(
-        &self,
-        device: Ordinal,
-        stream: StreamHandle,
-        mode: CaptureMode,
-    ) -> Result<()> {
-        self.ask(Call::StreamBeginCapture, |state| {
-            state.capture_begin(device, stream, mode)
-        })
-    }
-
-    unsafe fn capture_end(&self, device: Ordinal, stream: StreamHandle) -> Result<GraphHandle> {
-        self.ask(Call::StreamEndCapture, |state| {
-            state.capture_end(device, stream)
-        })
-    }
-
-    unsafe fn graph_instantiate(
-        &self,
-        device: Ordinal,
-        graph: GraphHandle,
-    ) -> Result<GraphExecHandle> {
-        self.ask(Call::GraphInstantiate, |state| {
-            state.graph_instantiate(device, graph)
-        })
-    }
-
-    unsafe fn graph_launch(
-        &self,
-        device: Ordinal,
-        graph: GraphExecHandle,
-        stream: StreamHandle,
-    ) -> Result<()> {
-        self.ask(Call::GraphLaunch, |state| {
-            state.graph_launch(device, graph, stream)
-        })
-    }
-
-    unsafe fn graph_destroy(&self, device: Ordinal, graph: GraphHandle) -> Result<()> {
-        self.ask(Call::GraphDestroy, |state| {
-            state.graph_destroy(device, graph)
-        })
-    }
-
-    unsafe fn graph_exec_destroy(&self, device: Ordinal, graph: GraphExecHandle) -> Result<()> {
-        self.ask(Call::GraphExecDestroy, |state| {
-            state.graph_exec_destroy(device, graph)
-        })
-    }
-
-    fn alloc(&self, device: Ordinal, size: u64) -> Result<DeviceAddress> {
-        self.ask(Call::MemAlloc, |state| state.alloc(device, size))
-    }
-
     unsafe fn free(&self, device: Ordinal, address: DeviceAddress) -> Result<()> {
         let question = |state: &mut State<B>| {
             state.check_free(device, address)?;
             Ok(state.streams.unfinished(device.0, false))
         };
         self.ask_and_wait(Call::MemFree, device, question, |state| state.free(address))
-    }
-
-    unsafe fn alloc_async(
-        &self,
-        device: Ordinal,
-        size: u64,
-        stream: StreamHandle,
-    ) -> Result<DeviceAddress> {
-        self.ask(Call::MemAllocAsync, |state| {
-            state.alloc_async(device, size, stream)
-        })
-    }
-
-    unsafe fn free_async(
-        &self,
-        device: Ordinal,
-        address: DeviceAddress,
-        stream: StreamHandle,
-    ) -> Result<()> {
-        self.ask(Call::MemFreeAsync, |state| {
-            state.free_async(device, address, stream)
-        })
     }
 
     fn host_alloc(&self, device: Ordinal, size: u64, flags: u32) -> Result<*mut u8> {
@@ -507,49 +305,5 @@ impl<B: Backing> Driver for Machine<B> {
     unsafe fn host_free(&self, device: Ordinal, pointer: *mut u8) -> Result<()> {
         let address = pointer.expose_provenance() as u64;
         self.ask(Call::MemFreeHost, |state| state.host_free(device, address))
-    }
-
-    fn managed_alloc(&self, device: Ordinal, size: u64, flags: u32) -> Result<DeviceAddress> {
-        self.ask(Call::MemAllocManaged, |state| {
-            state.managed_alloc(device, size, flags)
-        })
-    }
-
-    unsafe fn prefetch(
-        &self,
-        device: Ordinal,
-        address: DeviceAddress,
-        size: u64,
-        location: Location,
-        stream: StreamHandle,
-    ) -> Result<()> {
-        self.ask(Call::MemPrefetchAsync, |state| {
-            state.prefetch(device, address, size, location, stream)
-        })
-    }
-
-    fn advise(
-        &self,
-        device: Ordinal,
-        address: DeviceAddress,
-        size: u64,
-        advice: Advice,
-        location: Location,
-    ) -> Result<()> {
-        self.ask(Call::MemAdvise, |state| {
-            state.advise(device, address, size, advice, location)
-        })
-    }
-
-    fn range_attribute(
-        &self,
-        device: Ordinal,
-        address: DeviceAddress,
-        size: u64,
-        attribute: RangeAttribute,
-    ) -> Result<i32> {
-        self.ask(Call::MemRangeGetAttribute, |state| {
-            state.range_attribute(device, address, size, attribute)
-        })
     }
 }

@@ -43,6 +43,27 @@ impl<B: Backing> State<B> {
         Some(pieces)
     }
 
+    /// As [`resolve`](Self::resolve), but not for memory that the program touches directly. A
+    /// test's kernel and a test's look stay away from it, because they are safe to call, and a
+    /// program may hold references into it.
+    pub(crate) fn resolve_apart(
+        &self,
+        device: i32,
+        start: u64,
+        size: u64,
+        how: Use,
+    ) -> Option<Vec<Piece>> {
+        let pieces = self.resolve(device, start, size, how)?;
+        let apart = |piece: &Piece| match piece.place {
+            Place::Memory(..) => true,
+            Place::Allocation(address) => {
+                let found = self.allocations.containing(address);
+                found.is_some_and(|(_, allocation)| !allocation.kind.is_touchable())
+            }
+        };
+        pieces.iter().all(apart).then_some(pieces)
+    }
+
     /// The place of one address, and where what it lies in ends.
     fn place(&self, device: i32, at: u64, how: Use) -> Option<(Place, u64)> {
         if let Some((start, mapping)) = self.mappings.containing(at) {

@@ -62,6 +62,13 @@ pub(crate) fn new_file(size: u64, location: Location) -> Answer<OwnedFd> {
     Ok(file)
 }
 
+/// What stands for a dma-buf: a file of that length which nobody can import.
+pub(crate) fn stand_in(size: u64) -> Answer<OwnedFd> {
+    let file = memfd_create("cuvmm-dma-buf", MemfdFlags::CLOEXEC).map_err(code)?;
+    ftruncate(&file, size).map_err(|_| OUT_OF_MEMORY)?;
+    Ok(file)
+}
+
 /// A new descriptor on a new open file of the same memory, locked for as long as it lives.
 pub(crate) fn hand_out(file: &OwnedFd) -> Answer<OwnedFd> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());

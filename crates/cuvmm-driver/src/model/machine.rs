@@ -9,6 +9,7 @@ use cuvmm_sys::SYMBOLS;
 
 use super::answer::{Answer, INVALID_VALUE};
 use super::backing::Backing;
+use super::copies::Use;
 use super::options::Rules;
 use super::picture::{Live, Snapshot};
 use super::state::State;
@@ -169,7 +170,8 @@ impl<B: Backing> Machine<B> {
     }
 
     /// Launches what stands for a kernel: when it runs, it reads the ranges in `reads` and fills
-    /// those in `writes` with a byte each. What it touches is not checked before it runs.
+    /// those in `writes` with a byte each. What it touches is not checked before it runs. Pinned
+    /// and managed memory is out of its reach: a program may hold references into it.
     ///
     /// # Errors
     /// The code that lost the context; `INVALID_HANDLE` for a stream that does not exist;
@@ -231,7 +233,7 @@ impl<B: Backing> Machine<B> {
     /// the state of the context.
     ///
     /// # Errors
-    /// `INVALID_VALUE` where the device has no right to read.
+    /// `INVALID_VALUE` where the device has no right to read, and for pinned and managed memory.
     pub fn peek(
         &self,
         device: Ordinal,
@@ -240,7 +242,7 @@ impl<B: Backing> Machine<B> {
     ) -> Result<(), CUresult> {
         self.with(|state| {
             let size = bytes.len() as u64;
-            let pieces = state.resolve(device.0, address.0, size, super::copies::Use::Read);
+            let pieces = state.resolve_apart(device.0, address.0, size, Use::Read);
             let mut rest = bytes;
             for piece in pieces.ok_or(INVALID_VALUE)? {
                 let (part, behind) = rest.split_at_mut(piece.size as usize);

@@ -7,7 +7,7 @@ use super::answer::{Answer, INVALID_VALUE, require};
 use super::backing::Backing;
 use super::exports;
 use super::state::State;
-use crate::{CUresult, DeviceAddress, Location, LocationKind, Ordinal, PointerAttribute};
+use crate::{CUresult, DeviceAddress, LocationKind, Ordinal, PointerAttribute};
 
 const HOST_MEMORY: u64 = 1;
 const DEVICE_MEMORY: u64 = 2;
@@ -100,7 +100,7 @@ impl<B: Backing> State<B> {
             mapped && self.mappings.cover(address.0, size),
             INVALID_VALUE,
         )?;
-        exports::new_file(size, Location::device(device))
+        exports::stand_in(size)
     }
 
     /// Mappings have no legacy handle; plain memory has one that nothing here can open.

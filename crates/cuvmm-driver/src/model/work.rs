@@ -103,10 +103,16 @@ impl<B: Backing> State<B> {
             }
             Work::Kernel { reads, writes } => {
                 for &(from, size) in reads {
-                    self.now(device, from, size, Use::Read)?;
+                    self.resolve_apart(device, from, size, Use::Read)
+                        .ok_or(ILLEGAL_ADDRESS)?;
                 }
                 for &(to, size, byte) in writes {
-                    self.execute(device, &Work::Fill { to, byte, size })?;
+                    let pieces = self.resolve_apart(device, to, size, Use::Write);
+                    for piece in pieces.ok_or(ILLEGAL_ADDRESS)? {
+                        self.backing
+                            .fill(piece.place, byte, piece.size)
+                            .map_err(broken)?;
+                    }
                 }
                 Ok(())
             }

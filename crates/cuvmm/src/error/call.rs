@@ -10,7 +10,9 @@ pub enum CallError {
     #[error(transparent)]
     Driver(#[from] DriverError),
     /// The process was forked after the device was opened; CUDA does not survive that.
-    #[error("the device was opened by process {opened_by}, and this is its forked child: open a device of your own")]
+    #[error(
+        "the device was opened by process {opened_by}, and this is its forked child: open a device of your own"
+    )]
     Forked {
         /// The process that opened the device.
         opened_by: u32,

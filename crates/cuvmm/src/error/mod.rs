@@ -9,9 +9,11 @@ mod pool;
 mod region;
 
 pub use call::CallError;
-pub use own::{AccessError, CopyError, CreateError, MapError, OpenError, ReserveError, RetainError};
+pub use own::{
+    AccessError, CopyError, CreateError, MapError, OpenError, ReserveError, RetainError,
+};
 pub use pool::{
-    AllocateError, BuildPoolError, FreeError, FreeRefusal, RegisterError, ShrinkError, Shortage,
+    AllocateError, BuildPoolError, FreeError, FreeRefusal, RegisterError, Shortage, ShrinkError,
 };
 pub use region::{CommitError, DecommitError, RangeError};
 

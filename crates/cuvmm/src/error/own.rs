@@ -25,7 +25,9 @@ pub enum OpenError {
         name: String,
     },
     /// The driver's granularity is not a power of two, which nothing here can work with.
-    #[error("device {ordinal} reports an allocation granularity of {granularity} bytes, which is not a power of two")]
+    #[error(
+        "device {ordinal} reports an allocation granularity of {granularity} bytes, which is not a power of two"
+    )]
     OddGranularity {
         /// The ordinal asked for.
         ordinal: u32,

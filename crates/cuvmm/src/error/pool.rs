@@ -51,12 +51,15 @@ pub enum RegisterError {
         /// The name.
         name: String,
     },
-    /// The guarantees would add up to more than the pool's limit.
-    #[error("a guarantee of {guarantee} bytes is more than the {left} bytes that other guarantees leave of the limit, {limit}")]
+    /// The guarantees, and what others use beyond theirs, would add up to more than the pool's
+    /// limit.
+    #[error(
+        "a guarantee of {guarantee} bytes is more than the {left} bytes that other guarantees and memory in use leave of the limit, {limit}"
+    )]
     GuaranteeTooLarge {
         /// Bytes asked for.
         guarantee: u64,
-        /// Bytes not yet guaranteed.
+        /// Bytes that neither guarantees nor memory in use beyond them take.
         left: u64,
         /// The pool's limit.
         limit: u64,
@@ -277,7 +280,9 @@ pub enum FreeRefusal {
 
 impl<B> fmt::Debug for FreeError<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FreeError").field("reason", &self.reason).finish_non_exhaustive()
+        f.debug_struct("FreeError")
+            .field("reason", &self.reason)
+            .finish_non_exhaustive()
     }
 }
 

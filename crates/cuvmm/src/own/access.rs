@@ -47,13 +47,21 @@ impl Access {
     /// A right for a device.
     #[must_use]
     pub fn device(device: &Device, right: Right) -> Self {
-        Self { device: Some(device.clone()), location: device.location(), right }
+        Self {
+            device: Some(device.clone()),
+            location: device.location(),
+            right,
+        }
     }
 
     /// A right for the processors of a host NUMA node; only host memory can be opened to them.
     #[must_use]
     pub const fn host_numa(node: i32, right: Right) -> Self {
-        Self { device: None, location: Location::host_numa(node), right }
+        Self {
+            device: None,
+            location: Location::host_numa(node),
+            right,
+        }
     }
 
     pub(crate) const fn location(&self) -> Location {
@@ -62,10 +70,15 @@ impl Access {
 
     /// Whether the one named belongs to the driver of `device`.
     pub(crate) fn same_driver(&self, device: &Device) -> bool {
-        self.device.as_ref().is_none_or(|named| named.same_driver(device))
+        self.device
+            .as_ref()
+            .is_none_or(|named| named.same_driver(device))
     }
 
     pub(crate) const fn desc(&self) -> AccessDesc {
-        AccessDesc { location: self.location, flags: self.right.flags() }
+        AccessDesc {
+            location: self.location,
+            flags: self.right.flags(),
+        }
     }
 }

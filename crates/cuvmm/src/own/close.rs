@@ -26,7 +26,9 @@ pub enum CloseRefusal {
 
 impl<T> fmt::Debug for CloseError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CloseError").field("reason", &self.reason).finish_non_exhaustive()
+        f.debug_struct("CloseError")
+            .field("reason", &self.reason)
+            .finish_non_exhaustive()
     }
 }
 

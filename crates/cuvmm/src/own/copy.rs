@@ -25,19 +25,24 @@ pub(crate) struct Span<'a> {
 impl<'a> Span<'a> {
     /// # Safety
     /// The range stays mapped for `'a`.
-    pub(crate) const unsafe fn new(
-        device: &'a Device,
-        address: DeviceAddress,
-        size: u64,
-    ) -> Self {
-        Self { device, address, size, owner: PhantomData }
+    pub(crate) const unsafe fn new(device: &'a Device, address: DeviceAddress, size: u64) -> Self {
+        Self {
+            device,
+            address,
+            size,
+            owner: PhantomData,
+        }
     }
 
     fn at(&self, stream: &Stream, offset: u64, size: u64) -> Result<DeviceAddress, CopyError> {
         if !stream.device().is_same(self.device) {
             return Err(CopyError::WrongDevice);
         }
-        let outside = CopyError::OutOfRange { offset, size, bytes: self.size };
+        let outside = CopyError::OutOfRange {
+            offset,
+            size,
+            bytes: self.size,
+        };
         match range_within(offset, size, self.size) {
             Some(range) => self.address.checked_add(range.start).ok_or(outside),
             None => Err(outside),
@@ -64,7 +69,11 @@ impl<'a> Span<'a> {
                 driver.copy_to_device_async(device, to, bytes.as_ptr(), size, handle)
             })
             .and_then(|()| self.device.relaxed(|| stream.synchronize())?)
-            .map_err(|cause| CopyError::Call { offset, size, cause })
+            .map_err(|cause| CopyError::Call {
+                offset,
+                size,
+                cause,
+            })
     }
 
     /// Reads behind what the stream has queued.
@@ -87,7 +96,11 @@ impl<'a> Span<'a> {
                 driver.copy_to_host_async(device, bytes.as_mut_ptr(), from, size, handle)
             })
             .and_then(|()| self.device.relaxed(|| stream.synchronize())?)
-            .map_err(|cause| CopyError::Call { offset, size, cause })
+            .map_err(|cause| CopyError::Call {
+                offset,
+                size,
+                cause,
+            })
     }
 
     /// Queues a fill with one byte on the stream; it may return before that is done. Whoever asks
@@ -107,6 +120,10 @@ impl<'a> Span<'a> {
             .call(Call::MemsetD8Async, |driver, device| unsafe {
                 driver.fill_async(device, to, byte, size, handle)
             })
-            .map_err(|cause| CopyError::Call { offset, size, cause })
+            .map_err(|cause| CopyError::Call {
+                offset,
+                size,
+                cause,
+            })
     }
 }

@@ -27,7 +27,10 @@ impl Event {
         let handle = device.call(Call::EventCreate, |driver, device| {
             driver.event_create(device, EventFlags::DISABLE_TIMING)
         })?;
-        Ok(Self { device: device.clone(), handle })
+        Ok(Self {
+            device: device.clone(),
+            handle,
+        })
     }
 
     /// The driver's handle. It stays owned by this.
@@ -44,9 +47,10 @@ impl Event {
     pub fn record(&self, stream: &Stream) -> Result<(), CallError> {
         let (event, stream) = (self.handle, stream.as_raw());
         // SAFETY: both handles are alive.
-        self.device.call(Call::EventRecord, |driver, device| unsafe {
-            driver.event_record(device, event, stream)
-        })
+        self.device
+            .call(Call::EventRecord, |driver, device| unsafe {
+                driver.event_record(device, event, stream)
+            })
     }
 
     /// Covers, from now on, all work queued on all streams of the device's context so far
@@ -60,9 +64,10 @@ impl Event {
     pub fn record_all(&self) -> Result<(), CallError> {
         let event = self.handle;
         // SAFETY: the handle is alive.
-        self.device.call(Call::CtxRecordEvent, |driver, device| unsafe {
-            driver.context_record_event(device, event)
-        })
+        self.device
+            .call(Call::CtxRecordEvent, |driver, device| unsafe {
+                driver.context_record_event(device, event)
+            })
     }
 
     /// Whether what it covers is done (`cuEventQuery`).
@@ -86,9 +91,10 @@ impl Event {
     pub fn synchronize(&self) -> Result<(), CallError> {
         let event = self.handle;
         // SAFETY: the handle is alive.
-        self.device.call(Call::EventSynchronize, |driver, device| unsafe {
-            driver.event_synchronize(device, event)
-        })
+        self.device
+            .call(Call::EventSynchronize, |driver, device| unsafe {
+                driver.event_synchronize(device, event)
+            })
     }
 }
 
@@ -97,9 +103,11 @@ impl Drop for Event {
         let event = self.handle;
         // SAFETY: the handle is ours, and the driver lets an event go while work still refers to
         // its last record.
-        let destroyed = self.device.give_back(Call::EventDestroy, |driver, device| unsafe {
-            driver.event_destroy(device, event)
-        });
+        let destroyed = self
+            .device
+            .give_back(Call::EventDestroy, |driver, device| unsafe {
+                driver.event_destroy(device, event)
+            });
         // What belonged to a context that is lost went with it.
         if let (Err(error), None) = (destroyed, self.device.lost()) {
             self.device.report_drop("event", 0, error);

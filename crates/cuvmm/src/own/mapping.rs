@@ -54,15 +54,28 @@ impl Mapping {
         let handle = physical.as_raw();
         // SAFETY: the range lies in one reservation of ours, in a place just taken for it, and the
         // handle is alive: `physical` owns it.
-        let mapped = device
-            .call(Call::MemMap, |driver, _| unsafe { driver.map(address, size, 0, handle, 0) });
+        let mapped = device.call(Call::MemMap, |driver, _| unsafe {
+            driver.map(address, size, 0, handle, 0)
+        });
         if let Err(cause) = mapped {
             reserved.vacate(offset);
-            return Err(MapError::Call { offset, size, cause });
+            return Err(MapError::Call {
+                offset,
+                size,
+                cause,
+            });
         }
         let reserved = Arc::clone(reserved);
-        let placed = Placed { reserved, physical: physical.clone(), address, offset };
-        Ok(Self { placed: ManuallyDrop::new(placed), mapped: true })
+        let placed = Placed {
+            reserved,
+            physical: physical.clone(),
+            address,
+            offset,
+        };
+        Ok(Self {
+            placed: ManuallyDrop::new(placed),
+            mapped: true,
+        })
     }
 
     /// The first address.
@@ -105,7 +118,9 @@ impl Mapping {
             return Err(AccessError::Nobody);
         }
         if let Some(stranger) = access.iter().find(|who| !who.same_driver(self.device())) {
-            return Err(AccessError::WrongDriver { location: stranger.location() });
+            return Err(AccessError::WrongDriver {
+                location: stranger.location(),
+            });
         }
         let descs: Vec<AccessDesc> = access.iter().map(Access::desc).collect();
         let (address, size) = (self.address(), self.size());
@@ -126,13 +141,20 @@ impl Mapping {
     #[doc(alias = "cuMemGetAccess")]
     pub fn access_of(&self, device: &Device) -> Result<Right, AccessError> {
         if !device.same_driver(self.device()) {
-            return Err(AccessError::WrongDriver { location: device.location() });
+            return Err(AccessError::WrongDriver {
+                location: device.location(),
+            });
         }
         let (address, location) = (self.address(), device.location());
         self.device()
-            .call(Call::MemGetAccess, |driver, _| driver.get_access(address, location))
+            .call(Call::MemGetAccess, |driver, _| {
+                driver.get_access(address, location)
+            })
             .map(Right::from_flags)
-            .map_err(|cause| AccessError::Call { size: self.size(), cause })
+            .map_err(|cause| AccessError::Call {
+                size: self.size(),
+                cause,
+            })
     }
 
     /// Writes bytes at an offset and returns when they are there.
@@ -140,7 +162,8 @@ impl Mapping {
     /// # Errors
     /// [`CopyError`] when the range leaves the mapping or the device has no right to write.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), CopyError> {
-        self.span().write(&Stream::legacy(self.device()), offset, bytes)
+        self.span()
+            .write(&Stream::legacy(self.device()), offset, bytes)
     }
 
     /// Reads bytes from an offset.
@@ -148,7 +171,8 @@ impl Mapping {
     /// # Errors
     /// [`CopyError`] when the range leaves the mapping or the device has no right to read.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), CopyError> {
-        self.span().read(&Stream::legacy(self.device()), offset, bytes)
+        self.span()
+            .read(&Stream::legacy(self.device()), offset, bytes)
     }
 
     fn span(&self) -> Span<'_> {
@@ -165,7 +189,10 @@ impl Mapping {
     pub fn close(mut self) -> Result<Physical, CloseError<Self>> {
         match self.unmap() {
             Ok(()) => Ok(self.physical().clone()),
-            Err(cause) => Err(CloseError { owner: self, reason: CloseRefusal::Call(cause) }),
+            Err(cause) => Err(CloseError {
+                owner: self,
+                reason: CloseRefusal::Call(cause),
+            }),
         }
     }
 
@@ -174,11 +201,12 @@ impl Mapping {
             return Ok(());
         }
         let (address, size) = (self.address(), self.size());
-        // SAFETY: the range is exactly this mapping. That no work uses it is the owner's duty by
-        // the type's documentation, and `Region` and `Pool` make sure of it.
-        self.device().give_back(Call::MemUnmap, |driver, _| unsafe {
-            driver.unmap(address, size)
-        })?;
+        self.device()
+            // SAFETY: the range is exactly this mapping. That no work uses it is the owner's duty by
+            // the type's documentation, and `Region` and `Pool` make sure of it.
+            .give_back(Call::MemUnmap, |driver, _| unsafe {
+                driver.unmap(address, size)
+            })?;
         self.mapped = false;
         self.placed.reserved.vacate(self.placed.offset);
         Ok(())

@@ -76,29 +76,51 @@ impl PhysicalBuilder<'_> {
     /// # Errors
     /// [`CreateError`] when the size is wrong or the driver has no such memory.
     pub fn create(self) -> Result<Physical, CreateError> {
-        let Self { device, size, props } = self;
+        let Self {
+            device,
+            size,
+            props,
+        } = self;
         let granule = device.granule();
         if size == 0 {
             return Err(CreateError::ZeroSize);
         }
         if !granule.divides(size) {
-            return Err(CreateError::Misaligned { size, granularity: granule.bytes() });
+            return Err(CreateError::Misaligned {
+                size,
+                granularity: granule.bytes(),
+            });
         }
         if props.location.kind == cuvmm_driver::LocationKind::HOST_NUMA && props.location.id < 0 {
-            return Err(CreateError::NoSuchNode { node: props.location.id });
+            return Err(CreateError::NoSuchNode {
+                node: props.location.id,
+            });
         }
         let known = HandleTypes::POSIX_FD
             | HandleTypes::WIN32
             | HandleTypes::WIN32_KMT
             | HandleTypes::FABRIC;
         if !known.contains(props.handle_types) {
-            return Err(CreateError::UnknownHandleType { bits: props.handle_types.bits() });
+            return Err(CreateError::UnknownHandleType {
+                bits: props.handle_types.bits(),
+            });
         }
         let handle = device
             .call(Call::MemCreate, |driver, _| driver.create(size, &props, 0))
-            .map_err(|cause| CreateError::Call { size, location: props.location, cause })?;
-        let shared = Shared { device: device.clone(), handle, size, released: false };
-        Ok(Physical { shared: Arc::new(shared) })
+            .map_err(|cause| CreateError::Call {
+                size,
+                location: props.location,
+                cause,
+            })?;
+        let shared = Shared {
+            device: device.clone(),
+            handle,
+            size,
+            released: false,
+        };
+        Ok(Physical {
+            shared: Arc::new(shared),
+        })
     }
 }
 
@@ -114,7 +136,11 @@ impl Physical {
     /// Sets out to create `size` bytes.
     #[must_use]
     pub fn builder(device: &Device, size: u64) -> PhysicalBuilder<'_> {
-        PhysicalBuilder { device, size, props: PhysicalProps::device(device.ordinal()) }
+        PhysicalBuilder {
+            device,
+            size,
+            props: PhysicalProps::device(device.ordinal()),
+        }
     }
 
     /// Takes a reference to what is mapped at an address of ours.
@@ -123,10 +149,18 @@ impl Physical {
         address: DeviceAddress,
         size: u64,
     ) -> Result<Self, CallError> {
-        let handle = device
-            .call(Call::MemRetainAllocationHandle, |driver, _| driver.retain(address))?;
-        let shared = Shared { device: device.clone(), handle, size, released: false };
-        Ok(Self { shared: Arc::new(shared) })
+        let handle = device.call(Call::MemRetainAllocationHandle, |driver, _| {
+            driver.retain(address)
+        })?;
+        let shared = Shared {
+            device: device.clone(),
+            handle,
+            size,
+            released: false,
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
+        })
     }
 
     /// The size in bytes.
@@ -153,10 +187,12 @@ impl Physical {
     /// [`CallError`] when the driver does not answer.
     pub fn props(&self) -> Result<PhysicalProps, CallError> {
         let handle = self.shared.handle;
-        self.shared.device.call(Call::MemGetAllocationPropertiesFromHandle, |driver, _| {
-            // SAFETY: the handle is ours and has not been released.
-            unsafe { driver.physical_props(handle) }
-        })
+        self.shared
+            .device
+            .call(Call::MemGetAllocationPropertiesFromHandle, |driver, _| {
+                // SAFETY: the handle is ours and has not been released.
+                unsafe { driver.physical_props(handle) }
+            })
     }
 
     /// Releases it (`cuMemRelease`), or hands it back and says why not.
@@ -166,11 +202,17 @@ impl Physical {
     /// refuses.
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
         let Some(shared) = Arc::get_mut(&mut self.shared) else {
-            return Err(CloseError { owner: self, reason: CloseRefusal::InUse });
+            return Err(CloseError {
+                owner: self,
+                reason: CloseRefusal::InUse,
+            });
         };
         match shared.release() {
             Ok(()) => Ok(()),
-            Err(cause) => Err(CloseError { owner: self, reason: CloseRefusal::Call(cause) }),
+            Err(cause) => Err(CloseError {
+                owner: self,
+                reason: CloseRefusal::Call(cause),
+            }),
         }
     }
 }
@@ -181,9 +223,12 @@ impl Shared {
             return Ok(());
         }
         let handle = self.handle;
-        // SAFETY: the handle is ours and is released once: `released` is set below, and a refused
-        // release has changed nothing. What is mapped lives on until it is unmapped.
-        self.device.give_back(Call::MemRelease, |driver, _| unsafe { driver.release(handle) })?;
+        self.device
+            // SAFETY: the handle is ours and is released once: `released` is set below, and a refused
+            // release has changed nothing. What is mapped lives on until it is unmapped.
+            .give_back(Call::MemRelease, |driver, _| unsafe {
+                driver.release(handle)
+            })?;
         self.released = true;
         Ok(())
     }

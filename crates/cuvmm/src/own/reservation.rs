@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuvmm_driver::{Call, DeviceAddress};
 
-use super::mapping::Mapping;
 use super::copy::Span;
+use super::mapping::Mapping;
 use super::physical::Physical;
-use crate::device::Device;
 use super::{CloseError, CloseRefusal};
+use crate::device::Device;
 use crate::error::{CallError, MapError, ReserveError, RetainError};
 use crate::size::range_within;
 
@@ -54,12 +54,19 @@ impl ReservationBuilder<'_> {
     /// # Errors
     /// [`ReserveError`] when size or alignment is wrong or the driver has no such range.
     pub fn reserve(self) -> Result<Reservation, ReserveError> {
-        let Self { device, size, alignment } = self;
+        let Self {
+            device,
+            size,
+            alignment,
+        } = self;
         if size == 0 {
             return Err(ReserveError::ZeroSize);
         }
         if !device.granule().divides(size) {
-            return Err(ReserveError::Misaligned { size, granularity: device.granularity() });
+            return Err(ReserveError::Misaligned {
+                size,
+                granularity: device.granularity(),
+            });
         }
         if alignment != 0 && !alignment.is_power_of_two() {
             return Err(ReserveError::OddAlignment { alignment });
@@ -69,8 +76,15 @@ impl ReservationBuilder<'_> {
                 driver.reserve(size, alignment, DeviceAddress::NULL, 0)
             })
             .map_err(|cause| ReserveError::Call { size, cause })?;
-        let shared = Shared { device: device.clone(), base, size, mapped: Mutex::default() };
-        Ok(Reservation { shared: Arc::new(shared) })
+        let shared = Shared {
+            device: device.clone(),
+            base,
+            size,
+            mapped: Mutex::default(),
+        };
+        Ok(Reservation {
+            shared: Arc::new(shared),
+        })
     }
 }
 
@@ -86,7 +100,11 @@ impl Reservation {
     /// Sets out to reserve `size` bytes.
     #[must_use]
     pub const fn builder(device: &Device, size: u64) -> ReservationBuilder<'_> {
-        ReservationBuilder { device, size, alignment: 0 }
+        ReservationBuilder {
+            device,
+            size,
+            alignment: 0,
+        }
     }
 
     /// The first address.
@@ -145,8 +163,10 @@ impl Reservation {
             _ => return Err(RetainError::NotMapped { offset }),
         };
         let fail = |cause| RetainError::Call { offset, cause };
-        let address =
-            self.shared.address(offset).ok_or(RetainError::NotMapped { offset })?;
+        let address = self
+            .shared
+            .address(offset)
+            .ok_or(RetainError::NotMapped { offset })?;
         Physical::retained(&self.shared.device, address, size).map_err(fail)
     }
 
@@ -158,11 +178,17 @@ impl Reservation {
     /// refuses.
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
         let Some(shared) = Arc::get_mut(&mut self.shared) else {
-            return Err(CloseError { owner: self, reason: CloseRefusal::InUse });
+            return Err(CloseError {
+                owner: self,
+                reason: CloseRefusal::InUse,
+            });
         };
         match shared.free() {
             Ok(()) => Ok(()),
-            Err(cause) => Err(CloseError { owner: self, reason: CloseRefusal::Call(cause) }),
+            Err(cause) => Err(CloseError {
+                owner: self,
+                reason: CloseRefusal::Call(cause),
+            }),
         }
     }
 }
@@ -184,26 +210,41 @@ impl Shared {
 
     /// The address at an offset that lies in the reservation.
     pub(super) fn address(&self, offset: u64) -> Option<DeviceAddress> {
-        if offset < self.size { self.base.checked_add(offset) } else { None }
+        if offset < self.size {
+            self.base.checked_add(offset)
+        } else {
+            None
+        }
     }
 
     /// Takes a place for a mapping, before the driver is asked.
     pub(super) fn occupy(&self, offset: u64, size: u64) -> Result<DeviceAddress, MapError> {
         let granule = self.device.granule();
         if !granule.divides(offset) {
-            return Err(MapError::Misaligned { offset, granularity: granule.bytes() });
+            return Err(MapError::Misaligned {
+                offset,
+                granularity: granule.bytes(),
+            });
         }
-        let outside = MapError::OutOfRange { offset, size, reserved: self.size };
+        let outside = MapError::OutOfRange {
+            offset,
+            size,
+            reserved: self.size,
+        };
         let (Some(range), Some(address)) =
             (range_within(offset, size, self.size), self.address(offset))
         else {
             return Err(outside);
         };
         let mut mapped = self.lock();
-        if let Some((&taken, &length)) = mapped.range(..range.end).next_back() {
-            if taken + length > offset {
-                return Err(MapError::Overlap { offset, size, taken });
-            }
+        if let Some((&taken, &length)) = mapped.range(..range.end).next_back()
+            && taken + length > offset
+        {
+            return Err(MapError::Overlap {
+                offset,
+                size,
+                taken,
+            });
         }
         mapped.insert(offset, size);
         Ok(address)
@@ -220,11 +261,12 @@ impl Shared {
         if self.size == 0 {
             return Ok(());
         }
-        // SAFETY: the range is ours and whole, and nothing is mapped in it: each mapping holds an
-        // `Arc` of this, so none is left when it can be had mutably.
-        self.device.give_back(Call::MemAddressFree, |driver, _| unsafe {
-            driver.free_reservation(base, size)
-        })?;
+        self.device
+            // SAFETY: the range is ours and whole, and nothing is mapped in it: each mapping holds an
+            // `Arc` of this, so none is left when it can be had mutably.
+            .give_back(Call::MemAddressFree, |driver, _| unsafe {
+                driver.free_reservation(base, size)
+            })?;
         self.size = 0;
         Ok(())
     }

@@ -70,7 +70,13 @@ impl Stream {
     }
 
     fn with_owner(device: &Device, handle: StreamHandle, owner: Owner) -> Self {
-        Self { shared: Arc::new(Shared { device: device.clone(), handle, owner }) }
+        Self {
+            shared: Arc::new(Shared {
+                device: device.clone(),
+                handle,
+                owner,
+            }),
+        }
     }
 
     /// The driver's handle. It stays owned by this.
@@ -93,9 +99,11 @@ impl Stream {
     pub fn synchronize(&self) -> Result<(), CallError> {
         let handle = self.shared.handle;
         // SAFETY: the handle is alive.
-        self.shared.device.call(Call::StreamSynchronize, |driver, device| unsafe {
-            driver.stream_synchronize(device, handle)
-        })
+        self.shared
+            .device
+            .call(Call::StreamSynchronize, |driver, device| unsafe {
+                driver.stream_synchronize(device, handle)
+            })
     }
 
     /// Whether all work queued so far is done (`cuStreamQuery`).
@@ -106,9 +114,11 @@ impl Stream {
     pub fn is_done(&self) -> Result<bool, CallError> {
         let handle = self.shared.handle;
         // SAFETY: the handle is alive.
-        self.shared.device.call(Call::StreamQuery, |driver, device| unsafe {
-            driver.stream_query(device, handle)
-        })
+        self.shared
+            .device
+            .call(Call::StreamQuery, |driver, device| unsafe {
+                driver.stream_query(device, handle)
+            })
     }
 
     /// Has later work of this stream wait for what the event covers (`cuStreamWaitEvent`).
@@ -119,9 +129,11 @@ impl Stream {
     pub fn wait(&self, event: &Event) -> Result<(), CallError> {
         let (handle, event) = (self.shared.handle, event.as_raw());
         // SAFETY: both handles are alive.
-        self.shared.device.call(Call::StreamWaitEvent, |driver, device| unsafe {
-            driver.stream_wait_event(device, handle, event)
-        })
+        self.shared
+            .device
+            .call(Call::StreamWaitEvent, |driver, device| unsafe {
+                driver.stream_wait_event(device, handle, event)
+            })
     }
 
     /// Whether the stream records its work into a graph instead of running it
@@ -133,9 +145,12 @@ impl Stream {
     pub fn is_capturing(&self) -> Result<bool, CallError> {
         let handle = self.shared.handle;
         // SAFETY: the handle is alive.
-        let status = self.shared.device.call(Call::StreamIsCapturing, |driver, device| unsafe {
-            driver.capture_status(device, handle)
-        })?;
+        let status = self
+            .shared
+            .device
+            .call(Call::StreamIsCapturing, |driver, device| unsafe {
+                driver.capture_status(device, handle)
+            })?;
         Ok(status != CaptureStatus::NONE)
     }
 }
@@ -153,9 +168,11 @@ impl Drop for Shared {
         let Owner::Us = self.owner else { return };
         let handle = self.handle;
         // SAFETY: the handle is ours and this is the last owner.
-        let destroyed = self.device.give_back(Call::StreamDestroy, |driver, device| unsafe {
-            driver.stream_destroy(device, handle)
-        });
+        let destroyed = self
+            .device
+            .give_back(Call::StreamDestroy, |driver, device| unsafe {
+                driver.stream_destroy(device, handle)
+            });
         // What belonged to a context that is lost went with it.
         if let (Err(error), None) = (destroyed, self.device.lost()) {
             self.device.report_drop("stream", 0, error);

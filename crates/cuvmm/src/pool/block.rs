@@ -27,8 +27,18 @@ pub struct BlockBuilder<'a> {
 
 impl<'a> BlockBuilder<'a> {
     pub(super) const fn new(tenant: &'a Tenant, size: u64) -> Self {
-        let wanted = Wanted { size, capacity: size, home: None, tag: None, zeroed: false };
-        Self { tenant, wanted, wait: None }
+        let wanted = Wanted {
+            size,
+            capacity: size,
+            home: None,
+            tag: None,
+            zeroed: false,
+        };
+        Self {
+            tenant,
+            wanted,
+            wait: None,
+        }
     }
 
     /// How large the block may grow, in bytes; by default its size. Takes addresses, not memory.
@@ -52,7 +62,9 @@ impl<'a> BlockBuilder<'a> {
         self
     }
 
-    /// Whether the block, and whatever it grows by, reads as zero. Without it a block may show
+    /// Whether the block, and whatever it grows by, reads as zero. Growing over what was given up a
+    /// moment ago then waits for the work that may still write there: behind it on the home
+    /// stream; without one, growing is refused until that has passed. Without it a block may show
     /// what the same tenant wrote before; never what another tenant wrote, unless the pool says
     /// [`Scrub::Never`](super::Scrub::Never).
     pub const fn zeroed(mut self, yes: bool) -> Self {
@@ -74,7 +86,10 @@ impl<'a> BlockBuilder<'a> {
     /// [`AllocateError`] with the figures; every block is as before then.
     pub fn allocate(self) -> Result<Block, AllocateError> {
         let deadline = self.wait.map(|wait| Instant::now() + wait);
-        let place = self.tenant.core().allocate(self.tenant.id(), &self.wanted, deadline)?;
+        let place = self
+            .tenant
+            .core()
+            .allocate(self.tenant.id(), &self.wanted, deadline)?;
         Ok(self.block(place))
     }
 
@@ -86,7 +101,10 @@ impl<'a> BlockBuilder<'a> {
     /// # Errors
     /// [`AllocateError`] with the figures; every block is as before then.
     pub fn try_allocate(self) -> Result<Block, AllocateError> {
-        let place = self.tenant.core().try_allocate(self.tenant.id(), &self.wanted)?;
+        let place = self
+            .tenant
+            .core()
+            .try_allocate(self.tenant.id(), &self.wanted)?;
         Ok(self.block(place))
     }
 
@@ -221,7 +239,10 @@ impl Block {
     pub fn free(self) -> Result<(), FreeError<Self>> {
         match self.may_be_freed() {
             Ok(()) => Ok(()),
-            Err(reason) => Err(FreeError { block: self, reason }),
+            Err(reason) => Err(FreeError {
+                block: self,
+                reason,
+            }),
         }
     }
 
@@ -244,12 +265,19 @@ impl Block {
 
     fn copy_stream(&self, offset: u64, size: u64) -> Result<Stream, CopyError> {
         if offset.checked_add(size).is_none_or(|end| end > self.size) {
-            return Err(CopyError::OutOfRange { offset, size, bytes: self.size });
+            return Err(CopyError::OutOfRange {
+                offset,
+                size,
+                bytes: self.size,
+            });
         }
         if self.core.lock().capturing > 0 {
             return Err(CopyError::Capturing);
         }
-        Ok(self.home.clone().unwrap_or_else(|| Stream::legacy(&self.core.device)))
+        Ok(self
+            .home
+            .clone()
+            .unwrap_or_else(|| Stream::legacy(&self.core.device)))
     }
 }
 

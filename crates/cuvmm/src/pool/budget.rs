@@ -92,17 +92,34 @@ impl Budget {
     }
 
     pub(crate) fn accounts(&self) -> impl Iterator<Item = (TenantId, Account)> + '_ {
-        self.accounts.iter().map(|(&tenant, &account)| (tenant, account))
+        self.accounts
+            .iter()
+            .map(|(&tenant, &account)| (tenant, account))
     }
 
-    /// Bytes of the limit that no guarantee has claimed.
-    pub(crate) fn unguaranteed(&self) -> u64 {
-        let claimed: u64 = self.accounts.values().map(|account| account.guarantee).sum();
-        self.limits.bytes.saturating_sub(claimed)
+    /// Bytes that a new tenant can be guaranteed: what the guarantees of others leave of the
+    /// limit, and what they cannot give back (as `kept` says of each) beyond their guarantees.
+    pub(crate) fn guaranteeable(&self, kept: impl Fn(TenantId) -> u64) -> u64 {
+        let claimed: u64 = self
+            .accounts
+            .iter()
+            .map(|(&tenant, account)| account.guarantee.max(kept(tenant)))
+            .sum();
+        self.limits
+            .bytes
+            .saturating_sub(self.quarantined)
+            .saturating_sub(claimed)
     }
 
     pub(crate) fn open(&mut self, tenant: TenantId, guarantee: u64, limit: u64) {
-        self.accounts.insert(tenant, Account { guarantee, limit, ..Account::default() });
+        self.accounts.insert(
+            tenant,
+            Account {
+                guarantee,
+                limit,
+                ..Account::default()
+            },
+        );
     }
 
     /// Ends a tenant's guarantee; its charges stay.
@@ -129,13 +146,30 @@ impl Budget {
     /// Bytes a tenant can be charged now without anything being taken back.
     pub(crate) fn available_to(&self, tenant: TenantId) -> u64 {
         let account = self.account(tenant);
-        let pool = self
-            .limits
-            .bytes
-            .saturating_sub(self.held)
-            .saturating_sub(self.quarantined)
-            .saturating_sub(self.guaranteed_to_others(tenant));
+        let pool = self.limits.bytes.saturating_sub(self.spoken_for(tenant));
         pool.min(account.limit.saturating_sub(account.held))
+    }
+
+    /// Bytes that must be taken back before a tenant can be charged `bytes` more: so many from
+    /// itself, for its own limit, and so many in all.
+    pub(crate) fn missing(&self, tenant: TenantId, bytes: u64) -> (u64, u64) {
+        let account = self.account(tenant);
+        let own = account
+            .held
+            .saturating_add(bytes)
+            .saturating_sub(account.limit);
+        // More may be spoken for than there is: a guarantee can be given while others still hold
+        // idle memory beyond what it leaves them.
+        let all = self
+            .spoken_for(tenant)
+            .saturating_add(bytes)
+            .saturating_sub(self.limits.bytes);
+        (own, all.max(own))
+    }
+
+    /// What is held by anybody, kept for the guarantees of others, or out of use.
+    fn spoken_for(&self, tenant: TenantId) -> u64 {
+        self.held + self.quarantined + self.guaranteed_to_others(tenant)
     }
 
     /// Bytes that may still be created by the driver.
@@ -153,7 +187,10 @@ impl Budget {
 
     /// Charges bytes that [`Self::available_to`] allows.
     pub(crate) fn charge(&mut self, tenant: TenantId, bytes: u64) {
-        debug_assert!(bytes <= self.available_to(tenant), "charged beyond the limits");
+        debug_assert!(
+            bytes <= self.available_to(tenant),
+            "charged beyond the limits"
+        );
         if let Some(account) = self.accounts.get_mut(&tenant) {
             account.held += bytes;
             account.peak = account.peak.max(account.held);
@@ -229,7 +266,11 @@ mod tests {
     const B: TenantId = TenantId(1);
 
     fn budget() -> Budget {
-        let mut budget = Budget::new(Limits { bytes: 100, mappings: 10, addresses: 1000 });
+        let mut budget = Budget::new(Limits {
+            bytes: 100,
+            mappings: 10,
+            addresses: 1000,
+        });
         budget.open(A, 30, 100);
         budget.open(B, 20, 60);
         budget
@@ -239,15 +280,27 @@ mod tests {
     fn others_leave_what_is_missing_to_a_guarantee() {
         let mut budget = budget();
         assert_eq!(budget.available_to(A), 80, "B's 20 are kept");
-        assert_eq!(budget.available_to(B), 60, "B's own limit is tighter than A's guarantee");
+        assert_eq!(
+            budget.available_to(B),
+            60,
+            "B's own limit is tighter than A's guarantee"
+        );
         budget.charge(A, 10);
-        assert_eq!(budget.available_to(B), 60, "A holds 10 of its 30: 20 are kept, 90 are left");
+        assert_eq!(
+            budget.available_to(B),
+            60,
+            "A holds 10 of its 30: 20 are kept, 90 are left"
+        );
         budget.charge(B, 60);
         assert_eq!(budget.available_to(A), 30, "with 10 held, all that B left");
         budget.charge(A, 20);
         assert_eq!(budget.available_to(B), 0);
         budget.refund(B, 50);
-        assert_eq!(budget.available_to(A), 50, "B holds 10 of its 20: 10 are kept");
+        assert_eq!(
+            budget.available_to(A),
+            50,
+            "B holds 10 of its 20: 10 are kept"
+        );
     }
 
     #[test]
@@ -255,7 +308,11 @@ mod tests {
         let mut budget = budget();
         budget.quarantine(70, 2);
         assert_eq!(budget.available_to(A), 10);
-        assert_eq!(budget.available_to(B), 0, "what is left is A's by guarantee");
+        assert_eq!(
+            budget.available_to(B),
+            0,
+            "what is left is A's by guarantee"
+        );
         assert_eq!(budget.mappings_left(), 8);
     }
 
@@ -264,7 +321,11 @@ mod tests {
         let mut budget = budget();
         budget.charge(A, 10);
         budget.drain(A);
-        assert_eq!(budget.unguaranteed(), 80);
+        assert_eq!(budget.guaranteeable(|_| 0), 80);
+        assert_eq!(
+            budget.guaranteeable(|tenant| budget.account(tenant).held),
+            70
+        );
         assert_eq!(budget.available_to(B), 60);
         assert_eq!(budget.held(), 10);
     }
@@ -275,6 +336,13 @@ mod tests {
         budget.charge(A, 50);
         budget.refund(A, 40);
         budget.charge(B, 20);
-        assert_eq!((budget.peak(), budget.account(A).peak, budget.account(B).peak), (50, 50, 20));
+        assert_eq!(
+            (
+                budget.peak(),
+                budget.account(A).peak,
+                budget.account(B).peak
+            ),
+            (50, 50, 20)
+        );
     }
 }

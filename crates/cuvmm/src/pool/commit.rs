@@ -22,7 +22,11 @@ impl State {
     ) -> Result<(), AllocateError> {
         let begun = slot.space.bytes();
         let bytes = to.saturating_sub(begun);
-        let count = if bytes > 0 { self.commit(id, slot, begun, bytes)? } else { 0 };
+        let count = if bytes > 0 {
+            self.commit(id, slot, begun, bytes)?
+        } else {
+            0
+        };
         if let Err(error) = self.cleanse(id, slot, begun, (from, to), home, zeroed) {
             self.uncommit(slot, begun);
             self.budget.refund(id, bytes);
@@ -45,11 +49,17 @@ impl State {
         let end = begun + bytes;
         let stuck = slot.space.stuck_in(begun, end);
         if stuck > 0 {
-            return Err(CommitError::Quarantined { start: begun, end, bytes: stuck }.into());
+            return Err(CommitError::Quarantined {
+                start: begun,
+                end,
+                bytes: stuck,
+            }
+            .into());
         }
         self.make_room(id, bytes)?;
         self.budget.charge(id, bytes);
-        self.place(id, slot, begun, bytes).inspect_err(|_| self.budget.refund(id, bytes))
+        self.place(id, slot, begun, bytes)
+            .inspect_err(|_| self.budget.refund(id, bytes))
     }
 
     fn place(
@@ -66,7 +76,12 @@ impl State {
             return Err(error);
         }
         self.budget.charge_mappings(id, count);
-        if let Err(PlaceError { error, pieces, stuck }) = slot.space.place(begun, pieces) {
+        if let Err(PlaceError {
+            error,
+            pieces,
+            stuck,
+        }) = slot.space.place(begun, pieces)
+        {
             let stuck_count = count - pieces.len() as u64;
             self.budget.refund_mappings(id, count);
             self.set_aside(slot, stuck, stuck_count);
@@ -83,7 +98,10 @@ impl State {
     }
 
     fn make_mapping_room(&mut self, id: TenantId, count: u64) -> Result<(), AllocateError> {
-        if let Some(missing) = count.checked_sub(self.budget.mappings_left()).filter(|&n| n > 0) {
+        if let Some(missing) = count
+            .checked_sub(self.budget.mappings_left())
+            .filter(|&n| n > 0)
+        {
             self.take_back_mappings(id, missing)?;
         }
         if self.budget.mappings_left() < count {
@@ -141,40 +159,41 @@ impl State {
     ) -> Result<(), AllocateError> {
         let foreign = |stain: u64| stain != id.0 && self.policy.scrub != Scrub::Never;
         let first = if zeroed { from } else { begun.min(to) };
-        let ranges: Vec<(u64, u64)> = slot
-            .space
-            .stained(first, to)
+        let soiled = slot.space.stained(first, to);
+        let mut soiled = soiled
             .into_iter()
-            .filter(|&(_, _, stain)| zeroed || foreign(stain))
-            .map(|(offset, size, _)| (offset, size))
-            .collect();
-        if ranges.is_empty() {
+            .filter(|&(_, _, stain)| zeroed || foreign(stain));
+        let Some((start, size, _)) = soiled.next() else {
             return Ok(());
-        }
+        };
+        let end = soiled
+            .next_back()
+            .map_or(start + size, |(offset, size, _)| offset + size);
         if self.capturing > 0 {
             return Err(AllocateError::Capturing(self.shortage(id, to - from, 0)));
         }
-        self.zero(slot, &ranges, home)
+        self.zero(slot, start, end - start, home)
     }
 
-    /// Fills ranges with zeros on the home stream, or on a stream of ours that is waited for. When
-    /// that fails, no fill is left running.
+    /// Fills a range with zeros on the home stream, or on a stream of ours that is waited for. One
+    /// fill, so that one that fails leaves nothing running.
     fn zero(
         &mut self,
         slot: &Slot,
-        ranges: &[(u64, u64)],
+        offset: u64,
+        size: u64,
         home: Option<&Stream>,
     ) -> Result<(), AllocateError> {
         let stream = match home {
             Some(home) => home.clone(),
             None => self.scrubber()?,
         };
-        let filled = ranges
-            .iter()
-            .try_for_each(|&(offset, size)| slot.space.zero(&stream, offset, size));
-        if filled.is_err() || home.is_none() {
+        slot.space
+            .zero(&stream, offset, size)
+            .map_err(AllocateError::Zero)?;
+        if home.is_none() {
             self.device.relaxed(|| stream.synchronize())??;
         }
-        filled.map_err(AllocateError::Zero)
+        Ok(())
     }
 }

@@ -49,7 +49,11 @@ pub(crate) struct Place {
 
 impl Core {
     pub(crate) fn new(device: Device, state: State) -> Self {
-        Self { device, state: Mutex::new(state), freed: Condvar::new() }
+        Self {
+            device,
+            state: Mutex::new(state),
+            freed: Condvar::new(),
+        }
     }
 
     /// A panic elsewhere leaves counters that are right for what was done until then.
@@ -80,7 +84,9 @@ impl Core {
         wanted: &Wanted,
         deadline: Option<Instant>,
     ) -> Result<Place, AllocateError> {
-        self.insist(tenant, wanted.size, deadline, |state| state.allocate(tenant, wanted))
+        self.insist(tenant, wanted.size, deadline, |state| {
+            state.allocate(tenant, wanted)
+        })
     }
 
     pub(crate) fn grow(
@@ -89,7 +95,9 @@ impl Core {
         size: u64,
         deadline: Option<Instant>,
     ) -> Result<(), AllocateError> {
-        self.insist(place.tenant, size, deadline, |state| state.grow(place, size))
+        self.insist(place.tenant, size, deadline, |state| {
+            state.grow(place, size)
+        })
     }
 
     pub(crate) fn try_grow(&self, place: &Place, size: u64) -> Result<(), AllocateError> {
@@ -112,14 +120,20 @@ impl Core {
         let (name, hooks) = state.hooks_of_others(tenant);
         for hook in hooks {
             drop(state);
-            hook(&Pressure { wanted_by: name.clone(), bytes, deadline });
+            hook(&Pressure {
+                wanted_by: name.clone(),
+                bytes,
+                deadline,
+            });
             state = self.lock();
             match attempt(&mut state) {
                 Err(error) if error.is_shortage() => refusal = error,
                 outcome => return outcome,
             }
         }
-        let Some(deadline) = deadline else { return Err(refusal) };
+        let Some(deadline) = deadline else {
+            return Err(refusal);
+        };
         loop {
             let Some(left) = deadline.checked_duration_since(Instant::now()) else {
                 return Err(refusal);
@@ -161,7 +175,10 @@ impl Core {
 impl State {
     /// Tenants to be asked for memory, lower priority first, and who asks.
     fn hooks_of_others(&self, tenant: TenantId) -> (String, Vec<PressureHook>) {
-        let name = self.tenants.get(&tenant).map(|tenancy| tenancy.name.clone());
+        let name = self
+            .tenants
+            .get(&tenant)
+            .map(|tenancy| tenancy.name.clone());
         let mut others: Vec<_> = self
             .tenants
             .iter()
@@ -172,7 +189,10 @@ impl State {
             .filter_map(|(_, tenancy)| Some((tenancy.priority, tenancy.hook.clone()?)))
             .collect();
         others.sort_by_key(|&(priority, _)| priority);
-        (name.unwrap_or_default(), others.into_iter().map(|(_, hook)| hook).collect())
+        (
+            name.unwrap_or_default(),
+            others.into_iter().map(|(_, hook)| hook).collect(),
+        )
     }
 
     fn allocate(&mut self, id: TenantId, wanted: &Wanted) -> Result<Place, AllocateError> {
@@ -205,7 +225,11 @@ impl State {
         let (Some(used), Some(class)) = (granule.round_up(size), granule.class(capacity)) else {
             return Err(too_large);
         };
-        if wanted.home.as_ref().is_some_and(|home| !home.device().is_same(&self.device)) {
+        if wanted
+            .home
+            .as_ref()
+            .is_some_and(|home| !home.device().is_same(&self.device))
+        {
             return Err(AllocateError::WrongDevice);
         }
         self.check_usable(id)?;
@@ -246,8 +270,12 @@ impl State {
             tag: wanted.tag.clone(),
             zeroed: wanted.zeroed,
         });
-        let place =
-            Place { tenant: id, slot: index, address: slot.space.address(), capacity };
+        let place = Place {
+            tenant: id,
+            slot: index,
+            address: slot.space.address(),
+            capacity,
+        };
         self.put_slot(id, index, slot);
         Ok(place)
     }
@@ -259,7 +287,9 @@ impl State {
         match self.tenants.get(&id) {
             Some(tenancy) if tenancy.registered => Ok(()),
             tenancy => Err(AllocateError::Unregistered {
-                tenant: tenancy.map(|tenancy| tenancy.name.clone()).unwrap_or_default(),
+                tenant: tenancy
+                    .map(|tenancy| tenancy.name.clone())
+                    .unwrap_or_default(),
             }),
         }
     }
@@ -272,8 +302,12 @@ impl State {
         used: u64,
         home: Option<&Stream>,
     ) -> Result<Option<usize>, AllocateError> {
-        let Some(tenancy) = self.tenants.get(&id) else { return Ok(None) };
-        let Some(listed) = tenancy.idle.get(&class) else { return Ok(None) };
+        let Some(tenancy) = self.tenants.get(&id) else {
+            return Ok(None);
+        };
+        let Some(listed) = tenancy.idle.get(&class) else {
+            return Ok(None);
+        };
         let mut candidates: Vec<(bool, bool, u64, usize)> = listed
             .iter()
             .rev()
@@ -281,8 +315,8 @@ impl State {
             .filter_map(|&index| {
                 let slot = tenancy.slots.get(index)?.as_ref()?;
                 let held = slot.space.bytes();
-                let ready = slot.fence.is_passed()
-                    || home.is_some_and(|home| slot.fence.precedes(home));
+                let ready =
+                    slot.fence.is_passed() || home.is_some_and(|home| slot.fence.precedes(home));
                 Some((held < used, !ready, held.abs_diff(used), index))
             })
             .collect();
@@ -305,8 +339,7 @@ impl State {
             };
             let ready = match home {
                 Some(home) => {
-                    slot.fence.order_before(home)?
-                        || Self::poll(capturing, needs, &mut slot.fence)?
+                    slot.fence.order_before(home)? || Self::poll(capturing, needs, &mut slot.fence)?
                 }
                 None => Self::poll(capturing, needs, &mut slot.fence)?,
             };
@@ -327,7 +360,9 @@ impl State {
                 limit: self.budget.limits().addresses,
             });
         }
-        let unregistered = AllocateError::Unregistered { tenant: String::new() };
+        let unregistered = AllocateError::Unregistered {
+            tenant: String::new(),
+        };
         let index = self.vacancy(id).ok_or(unregistered)?;
         self.budget.charge_addresses(id, class);
         match Space::reserve(&self.device, class) {
@@ -359,7 +394,12 @@ impl State {
     }
 
     fn grow_counted(&mut self, place: &Place, size: u64) -> Result<(), AllocateError> {
-        let &Place { tenant, slot: index, capacity, .. } = place;
+        let &Place {
+            tenant,
+            slot: index,
+            capacity,
+            ..
+        } = place;
         if size > capacity {
             return Err(AllocateError::OverCapacity { size, capacity });
         }
@@ -369,11 +409,20 @@ impl State {
             .round_up(size)
             .ok_or(AllocateError::TooLarge { size })?;
         let now = self.tick();
-        let gone = AllocateError::Unregistered { tenant: String::new() };
-        let Some(slot) = self.slot_mut(tenant, index) else { return Err(gone) };
-        let Some(block) = &mut slot.block else { return Err(gone) };
+        let gone = AllocateError::Unregistered {
+            tenant: String::new(),
+        };
+        let Some(slot) = self.slot_mut(tenant, index) else {
+            return Err(gone);
+        };
+        let Some(block) = &mut slot.block else {
+            return Err(gone);
+        };
         if size < block.requested {
-            return Err(AllocateError::WouldShrink { size: block.requested, wanted: size });
+            return Err(AllocateError::WouldShrink {
+                size: block.requested,
+                wanted: size,
+            });
         }
         if used <= block.used {
             block.requested = size;
@@ -381,12 +430,22 @@ impl State {
             return Ok(());
         }
         self.check_usable(tenant)?;
-        let Some(mut slot) = self.take_slot(tenant, index) else { return Err(gone) };
+        let Some(mut slot) = self.take_slot(tenant, index) else {
+            return Err(gone);
+        };
         let (home, from, zeroed) = match &slot.block {
             Some(block) => (block.home.clone(), block.used, block.zeroed),
             None => (None, 0, false),
         };
-        let outcome = self.furnish(tenant, &mut slot, (from, used), home.as_ref(), zeroed);
+        // What was given up a moment ago may still be written to by work that was queued before:
+        // zeros must come after that.
+        let revived = zeroed && from < slot.space.bytes();
+        let outcome = match revived {
+            true => self.settle_before(tenant, &mut slot, home.as_ref(), used - from),
+            false => Ok(()),
+        };
+        let outcome = outcome
+            .and_then(|()| self.furnish(tenant, &mut slot, (from, used), home.as_ref(), zeroed));
         if outcome.is_ok() {
             slot.space.stain(from, used, tenant.0);
             slot.touched = now;
@@ -399,16 +458,49 @@ impl State {
         outcome
     }
 
+    /// Makes sure that what the fence of a slot covers comes before what is done next: on the home
+    /// stream by events, elsewhere only if it has passed.
+    fn settle_before(
+        &mut self,
+        id: TenantId,
+        slot: &mut Slot,
+        home: Option<&Stream>,
+        bytes: u64,
+    ) -> Result<(), AllocateError> {
+        if slot.fence.is_passed() || home.is_some_and(|home| slot.fence.precedes(home)) {
+            return Ok(());
+        }
+        if self.capturing > 0 {
+            return Err(AllocateError::Capturing(self.shortage(id, bytes, 0)));
+        }
+        let ordered = match home {
+            Some(home) => slot.fence.order_before(home)?,
+            None => false,
+        };
+        let needs = &mut self.needs_synchronise;
+        if ordered || Self::poll(0, needs, &mut slot.fence)? {
+            return Ok(());
+        }
+        Err(AllocateError::OutOfMemory(self.shortage(id, bytes, 0)))
+    }
+
     fn shrink(&mut self, place: &Place, size: u64) -> Result<(), ShrinkError> {
         if size == 0 {
             return Err(ShrinkError::ZeroSize);
         }
         let granule = self.device.granule();
         let now = self.tick();
-        let Some(slot) = self.slot_mut(place.tenant, place.slot) else { return Ok(()) };
-        let Some(block) = &mut slot.block else { return Ok(()) };
+        let Some(slot) = self.slot_mut(place.tenant, place.slot) else {
+            return Ok(());
+        };
+        let Some(block) = &mut slot.block else {
+            return Ok(());
+        };
         if size > block.requested {
-            return Err(ShrinkError::WouldGrow { size: block.requested, wanted: size });
+            return Err(ShrinkError::WouldGrow {
+                size: block.requested,
+                wanted: size,
+            });
         }
         let used = granule.round_up(size).unwrap_or(block.used);
         block.requested = size;
@@ -423,7 +515,9 @@ impl State {
 
     fn free(&mut self, place: &Place) {
         let now = self.tick();
-        let Some(mut slot) = self.take_slot(place.tenant, place.slot) else { return };
+        let Some(mut slot) = self.take_slot(place.tenant, place.slot) else {
+            return;
+        };
         if let Some(block) = slot.block.take() {
             let fence = block.fence(&slot.space);
             slot.fence.merge(fence);
@@ -435,7 +529,9 @@ impl State {
 
     /// Unregisters a tenant: no more allocations, and what is idle goes back to the pool.
     pub(crate) fn unregister(&mut self, id: TenantId) {
-        let Some(tenancy) = self.tenants.get_mut(&id) else { return };
+        let Some(tenancy) = self.tenants.get_mut(&id) else {
+            return;
+        };
         if !std::mem::replace(&mut tenancy.registered, false) {
             return;
         }
@@ -446,7 +542,11 @@ impl State {
 
     /// Takes back what a draining tenant no longer uses, as far as that has passed.
     pub(crate) fn collect_if_draining(&mut self, id: TenantId) {
-        if self.tenants.get(&id).is_none_or(|tenancy| tenancy.registered) {
+        if self
+            .tenants
+            .get(&id)
+            .is_none_or(|tenancy| tenancy.registered)
+        {
             return;
         }
         if let Err(error) = self.take_back_all_of(id) {
@@ -464,7 +564,9 @@ impl State {
 
     pub(crate) fn end_lease(&mut self, place: &Place) {
         let now = self.tick();
-        let Some(mut slot) = self.take_slot(place.tenant, place.slot) else { return };
+        let Some(mut slot) = self.take_slot(place.tenant, place.slot) else {
+            return;
+        };
         slot.leases = slot.leases.saturating_sub(1);
         slot.touched = now;
         self.put_slot(place.tenant, place.slot, slot);
@@ -473,11 +575,12 @@ impl State {
 
     /// Notes that a stream uses the block, or used it while a lease kept it.
     pub(crate) fn record_use(&mut self, place: &Place, stream: &Stream) {
-        let Some(slot) = self.slot_mut(place.tenant, place.slot) else { return };
+        let Some(slot) = self.slot_mut(place.tenant, place.slot) else {
+            return;
+        };
         match &mut slot.block {
             Some(block) => {
-                let known =
-                    block.home.as_ref() == Some(stream) || block.users.contains(stream);
+                let known = block.home.as_ref() == Some(stream) || block.users.contains(stream);
                 if !known {
                     block.users.push(stream.clone());
                 }
@@ -489,6 +592,8 @@ impl State {
 
 impl fmt::Debug for Core {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Core").field("device", &self.device).finish_non_exhaustive()
+        f.debug_struct("Core")
+            .field("device", &self.device)
+            .finish_non_exhaustive()
     }
 }

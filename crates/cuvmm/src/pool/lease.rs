@@ -64,6 +64,8 @@ impl Drop for Lease {
 
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lease").field("address", &self.address()).finish_non_exhaustive()
+        f.debug_struct("Lease")
+            .field("address", &self.address())
+            .finish_non_exhaustive()
     }
 }

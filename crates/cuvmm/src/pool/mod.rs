@@ -122,12 +122,21 @@ impl PoolBuilder<'_> {
     /// # Errors
     /// [`BuildPoolError`] when a limit cannot be.
     pub fn build(self) -> Result<Pool, BuildPoolError> {
-        let Self { device, limit, mappings, addresses, mut policy } = self;
+        let Self {
+            device,
+            limit,
+            mappings,
+            addresses,
+            mut policy,
+        } = self;
         let granule = device.granule();
         let total = device.total_memory();
         let bytes = match limit {
             Limit::Bytes(bytes) if bytes > total => {
-                return Err(BuildPoolError::LimitTooLarge { limit: bytes, total });
+                return Err(BuildPoolError::LimitTooLarge {
+                    limit: bytes,
+                    total,
+                });
             }
             Limit::Bytes(bytes) => granule.round_down(bytes),
             Limit::LeaveFree(bytes) => {
@@ -140,7 +149,10 @@ impl PoolBuilder<'_> {
                 Limit::Bytes(bytes) => bytes,
                 Limit::LeaveFree(bytes) => total.saturating_sub(bytes),
             };
-            return Err(BuildPoolError::LimitTooSmall { limit, granularity: granule.bytes() });
+            return Err(BuildPoolError::LimitTooSmall {
+                limit,
+                granularity: granule.bytes(),
+            });
         }
         let bad = |option, value| Err(BuildPoolError::BadOption { option, value });
         if mappings == 0 {
@@ -153,9 +165,15 @@ impl PoolBuilder<'_> {
         if !(largest.is_power_of_two() && granule.divides(largest)) {
             return bad("largest_extent", largest);
         }
-        let budget = Budget::new(Limits { bytes, mappings, addresses });
+        let budget = Budget::new(Limits {
+            bytes,
+            mappings,
+            addresses,
+        });
         let state = State::new(device.clone(), policy, budget);
-        Ok(Pool { core: Arc::new(Core::new(device.clone(), state)) })
+        Ok(Pool {
+            core: Arc::new(Core::new(device.clone(), state)),
+        })
     }
 }
 
@@ -228,18 +246,26 @@ impl Pool {
     /// the driver refuses.
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
         let Some(core) = Arc::get_mut(&mut self.core) else {
-            return Err(CloseError { owner: self, reason: CloseRefusal::InUse });
+            return Err(CloseError {
+                owner: self,
+                reason: CloseRefusal::InUse,
+            });
         };
         match core.state_mut().shut() {
             Ok(()) => Ok(()),
-            Err(cause) => Err(CloseError { owner: self, reason: CloseRefusal::Call(cause) }),
+            Err(cause) => Err(CloseError {
+                owner: self,
+                reason: CloseRefusal::Call(cause),
+            }),
         }
     }
 }
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool").field("device", &self.core.device).finish_non_exhaustive()
+        f.debug_struct("Pool")
+            .field("device", &self.core.device)
+            .finish_non_exhaustive()
     }
 }
 
@@ -263,11 +289,7 @@ impl State {
             return Err(forked);
         }
         if self.device.lost().is_none() && self.has_limbo()? {
-            if let Err(error) = self.device.synchronize() {
-                if self.device.lost().is_none() {
-                    return Err(error);
-                }
-            }
+            self.device.drain()?;
         }
         let mut outcome = Ok(());
         for id in self.tenants.keys().copied().collect::<Vec<_>>() {
@@ -282,8 +304,10 @@ impl State {
 
     fn has_limbo(&mut self) -> Result<bool, CallError> {
         let (capturing, needs) = (self.capturing, &mut self.needs_synchronise);
-        let slots =
-            self.tenants.values_mut().flat_map(|tenancy| tenancy.slots.iter_mut().flatten());
+        let slots = self
+            .tenants
+            .values_mut()
+            .flat_map(|tenancy| tenancy.slots.iter_mut().flatten());
         for slot in slots {
             if !Self::poll(capturing, needs, &mut slot.fence)? {
                 return Ok(true);
@@ -299,7 +323,9 @@ impl State {
             None => return Ok(()),
         };
         for index in indices {
-            let Some(mut slot) = self.take_slot(id, index) else { continue };
+            let Some(mut slot) = self.take_slot(id, index) else {
+                continue;
+            };
             let offsets: Vec<u64> = slot.space.extents().map(|extent| extent.offset).collect();
             for offset in offsets {
                 match slot.space.withdraw(offset) {

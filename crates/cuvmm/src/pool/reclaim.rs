@@ -19,17 +19,14 @@ struct Take {
 }
 
 impl State {
-    /// Makes room for `bytes` more charged to a tenant, and for `mappings` more.
+    /// Makes room for `bytes` more charged to a tenant.
     pub(crate) fn make_room(&mut self, id: TenantId, bytes: u64) -> Result<(), AllocateError> {
-        let available = self.budget.available_to(id);
-        if bytes <= available {
+        let (own, total) = self.budget.missing(id, bytes);
+        if total == 0 {
             return Ok(());
         }
-        let account = self.budget.account(id);
-        let own_limit = account.limit.saturating_sub(account.held);
-        let from_own = bytes.saturating_sub(own_limit);
-        let (takes, gained) = self.plan(id, from_own, bytes - available)?;
-        if gained < bytes - available {
+        let (takes, gained) = self.plan(id, own, total)?;
+        if gained < total {
             let shortage = self.shortage(id, bytes, gained);
             return Err(if self.capturing > 0 && shortage.limbo > 0 {
                 AllocateError::Capturing(shortage)
@@ -57,18 +54,19 @@ impl State {
     /// Takes back everything idle of one tenant whose fence has passed.
     pub(crate) fn take_back_all_of(&mut self, id: TenantId) -> Result<u64, CallError> {
         let mut takes = vec![];
-        self.take_from(id, &self.slots_by_age(&[id]), u64::MAX, u64::MAX, &mut takes)?;
+        self.take_from(
+            id,
+            &self.slots_by_age(&[id]),
+            u64::MAX,
+            u64::MAX,
+            &mut takes,
+        )?;
         self.carry_out(&takes)
     }
 
     /// What to take so that the tenant can be charged `total` bytes more, `own` of which its own
     /// limit asks of itself; and how many of the `total` bytes that would bring.
-    fn plan(
-        &mut self,
-        id: TenantId,
-        own: u64,
-        total: u64,
-    ) -> Result<(Vec<Take>, u64), CallError> {
+    fn plan(&mut self, id: TenantId, own: u64, total: u64) -> Result<(Vec<Take>, u64), CallError> {
         let mut takes = vec![];
         let mine = self.slots_by_age(&[id]);
         let got = self.take_from(id, &mine, total.max(own), u64::MAX, &mut takes)?;
@@ -76,29 +74,44 @@ impl State {
             return Ok((takes, got.min(total.saturating_sub(1))));
         }
         let mut gained = got;
-        let mut others: Vec<TenantId> =
-            self.tenants.keys().copied().filter(|&other| other != id).collect();
+        let mut others: Vec<TenantId> = self
+            .tenants
+            .keys()
+            .copied()
+            .filter(|&other| other != id)
+            .collect();
         others.sort_by_key(|other| {
-            self.tenants.get(other).map(|tenancy| (tenancy.registered, tenancy.priority))
+            self.tenants
+                .get(other)
+                .map(|tenancy| (tenancy.registered, tenancy.priority))
         });
         let same_rank = |one: &TenantId, other: &TenantId| {
             let rank = |id: &TenantId| {
-                self.tenants.get(id).map(|tenancy| (tenancy.registered, tenancy.priority))
+                self.tenants
+                    .get(id)
+                    .map(|tenancy| (tenancy.registered, tenancy.priority))
             };
             rank(one) == rank(other)
         };
-        let ranks: Vec<Vec<TenantId>> =
-            others.chunk_by(same_rank).map(<[TenantId]>::to_vec).collect();
+        let ranks: Vec<Vec<TenantId>> = others
+            .chunk_by(same_rank)
+            .map(<[TenantId]>::to_vec)
+            .collect();
         for rank in ranks {
             let slots = self.slots_by_age(&rank);
             for chunk in slots.chunk_by(|one, other| one.0 == other.0) {
                 if gained >= total {
                     return Ok((takes, gained));
                 }
-                let Some(&(owner, _)) = chunk.first() else { continue };
+                let Some(&(owner, _)) = chunk.first() else {
+                    continue;
+                };
                 let account = self.budget.account(owner);
-                let planned: u64 =
-                    takes.iter().filter(|take| take.from == owner).map(|take| take.size).sum();
+                let planned: u64 = takes
+                    .iter()
+                    .filter(|take| take.from == owner)
+                    .map(|take| take.size)
+                    .sum();
                 let held = account.held.saturating_sub(planned);
                 let spare = held.saturating_sub(account.guarantee);
                 gained += self.take_from(owner, chunk, total - gained, spare, &mut takes)?;
@@ -113,11 +126,16 @@ impl State {
             .iter()
             .filter_map(|&id| Some((id, self.tenants.get(&id)?)))
             .flat_map(|(id, tenancy)| {
-                tenancy.live_slots().map(move |(index, slot)| (slot.touched, id, index))
+                tenancy
+                    .live_slots()
+                    .map(move |(index, slot)| (slot.touched, id, index))
             })
             .collect();
         slots.sort_unstable();
-        slots.into_iter().map(|(_, id, index)| (id, index)).collect()
+        slots
+            .into_iter()
+            .map(|(_, id, index)| (id, index))
+            .collect()
     }
 
     /// Plans to take extents from slots of one tenant until they bring `wanted` bytes; returns
@@ -155,7 +173,12 @@ impl State {
                 if got >= wanted.min(spare) {
                     break;
                 }
-                takes.push(Take { from: owner, slot: index, offset: extent.offset, size: extent.size });
+                takes.push(Take {
+                    from: owner,
+                    slot: index,
+                    offset: extent.offset,
+                    size: extent.size,
+                });
                 got += extent.size.min(spare - got);
             }
         }
@@ -167,7 +190,9 @@ impl State {
         let mut got = 0;
         let mut outcome = Ok(());
         for take in takes {
-            let Some(slot) = self.slot_mut(take.from, take.slot) else { continue };
+            let Some(slot) = self.slot_mut(take.from, take.slot) else {
+                continue;
+            };
             match slot.space.withdraw(take.offset) {
                 Ok(Some(piece)) => {
                     got += take.size;
@@ -197,7 +222,11 @@ impl State {
 
     /// Gives back the addresses of a draining tenant's empty slots, and forgets it with the last.
     pub(crate) fn drop_empty_slots_if_draining(&mut self, id: TenantId) {
-        if self.tenants.get(&id).is_some_and(|tenancy| !tenancy.registered) {
+        if self
+            .tenants
+            .get(&id)
+            .is_some_and(|tenancy| !tenancy.registered)
+        {
             self.drop_empty_slots(id, u64::MAX);
             self.forget_if_drained(id);
         }

@@ -97,10 +97,22 @@ impl Slot {
             .map_or(0, |extent| extent.offset + extent.size - used)
     }
 
+    /// Bytes that cannot be taken back, however long one waits for the GPU.
+    pub(crate) fn kept(&self) -> u64 {
+        if self.leases > 0 {
+            self.space.bytes()
+        } else {
+            self.used() + self.stranded()
+        }
+    }
+
     /// The extents that could be taken back now, last first, if their fence has passed.
     pub(crate) fn spare(&self) -> impl Iterator<Item = Extent> + '_ {
         let used = self.used();
         let free = self.leases == 0;
-        self.space.extents().rev().take_while(move |extent| free && extent.offset >= used)
+        self.space
+            .extents()
+            .rev()
+            .take_while(move |extent| free && extent.offset >= used)
     }
 }

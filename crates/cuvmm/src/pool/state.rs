@@ -79,7 +79,10 @@ pub(crate) struct Tenancy {
 
 impl Tenancy {
     pub(crate) fn live_slots(&self) -> impl Iterator<Item = (usize, &Slot)> {
-        self.slots.iter().enumerate().filter_map(|(index, slot)| Some((index, slot.as_ref()?)))
+        self.slots
+            .iter()
+            .enumerate()
+            .filter_map(|(index, slot)| Some((index, slot.as_ref()?)))
     }
 
     fn unlist(&mut self, index: usize, class: u64) {
@@ -142,6 +145,18 @@ impl State {
         id
     }
 
+    /// Bytes that a new tenant can be guaranteed.
+    pub(crate) fn guaranteeable(&self) -> u64 {
+        self.budget.guaranteeable(|id| {
+            let slots = self
+                .tenants
+                .get(&id)
+                .into_iter()
+                .flat_map(Tenancy::live_slots);
+            slots.map(|(_, slot)| slot.kept()).sum()
+        })
+    }
+
     pub(crate) fn slot(&self, id: TenantId, index: usize) -> Option<&Slot> {
         self.tenants.get(&id)?.slots.get(index)?.as_ref()
     }
@@ -160,7 +175,9 @@ impl State {
 
     /// Puts a slot where it was taken out, and lists it if it is idle.
     pub(crate) fn put_slot(&mut self, id: TenantId, index: usize, slot: Slot) {
-        let Some(tenancy) = self.tenants.get_mut(&id) else { return };
+        let Some(tenancy) = self.tenants.get_mut(&id) else {
+            return;
+        };
         if slot.block.is_none() && slot.leases == 0 && !slot.broken {
             tenancy.idle.entry(slot.class).or_default().push(index);
         }
@@ -172,10 +189,16 @@ impl State {
     /// A place for a new slot.
     pub(crate) fn vacancy(&mut self, id: TenantId) -> Option<usize> {
         let tenancy = self.tenants.get_mut(&id)?;
-        Some(tenancy.slots.iter().position(Option::is_none).unwrap_or_else(|| {
-            tenancy.slots.push(None);
-            tenancy.slots.len() - 1
-        }))
+        Some(
+            tenancy
+                .slots
+                .iter()
+                .position(Option::is_none)
+                .unwrap_or_else(|| {
+                    tenancy.slots.push(None);
+                    tenancy.slots.len() - 1
+                }),
+        )
     }
 
     /// Gives a slot's addresses back. What is stuck in it is kept.
@@ -226,7 +249,11 @@ impl State {
     /// Takes note of a synchronisation of the device that began when the clock stood at `since`.
     pub(crate) fn synchronised(&mut self, since: u64) {
         self.needs_synchronise = false;
-        for slot in self.tenants.values_mut().flat_map(|tenancy| tenancy.slots.iter_mut().flatten()) {
+        for slot in self
+            .tenants
+            .values_mut()
+            .flat_map(|tenancy| tenancy.slots.iter_mut().flatten())
+        {
             if slot.touched <= since && slot.leases == 0 && slot.fence.is_open_device() {
                 slot.fence.synchronised();
             }
@@ -251,7 +278,9 @@ impl State {
             .budget
             .accounts()
             .filter(|&(other, account)| other != id && account.held > 0)
-            .filter_map(|(other, account)| Some((self.tenants.get(&other)?.name.clone(), account.held)))
+            .filter_map(|(other, account)| {
+                Some((self.tenants.get(&other)?.name.clone(), account.held))
+            })
             .collect();
         holders.sort_by(|one, other| other.1.cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
         let idle = |state: Idle| -> u64 {
@@ -264,10 +293,18 @@ impl State {
         };
         let creatable = self.budget.creatable().min(self.policy.largest_extent);
         Box::new(Shortage {
-            tenant: self.tenants.get(&id).map(|tenancy| tenancy.name.clone()).unwrap_or_default(),
+            tenant: self
+                .tenants
+                .get(&id)
+                .map(|tenancy| tenancy.name.clone())
+                .unwrap_or_default(),
             wanted,
             available: self.budget.available_to(id).saturating_add(reclaimable),
-            largest_run: self.device.granule().round_down(creatable).max(self.stock.largest()),
+            largest_run: self
+                .device
+                .granule()
+                .round_down(creatable)
+                .max(self.stock.largest()),
             limit: self.budget.limits().bytes,
             tenant_limit: account.limit,
             tenant_held: account.held,
@@ -282,6 +319,8 @@ impl State {
 
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("State").field("budget", &self.budget).finish_non_exhaustive()
+        f.debug_struct("State")
+            .field("budget", &self.budget)
+            .finish_non_exhaustive()
     }
 }

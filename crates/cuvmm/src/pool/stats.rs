@@ -58,7 +58,11 @@ impl PoolStats {
     /// `stranded / committed`. 0 for a pool that is empty or full.
     #[must_use]
     pub fn fragmentation(&self) -> f64 {
-        if self.committed == 0 { 0.0 } else { self.stranded as f64 / self.committed as f64 }
+        if self.committed == 0 {
+            0.0
+        } else {
+            self.stranded as f64 / self.committed as f64
+        }
     }
 }
 
@@ -128,7 +132,10 @@ impl TenantStats {
 
 impl State {
     pub(crate) fn tenant_stats(&self, id: TenantId) -> TenantStats {
-        self.tenants.get(&id).map(|tenancy| self.stats_of(id, tenancy)).unwrap_or_default()
+        self.tenants
+            .get(&id)
+            .map(|tenancy| self.stats_of(id, tenancy))
+            .unwrap_or_default()
     }
 
     fn stats_of(&self, id: TenantId, tenancy: &Tenancy) -> TenantStats {
@@ -151,8 +158,11 @@ impl State {
     }
 
     pub(crate) fn stats(&self) -> PoolStats {
-        let tenants: Vec<TenantStats> =
-            self.tenants.iter().map(|(&id, tenancy)| self.stats_of(id, tenancy)).collect();
+        let tenants: Vec<TenantStats> = self
+            .tenants
+            .iter()
+            .map(|(&id, tenancy)| self.stats_of(id, tenancy))
+            .collect();
         let sum = |of: fn(&TenantStats) -> u64| tenants.iter().map(of).sum();
         let limits = self.budget.limits();
         PoolStats {

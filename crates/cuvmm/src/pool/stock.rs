@@ -13,7 +13,10 @@ pub(crate) struct Stock {
 
 impl Stock {
     pub(crate) const fn new() -> Self {
-        Self { by_size: BTreeMap::new(), bytes: 0 }
+        Self {
+            by_size: BTreeMap::new(),
+            bytes: 0,
+        }
     }
 
     pub(crate) const fn bytes(&self) -> u64 {
@@ -50,8 +53,15 @@ impl Stock {
 
     /// The largest piece of at most `size`, as [`Self::take`].
     pub(crate) fn take_within(&mut self, size: u64, tenant: u64, scrub: bool) -> Option<Piece> {
-        let sizes: Vec<u64> = self.by_size.range(..=size).map(|(&size, _)| size).rev().collect();
-        sizes.into_iter().find_map(|size| self.take(size, tenant, scrub))
+        let sizes: Vec<u64> = self
+            .by_size
+            .range(..=size)
+            .map(|(&size, _)| size)
+            .rev()
+            .collect();
+        sizes
+            .into_iter()
+            .find_map(|size| self.take(size, tenant, scrub))
     }
 
     /// The largest piece, whoever wrote to it, to be given back to the driver.

@@ -29,7 +29,10 @@ impl State {
 
     /// One piece of at most `left` bytes, as large as can be.
     fn one_piece(&mut self, id: TenantId, left: u64) -> Result<Piece, AllocateError> {
-        let want = self.device.granule().extent_within(left, self.policy.largest_extent);
+        let want = self
+            .device
+            .granule()
+            .extent_within(left, self.policy.largest_extent);
         // During a capture nothing can be scrubbed: then only what may be had as it is.
         let foreign = self.capturing == 0 || self.policy.scrub == Scrub::Never;
         loop {
@@ -78,10 +81,15 @@ impl State {
                 return Err(refuse(out_of_memory()));
             }
         }
-        let physical =
-            Physical::builder(&self.device, size).with_props(self.policy.props).create()?;
+        let physical = Physical::builder(&self.device, size)
+            .with_props(self.policy.props)
+            .create()?;
         self.budget.created(size);
-        Ok(Piece { physical, stain: None, fresh: true })
+        Ok(Piece {
+            physical,
+            stain: None,
+            fresh: true,
+        })
     }
 
     /// Undoes [`Self::gather`]: what it created goes back to the driver, the rest to the stock.
@@ -118,7 +126,9 @@ impl State {
     pub(crate) fn release_stock(&mut self, keep: u64) -> u64 {
         let mut released = 0;
         while self.stock.bytes() > keep {
-            let Some(piece) = self.stock.take_largest() else { break };
+            let Some(piece) = self.stock.take_largest() else {
+                break;
+            };
             released += self.release(piece);
         }
         released

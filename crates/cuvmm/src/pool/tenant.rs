@@ -25,11 +25,18 @@ pub struct TenantBuilder<'a> {
 
 impl<'a> TenantBuilder<'a> {
     pub(super) fn new(core: &'a Arc<Core>, name: String) -> Self {
-        Self { core, name, guarantee: 0, limit: u64::MAX, priority: 0, hook: None }
+        Self {
+            core,
+            name,
+            guarantee: 0,
+            limit: u64::MAX,
+            priority: 0,
+            hook: None,
+        }
     }
 
-    /// Bytes the tenant can always have; 0 by default. The guarantees of a pool add up to at most
-    /// its limit.
+    /// Bytes the tenant can always have; 0 by default. The guarantees of a pool, and what its
+    /// tenants use beyond theirs when a new one registers, add up to at most its limit.
     pub const fn guarantee(mut self, bytes: u64) -> Self {
         self.guarantee = bytes;
         self
@@ -59,7 +66,14 @@ impl<'a> TenantBuilder<'a> {
     /// # Errors
     /// [`RegisterError`] when the name is empty or taken, or the guarantee does not fit.
     pub fn register(self) -> Result<Tenant, RegisterError> {
-        let Self { core, name, guarantee, limit, priority, hook } = self;
+        let Self {
+            core,
+            name,
+            guarantee,
+            limit,
+            priority,
+            hook,
+        } = self;
         if name.is_empty() {
             return Err(RegisterError::NoName);
         }
@@ -69,11 +83,19 @@ impl<'a> TenantBuilder<'a> {
         if guarantee > limit && limit < pool_limit {
             return Err(RegisterError::GuaranteeOverLimit { guarantee, limit });
         }
-        let left = state.budget.unguaranteed();
+        let left = state.guaranteeable();
         if guarantee > left {
-            return Err(RegisterError::GuaranteeTooLarge { guarantee, left, limit: pool_limit });
+            return Err(RegisterError::GuaranteeTooLarge {
+                guarantee,
+                left,
+                limit: pool_limit,
+            });
         }
-        if state.tenants.values().any(|tenancy| tenancy.registered && tenancy.name == name) {
+        if state
+            .tenants
+            .values()
+            .any(|tenancy| tenancy.registered && tenancy.name == name)
+        {
             return Err(RegisterError::NameTaken { name });
         }
         let tenancy = Tenancy {
@@ -87,7 +109,13 @@ impl<'a> TenantBuilder<'a> {
         };
         let id = state.register(tenancy, guarantee, limit);
         drop(state);
-        Ok(Tenant { shared: Arc::new(Shared { core: Arc::clone(core), id, name }) })
+        Ok(Tenant {
+            shared: Arc::new(Shared {
+                core: Arc::clone(core),
+                id,
+                name,
+            }),
+        })
     }
 }
 
@@ -186,6 +214,8 @@ impl Drop for Shared {
 
 impl fmt::Debug for Tenant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tenant").field("name", &self.name()).finish_non_exhaustive()
+        f.debug_struct("Tenant")
+            .field("name", &self.name())
+            .finish_non_exhaustive()
     }
 }

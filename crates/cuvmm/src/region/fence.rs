@@ -53,18 +53,31 @@ pub(crate) enum Poll {
 impl Fence {
     /// Nothing to wait for.
     pub(crate) const fn passed() -> Self {
-        Self { scope: Scope::Streams(Vec::new()), state: State::Passed }
+        Self {
+            scope: Scope::Streams(Vec::new()),
+            state: State::Passed,
+        }
     }
 
     /// All work queued on these streams, up to when it is first asked.
     pub(crate) const fn streams(streams: Vec<Stream>) -> Self {
-        let state = if streams.is_empty() { State::Passed } else { State::Open };
-        Self { scope: Scope::Streams(streams), state }
+        let state = if streams.is_empty() {
+            State::Passed
+        } else {
+            State::Open
+        };
+        Self {
+            scope: Scope::Streams(streams),
+            state,
+        }
     }
 
     /// All work of the device, up to when it is first asked.
     pub(crate) const fn device(device: Device) -> Self {
-        Self { scope: Scope::Device(device), state: State::Open }
+        Self {
+            scope: Scope::Device(device),
+            state: State::Open,
+        }
     }
 
     /// Covers what `other` covers too.
@@ -122,7 +135,9 @@ impl Fence {
         }
         let poll = match &self.scope {
             Scope::Streams(streams) => {
-                let Some(first) = streams.first() else { return Ok(Poll::Passed) };
+                let Some(first) = streams.first() else {
+                    return Ok(Poll::Passed);
+                };
                 let device = first.device().clone();
                 let (streams, state) = (streams.clone(), &mut self.state);
                 device.relaxed(|| poll_streams(&device, &streams, state))??
@@ -193,15 +208,13 @@ fn record_all(device: &Device) -> Result<Option<Event>, CallError> {
 fn lacks_context_events(error: &CallError) -> bool {
     error.driver().is_some_and(|error| {
         error.call() == Call::CtxRecordEvent
-            && error.code().is_none_or(|code| code == CUresult::CUDA_ERROR_NOT_SUPPORTED)
+            && error
+                .code()
+                .is_none_or(|code| code == CUresult::CUDA_ERROR_NOT_SUPPORTED)
     })
 }
 
-fn poll_streams(
-    device: &Device,
-    streams: &[Stream],
-    state: &mut State,
-) -> Result<Poll, CallError> {
+fn poll_streams(device: &Device, streams: &[Stream], state: &mut State) -> Result<Poll, CallError> {
     if let State::Open = state {
         let mut busy = vec![];
         for stream in streams {
@@ -214,7 +227,10 @@ fn poll_streams(
                 busy.push(stream);
             }
         }
-        let events = busy.into_iter().map(|stream| record(device, stream)).collect::<Result<_, _>>()?;
+        let events = busy
+            .into_iter()
+            .map(|stream| record(device, stream))
+            .collect::<Result<_, _>>()?;
         *state = State::Recorded(events);
     }
     poll_events(state, false)
@@ -233,7 +249,9 @@ fn poll_device(device: &Device, state: &mut State) -> Result<Poll, CallError> {
 }
 
 fn poll_events(state: &mut State, spin: bool) -> Result<Poll, CallError> {
-    let State::Recorded(events) = state else { return Ok(Poll::Pending) };
+    let State::Recorded(events) = state else {
+        return Ok(Poll::Pending);
+    };
     let begun = Instant::now();
     loop {
         while let Some(event) = events.last() {

@@ -90,7 +90,9 @@ impl RegionBuilder<'_> {
                 granularity: granule.bytes(),
             });
         }
-        let size = granule.round_up(self.size).ok_or(ReserveError::TooLarge { size: self.size })?;
+        let size = granule
+            .round_up(self.size)
+            .ok_or(ReserveError::TooLarge { size: self.size })?;
         Ok(Region {
             space: Space::reserve(self.device, size)?,
             props: self.props,
@@ -142,7 +144,10 @@ impl Region {
     /// Bytes that are committed.
     #[must_use]
     pub fn committed(&self) -> u64 {
-        self.committed.iter().map(|range| range.end - range.start).sum()
+        self.committed
+            .iter()
+            .map(|range| range.end - range.start)
+            .sum()
     }
 
     /// Bytes of physical memory held: committed, in limbo, and kept because an extent is partly
@@ -223,7 +228,10 @@ impl Region {
         range: Range<u64>,
         streams: &[Stream],
     ) -> Result<(), DecommitError> {
-        if streams.iter().any(|stream| !stream.device().is_same(self.device())) {
+        if streams
+            .iter()
+            .any(|stream| !stream.device().is_same(self.device()))
+        {
             return Err(DecommitError::WrongDevice);
         }
         self.withdraw(range, |_| Fence::streams(streams.to_vec()))
@@ -239,7 +247,9 @@ impl Region {
     pub fn reclaim(&mut self) -> Result<u64, CallError> {
         let mut given = 0;
         for extent in self.in_limbo().collect::<Vec<_>>() {
-            let Some(fence) = self.withdrawn.get_mut(&extent.offset) else { continue };
+            let Some(fence) = self.withdrawn.get_mut(&extent.offset) else {
+                continue;
+            };
             if fence.poll()? == Poll::Passed {
                 drop(self.space.withdraw(extent.offset)?);
                 self.withdrawn.remove(&extent.offset);
@@ -284,10 +294,14 @@ impl Region {
     ///
     /// # Errors
     /// [`CloseError`] with the region in it.
+    #[expect(clippy::result_large_err, reason = "the region itself is handed back")]
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
         match self.empty() {
             Ok(()) => Ok(()),
-            Err(cause) => Err(CloseError { owner: self, reason: CloseRefusal::Call(cause) }),
+            Err(cause) => Err(CloseError {
+                owner: self,
+                reason: CloseRefusal::Call(cause),
+            }),
         }
     }
 
@@ -298,10 +312,18 @@ impl Region {
             return Err(RangeError::Empty { start, end });
         }
         if !granule.divides(start) || !granule.divides(end) {
-            return Err(RangeError::Misaligned { start, end, granularity: granule.bytes() });
+            return Err(RangeError::Misaligned {
+                start,
+                end,
+                granularity: granule.bytes(),
+            });
         }
         if end > self.size() {
-            return Err(RangeError::OutOfRange { start, end, bytes: self.size() });
+            return Err(RangeError::OutOfRange {
+                start,
+                end,
+                bytes: self.size(),
+            });
         }
         Ok(())
     }
@@ -311,8 +333,14 @@ impl Region {
             return Ok(());
         }
         match range_within(offset, size, self.size()) {
-            None => Err(CopyError::OutOfRange { offset, size, bytes: self.size() }),
-            Some(range) if !self.is_committed(range.clone()) => Err(CopyError::NotCommitted { offset, size }),
+            None => Err(CopyError::OutOfRange {
+                offset,
+                size,
+                bytes: self.size(),
+            }),
+            Some(range) if !self.is_committed(range.clone()) => {
+                Err(CopyError::NotCommitted { offset, size })
+            }
             Some(_) => Ok(()),
         }
     }
@@ -338,10 +366,17 @@ impl Region {
         let granule = self.device().granule();
         let mut at = gap.start;
         for size in granule.cover(gap.end - gap.start, self.largest) {
-            let physical =
-                Physical::builder(self.space.device(), size).with_props(self.props).create()?;
-            let piece = Piece { physical, stain: None, fresh: true };
-            self.space.place(at, vec![piece]).map_err(|failed: PlaceError| failed.error)?;
+            let physical = Physical::builder(self.space.device(), size)
+                .with_props(self.props)
+                .create()?;
+            let piece = Piece {
+                physical,
+                stain: None,
+                fresh: true,
+            };
+            self.space
+                .place(at, vec![piece])
+                .map_err(|failed: PlaceError| failed.error)?;
             placed.push(at);
             at += size;
         }
@@ -365,22 +400,30 @@ impl Region {
     ) -> Result<(), DecommitError> {
         self.check(&range)?;
         if !self.is_committed(range.clone()) {
-            return Err(DecommitError::NotCommitted { start: range.start, end: range.end });
+            return Err(DecommitError::NotCommitted {
+                start: range.start,
+                end: range.end,
+            });
         }
         self.committed.remove(range.clone());
         for extent in self.space.extents_in(range.start, range.end) {
             let fence = fence(self.space.device());
             // Parts of an extent may have been withdrawn after other streams: all must pass.
-            self.withdrawn.entry(extent.offset).or_insert_with(Fence::passed).merge(fence);
+            self.withdrawn
+                .entry(extent.offset)
+                .or_insert_with(Fence::passed)
+                .merge(fence);
         }
         Ok(())
     }
 
     /// Extents that are mapped with nothing in them committed.
     fn in_limbo(&self) -> impl Iterator<Item = Extent> + '_ {
-        self.space
-            .extents()
-            .filter(|extent| !self.committed.overlaps(&(extent.offset..extent.offset + extent.size)))
+        self.space.extents().filter(|extent| {
+            !self
+                .committed
+                .overlaps(&(extent.offset..extent.offset + extent.size))
+        })
     }
 
     /// Unmaps everything after all work of the device.
@@ -388,14 +431,8 @@ impl Region {
         if let Some(forked) = self.device().forked() {
             return Err(forked);
         }
-        if self.held() > 0 && self.device().lost().is_none() {
-            // On a context that is lost no work runs; whatever the answer, nothing is left to
-            // wait for then.
-            if let Err(error) = self.device().synchronize() {
-                if self.device().lost().is_none() {
-                    return Err(error);
-                }
-            }
+        if self.held() > 0 {
+            self.device().drain()?;
         }
         drop(self.space.retry_stuck());
         self.committed = RangeSet::new();

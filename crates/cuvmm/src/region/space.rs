@@ -155,7 +155,11 @@ impl Space {
                 });
             match outcome {
                 Ok(mapping) => {
-                    placed.push(Placed { mapping, stain: piece.stain, fresh: piece.fresh });
+                    placed.push(Placed {
+                        mapping,
+                        stain: piece.stain,
+                        fresh: piece.fresh,
+                    });
                 }
                 Err((mapping, error)) => {
                     let mut back = vec![];
@@ -163,7 +167,14 @@ impl Space {
                     match mapping {
                         Some(mapping) => {
                             let Piece { stain, fresh, .. } = piece;
-                            stuck += self.take_out(Placed { mapping, stain, fresh }, &mut back);
+                            stuck += self.take_out(
+                                Placed {
+                                    mapping,
+                                    stain,
+                                    fresh,
+                                },
+                                &mut back,
+                            );
                         }
                         None => back.push(piece),
                     }
@@ -171,7 +182,11 @@ impl Space {
                         stuck += self.take_out(earlier, &mut back);
                     }
                     back.extend(pieces);
-                    return Err(PlaceError { error, pieces: back, stuck });
+                    return Err(PlaceError {
+                        error,
+                        pieces: back,
+                        stuck,
+                    });
                 }
             }
             at += size;
@@ -185,10 +200,18 @@ impl Space {
 
     /// Unmaps what a roll-back takes out again; returns the bytes that are stuck.
     fn take_out(&mut self, placed: Placed, back: &mut Vec<Piece>) -> u64 {
-        let Placed { mapping, stain, fresh } = placed;
+        let Placed {
+            mapping,
+            stain,
+            fresh,
+        } = placed;
         match mapping.close() {
             Ok(physical) => {
-                back.push(Piece { physical, stain, fresh });
+                back.push(Piece {
+                    physical,
+                    stain,
+                    fresh,
+                });
                 0
             }
             Err(failed) => {
@@ -203,20 +226,36 @@ impl Space {
     /// Unmaps the extent that begins at `offset`. Whoever calls has made sure that no work uses
     /// it. On failure it is still there.
     pub(crate) fn withdraw(&mut self, offset: u64) -> Result<Option<Piece>, CallError> {
-        let Some(Placed { mapping, stain, fresh }) = self.extents.remove(&offset) else {
+        let Some(Placed {
+            mapping,
+            stain,
+            fresh,
+        }) = self.extents.remove(&offset)
+        else {
             return Ok(None);
         };
         match mapping.close() {
             Ok(physical) => {
                 self.bytes -= physical.size();
-                Ok(Some(Piece { physical, stain, fresh }))
+                Ok(Some(Piece {
+                    physical,
+                    stain,
+                    fresh,
+                }))
             }
             Err(failed) => {
                 let CloseRefusal::Call(cause) = failed.reason else {
                     // A mapping is never shared.
                     return Ok(None);
                 };
-                self.extents.insert(offset, Placed { mapping: failed.owner, stain, fresh });
+                self.extents.insert(
+                    offset,
+                    Placed {
+                        mapping: failed.owner,
+                        stain,
+                        fresh,
+                    },
+                );
                 Err(cause)
             }
         }
@@ -224,7 +263,9 @@ impl Space {
 
     /// The operation that placed extents from `offset` on has succeeded.
     pub(crate) fn settle(&mut self, offset: u64) {
-        self.extents.range_mut(offset..).for_each(|(_, placed)| placed.fresh = false);
+        self.extents
+            .range_mut(offset..)
+            .for_each(|(_, placed)| placed.fresh = false);
     }
 
     /// Leaves an extent that could not be unmapped where it is, for good.
@@ -243,7 +284,11 @@ impl Space {
             match mapping.close() {
                 // Its history is not known any more: treated as somebody else's.
                 Ok(physical) => {
-                    freed.push(Piece { physical, stain: Some(u64::MAX), fresh: false });
+                    freed.push(Piece {
+                        physical,
+                        stain: Some(u64::MAX),
+                        fresh: false,
+                    });
                 }
                 Err(failed) => self.stuck.push(failed.owner),
             }
@@ -280,8 +325,14 @@ impl Space {
     }
 
     /// Writes behind what `stream` has queued.
-    pub(crate) fn write(&self, stream: &Stream, offset: u64, bytes: &[u8]) -> Result<(), CopyError> {
-        self.span(offset, bytes.len() as u64)?.write(stream, offset, bytes)
+    pub(crate) fn write(
+        &self,
+        stream: &Stream,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), CopyError> {
+        self.span(offset, bytes.len() as u64)?
+            .write(stream, offset, bytes)
     }
 
     /// Reads behind what `stream` has queued.
@@ -291,13 +342,16 @@ impl Space {
         offset: u64,
         bytes: &mut [u8],
     ) -> Result<(), CopyError> {
-        self.span(offset, bytes.len() as u64)?.read(stream, offset, bytes)
+        self.span(offset, bytes.len() as u64)?
+            .read(stream, offset, bytes)
     }
 
     /// The whole space as a range to copy in, if the part that is asked for is committed.
     fn span(&self, offset: u64, size: u64) -> Result<Span<'_>, CopyError> {
         let uncommitted = CopyError::NotCommitted { offset, size };
-        let Some(end) = offset.checked_add(size) else { return Err(uncommitted) };
+        let Some(end) = offset.checked_add(size) else {
+            return Err(uncommitted);
+        };
         let mut at = offset;
         for extent in self.extents_in(offset, end) {
             if extent.offset > at {
@@ -314,7 +368,11 @@ impl Space {
 
 fn access_failed(offset: u64, size: u64, error: AccessError) -> CommitError {
     match error {
-        AccessError::Call { cause, .. } => CommitError::Call { offset, size, cause },
+        AccessError::Call { cause, .. } => CommitError::Call {
+            offset,
+            size,
+            cause,
+        },
         other => CommitError::Access(other),
     }
 }

@@ -1,6 +1,6 @@
 //! A device to test on: a machine whose streams can be held back, behind a driver that fails when
 //! told to.
-#![allow(dead_code, missing_docs, unreachable_pub)]
+#![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used)]
 
 use std::sync::Arc;
 
@@ -42,7 +42,11 @@ where
     let driver: Arc<dyn Driver> = faults.clone();
     let device = Device::open(driver, 0).unwrap();
     faults.forget();
-    Rig { machine, faults, device }
+    Rig {
+        machine,
+        faults,
+        device,
+    }
 }
 
 pub fn model() -> Rig<cuvmm::driver::model::Nothing> {

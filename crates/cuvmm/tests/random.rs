@@ -1,0 +1,615 @@
+//! Random programs of operations on a pool, held against a small reference: with streams that are
+//! held back, kernels that write late, faults in the middle, tenants that come and go.
+//!
+//! The reference knows which block holds which byte in which granule, who uses how much, and what
+//! each tenant can always have. It knows nothing of extents, fences or the driver.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use common::{D0, G, Rig};
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::{CUresult, Driver};
+use cuvmm::error::{AllocateError, RegisterError};
+use cuvmm::{Block, Lease, Limit, Pool, Region, Stream, Tenant};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+const LIMIT: u64 = 24;
+const GUARANTEE: u64 = 6;
+const TENANTS: usize = 3;
+const STREAMS: usize = 3;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Allocate {
+        tenant: usize,
+        granules: u64,
+        spare: u64,
+        stream: usize,
+        home: bool,
+        zeroed: bool,
+    },
+    Grow {
+        block: usize,
+        by: u64,
+    },
+    Shrink {
+        block: usize,
+        by: u64,
+    },
+    Drop {
+        block: usize,
+    },
+    /// A kernel that fills the whole block, queued on the block's stream.
+    Kernel {
+        block: usize,
+    },
+    Lease {
+        block: usize,
+    },
+    EndLease {
+        lease: usize,
+    },
+    Hold {
+        stream: usize,
+    },
+    LetGo {
+        stream: usize,
+    },
+    Trim {
+        keep: u64,
+    },
+    /// Unregisters a tenant and registers it anew; its blocks live on.
+    Renew {
+        tenant: usize,
+    },
+    /// The next operation's kth driver call fails.
+    Fault {
+        k: u64,
+        memory: bool,
+    },
+    Check,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => (0..TENANTS, 1u64..9, 0u64..9, 0..STREAMS, any::<bool>(), any::<bool>()).prop_map(
+            |(tenant, granules, spare, stream, home, zeroed)| Step::Allocate {
+                tenant, granules, spare, stream, home, zeroed
+            }
+        ),
+        4 => (0usize..8, 1u64..5).prop_map(|(block, by)| Step::Grow { block, by }),
+        3 => (0usize..8, 1u64..5).prop_map(|(block, by)| Step::Shrink { block, by }),
+        6 => (0usize..8).prop_map(|block| Step::Drop { block }),
+        6 => (0usize..8).prop_map(|block| Step::Kernel { block }),
+        2 => (0usize..8).prop_map(|block| Step::Lease { block }),
+        2 => (0usize..4).prop_map(|lease| Step::EndLease { lease }),
+        2 => (0..STREAMS).prop_map(|stream| Step::Hold { stream }),
+        3 => (0..STREAMS).prop_map(|stream| Step::LetGo { stream }),
+        1 => (0u64..LIMIT).prop_map(|keep| Step::Trim { keep }),
+        1 => (0..TENANTS).prop_map(|tenant| Step::Renew { tenant }),
+        3 => (1u64..12, any::<bool>()).prop_map(|(k, memory)| Step::Fault { k, memory }),
+        2 => Just(Step::Check),
+    ]
+}
+
+/// What the reference knows of a granule.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Content {
+    Byte(u8),
+    /// Zero, or something its own tenant wrote once.
+    Own,
+}
+
+struct Known {
+    block: Block,
+    tenant: usize,
+    stream: usize,
+    zeroed: bool,
+    granules: Vec<Content>,
+}
+
+struct World<'a, B: Backing> {
+    rig: &'a Rig<B>,
+    known: Vec<Known>,
+    leases: Vec<Lease>,
+    tenants: Vec<Tenant>,
+    streams: Vec<Stream>,
+    pool: Pool,
+    held: [bool; STREAMS],
+    written: u8,
+}
+
+/// The bytes that a tenant writes: none of them zero, none of them another tenant's.
+fn bytes_of(tenant: usize) -> std::ops::Range<u8> {
+    let first = 1 + tenant as u8 * 80;
+    first..first + 80
+}
+
+impl<'a, B: Backing + 'static> World<'a, B>
+where
+    Machine<B>: Driver,
+{
+    fn new(rig: &'a Rig<B>) -> Self {
+        let pool = Pool::builder(&rig.device)
+            .limit(Limit::Bytes(LIMIT * G))
+            .largest_extent(4 * G)
+            .build()
+            .unwrap();
+        let tenants = (0..TENANTS)
+            .map(|tenant| Self::register(&pool, tenant))
+            .collect();
+        let streams = (0..STREAMS)
+            .map(|_| Stream::new(&rig.device).unwrap())
+            .collect();
+        Self {
+            rig,
+            known: vec![],
+            leases: vec![],
+            tenants,
+            streams,
+            pool,
+            held: [false; STREAMS],
+            written: 0,
+        }
+    }
+
+    fn register(pool: &Pool, tenant: usize) -> Tenant {
+        let builder = || pool.tenant(["a", "b", "c"][tenant]).priority(tenant as i32);
+        match builder().guarantee(GUARANTEE * G).register() {
+            Ok(tenant) => tenant,
+            // Blocks of a tenant that drains may leave too little to promise.
+            Err(RegisterError::GuaranteeTooLarge { .. }) => builder().register().unwrap(),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Whether everything idle can be taken: no stream is held, and no lease keeps anything.
+    fn at_rest(&self) -> bool {
+        self.leases.is_empty() && !self.held.contains(&true)
+    }
+
+    fn refused(&self, tenant: usize, more: u64, error: &AllocateError, faulted: bool) {
+        let usual = matches!(error, AllocateError::OutOfMemory(_));
+        assert!(usual || faulted, "{error}");
+        // What is guaranteed is always there, unless it is stuck behind work, a lease, a failure,
+        // or in an extent that is partly in use.
+        let stats = self.pool.stats();
+        if !faulted && self.at_rest() && stats.quarantined == 0 && stats.stranded == 0 {
+            let mine = stats
+                .tenants
+                .iter()
+                .find(|stats| !stats.draining && stats.name == self.tenants[tenant].name());
+            let Some(mine) = mine else { return };
+            let used = mine.in_use + mine.padding;
+            assert!(
+                used + more > mine.guarantee,
+                "refused below its guarantee: {error}"
+            );
+        }
+    }
+
+    fn run(&mut self, step: &Step, faulted: bool) {
+        match *step {
+            Step::Allocate {
+                tenant,
+                granules,
+                spare,
+                stream,
+                home,
+                zeroed,
+            } => {
+                let size = granules * G;
+                let mut builder = self.tenants[tenant]
+                    .block(size)
+                    .capacity(size + spare * G)
+                    .zeroed(zeroed);
+                if home {
+                    builder = builder.home_stream(&self.streams[stream]);
+                }
+                // Without a home stream a scrub is waited for; it would wait for ever on the
+                // default stream only if that were held, which it never is.
+                match builder.try_allocate() {
+                    Ok(block) => {
+                        let fresh = if zeroed {
+                            Content::Byte(0)
+                        } else {
+                            Content::Own
+                        };
+                        let granules = vec![fresh; granules as usize];
+                        self.known.push(Known {
+                            block,
+                            tenant,
+                            stream,
+                            zeroed,
+                            granules,
+                        });
+                    }
+                    Err(error) => self.refused(tenant, size, &error, faulted),
+                }
+            }
+            Step::Grow { block, by } => {
+                let Some(index) = self.index(block) else {
+                    return;
+                };
+                let known = &mut self.known[index];
+                let size = (known.block.size() + by * G).min(known.block.capacity());
+                let more = size - known.block.size();
+                let address = known.block.address();
+                match known.block.try_grow_to(size) {
+                    Ok(()) => {
+                        let fresh = if known.zeroed {
+                            Content::Byte(0)
+                        } else {
+                            Content::Own
+                        };
+                        known.granules.resize((size / G) as usize, fresh);
+                        assert_eq!(known.block.address(), address);
+                    }
+                    Err(AllocateError::Unregistered { .. }) => {}
+                    Err(error) => {
+                        let tenant = known.tenant;
+                        self.refused(tenant, more, &error, faulted);
+                    }
+                }
+            }
+            Step::Shrink { block, by } => {
+                let Some(index) = self.index(block) else {
+                    return;
+                };
+                let known = &mut self.known[index];
+                let size = known.block.size().saturating_sub(by * G).max(G);
+                known.block.shrink_to(size).unwrap();
+                known.granules.truncate((size / G) as usize);
+            }
+            Step::Drop { block } => {
+                if let Some(index) = self.index(block) {
+                    self.known.remove(index);
+                }
+            }
+            Step::Kernel { block } => {
+                let Some(index) = self.index(block) else {
+                    return;
+                };
+                let known = &mut self.known[index];
+                let range = bytes_of(known.tenant);
+                self.written = (self.written + 1) % 80;
+                let byte = range.start + self.written;
+                let writes = vec![(known.block.address(), known.block.size(), byte)];
+                let stream = self.streams[known.stream].as_raw();
+                self.rig
+                    .machine
+                    .queue_kernel(D0, stream, vec![], writes)
+                    .unwrap();
+                known.granules.fill(Content::Byte(byte));
+            }
+            Step::Lease { block } => {
+                if let Some(index) = self.index(block) {
+                    self.leases.push(self.known[index].block.lease());
+                }
+            }
+            Step::EndLease { lease } => {
+                if !self.leases.is_empty() {
+                    let index = lease % self.leases.len();
+                    self.leases.remove(index);
+                }
+            }
+            Step::Hold { stream } => {
+                self.held[stream] = true;
+                self.rig.machine.hold(D0, self.streams[stream].as_raw());
+            }
+            Step::LetGo { stream } => {
+                self.held[stream] = false;
+                self.rig.machine.let_go(D0, self.streams[stream].as_raw());
+            }
+            Step::Trim { keep } => match self.pool.trim(keep * G) {
+                Ok(_) => {}
+                Err(error) => assert!(faulted, "{error}"),
+            },
+            Step::Renew { tenant } => {
+                let gone = self.tenants[tenant].clone();
+                gone.unregister();
+                self.tenants[tenant] = Self::register(&self.pool, tenant);
+            }
+            Step::Fault { .. } => {}
+            Step::Check => self.check(),
+        }
+        self.books();
+    }
+
+    fn index(&self, block: usize) -> Option<usize> {
+        (!self.known.is_empty()).then(|| block % self.known.len())
+    }
+
+    /// The pool's figures add up, and agree with the reference and with the driver.
+    fn books(&self) {
+        let stats = self.pool.stats();
+        let balance = stats.in_use + stats.padding + stats.warm + stats.limbo + stats.leased;
+        assert_eq!(stats.committed, balance, "{stats:#?}");
+        assert!(
+            stats.committed + stats.free + stats.quarantined <= LIMIT * G,
+            "{stats:#?}"
+        );
+        let obtained = self.rig.machine.live().physical_bytes;
+        assert_eq!(
+            stats.committed + stats.free + stats.quarantined,
+            obtained,
+            "{stats:#?}"
+        );
+        let in_use: u64 = self.known.iter().map(|known| known.block.size()).sum();
+        assert_eq!(stats.in_use, in_use);
+        assert_eq!(stats.mappings, self.rig.machine.live().mappings as u64);
+        assert!(
+            self.rig.device.lost().is_none(),
+            "something was unmapped under a kernel"
+        );
+    }
+
+    /// Lets all work run, and looks at every byte that the reference knows.
+    fn check(&mut self) {
+        for stream in 0..STREAMS {
+            self.run_stream(stream);
+        }
+        for known in &self.known {
+            for (granule, content) in known.granules.iter().enumerate() {
+                let mut bytes = [0; 4];
+                for offset in [0, G - 4] {
+                    known
+                        .block
+                        .read(granule as u64 * G + offset, &mut bytes)
+                        .unwrap();
+                    if !self.rig.keeps_bytes() {
+                        continue;
+                    }
+                    let own = bytes_of(known.tenant);
+                    for byte in bytes {
+                        match content {
+                            Content::Byte(expected) => assert_eq!(byte, *expected),
+                            Content::Own => {
+                                assert!(byte == 0 || own.contains(&byte), "another tenant's byte");
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn run_stream(&mut self, stream: usize) {
+        self.held[stream] = false;
+        self.rig.machine.let_go(D0, self.streams[stream].as_raw());
+    }
+}
+
+fn program<B: Backing + 'static>(rig: Rig<B>, steps: &[Step])
+where
+    Machine<B>: Driver,
+{
+    let mut world = World::new(&rig);
+    let mut next: Option<(u64, bool)> = None;
+    for step in steps {
+        if let Step::Fault { k, memory } = *step {
+            next = Some((k, memory));
+            continue;
+        }
+        let fault = if matches!(step, Step::Check) {
+            None
+        } else {
+            next.take()
+        };
+        if let Some((k, memory)) = fault {
+            let code = if memory {
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY
+            } else {
+                CUresult::CUDA_ERROR_UNKNOWN
+            };
+            rig.faults.arm(Fault::nth(k, code));
+        }
+        world.run(step, fault.is_some());
+        rig.faults.disarm();
+    }
+    world.check();
+    let World {
+        known,
+        leases,
+        tenants,
+        streams,
+        pool,
+        ..
+    } = world;
+    drop((known, leases, tenants, streams));
+    pool.close().unwrap();
+    let live = rig.machine.live();
+    let things = live.reservations + live.mappings + live.streams + live.events;
+    assert_eq!(
+        things as u64 + live.references,
+        rig.device.drop_failures(),
+        "{live:?}"
+    );
+}
+
+fn run(cases: u32, program: impl Fn(&[Step])) {
+    let config = Config {
+        cases,
+        max_shrink_iters: 4000,
+        failure_persistence: None,
+        ..Config::default()
+    };
+    let steps = prop::collection::vec(step(), 1..40);
+    TestRunner::new(config)
+        .run(&steps, |steps| {
+            program(&steps);
+            Ok(())
+        })
+        .unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+#[test]
+fn programs_on_the_model() {
+    run(8000, |steps| program(common::model(), steps));
+}
+
+#[test]
+fn programs_on_the_host() {
+    run(2500, |steps| program(common::host(), steps));
+}
+
+#[derive(Clone, Debug)]
+enum RegionStep {
+    Commit {
+        from: u64,
+        granules: u64,
+        fault: Option<u64>,
+    },
+    Decommit {
+        from: u64,
+        granules: u64,
+        stream: bool,
+    },
+    Write {
+        from: u64,
+        granules: u64,
+    },
+    Reclaim,
+    Hold,
+    LetGo,
+}
+
+fn region_step() -> impl Strategy<Value = RegionStep> {
+    let range = || (0u64..24, 1u64..12);
+    prop_oneof![
+        4 => (range(), prop::option::weighted(0.3, 1u64..12)).prop_map(
+            |((from, granules), fault)| RegionStep::Commit { from, granules, fault }
+        ),
+        4 => (range(), any::<bool>()).prop_map(
+            |((from, granules), stream)| RegionStep::Decommit { from, granules, stream }
+        ),
+        3 => range().prop_map(|(from, granules)| RegionStep::Write { from, granules }),
+        2 => Just(RegionStep::Reclaim),
+        1 => Just(RegionStep::Hold),
+        2 => Just(RegionStep::LetGo),
+    ]
+}
+
+fn region_program<B: Backing + 'static>(rig: Rig<B>, steps: &[RegionStep])
+where
+    Machine<B>: Driver,
+{
+    const SIZE: u64 = 24;
+    let stream = Stream::new(&rig.device).unwrap();
+    let mut region = Region::builder(&rig.device, SIZE * G)
+        .largest_extent(4 * G)
+        .reserve()
+        .unwrap();
+    // What the reference knows: which granules are committed, and which byte was written last.
+    let mut committed: Vec<Option<Option<u8>>> = vec![None; SIZE as usize];
+    let mut byte = 0u8;
+    for step in steps {
+        match *step {
+            RegionStep::Commit {
+                from,
+                granules,
+                fault,
+            } => {
+                let to = (from + granules).min(SIZE);
+                if let Some(k) = fault {
+                    rig.faults.arm(Fault::nth(k, CUresult::CUDA_ERROR_UNKNOWN));
+                }
+                let before = rig.machine.snapshot();
+                let outcome = region.commit(from * G..to * G);
+                let failed = rig.faults.injected() > 0;
+                rig.faults.disarm();
+                rig.faults.forget();
+                match outcome {
+                    Ok(()) => {
+                        for granule in from..to {
+                            committed[granule as usize].get_or_insert(None);
+                        }
+                    }
+                    Err(error) => {
+                        assert!(failed, "{error}");
+                        assert_eq!(rig.machine.snapshot(), before);
+                    }
+                }
+            }
+            RegionStep::Decommit {
+                from,
+                granules,
+                stream: named,
+            } => {
+                let range = from as usize..(from + granules).min(SIZE) as usize;
+                let bytes = range.start as u64 * G..range.end as u64 * G;
+                let whole = committed[range.clone()].iter().all(Option::is_some);
+                let outcome = if named {
+                    region.decommit_after(bytes, std::slice::from_ref(&stream))
+                } else {
+                    region.decommit(bytes)
+                };
+                assert_eq!(outcome.is_ok(), whole);
+                if whole {
+                    committed[range].fill(None);
+                }
+            }
+            RegionStep::Write { from, granules } => {
+                let range = from as usize..(from + granules).min(SIZE) as usize;
+                if committed[range.clone()].iter().all(Option::is_some) {
+                    byte = byte.wrapping_add(1).max(1);
+                    let at = cuvmm::driver::DeviceAddress(region.address().0 + from * G);
+                    let size = range.len() as u64 * G;
+                    let writes = vec![(at, size, byte)];
+                    rig.machine
+                        .queue_kernel(D0, stream.as_raw(), vec![], writes)
+                        .unwrap();
+                    committed[range].fill(Some(Some(byte)));
+                }
+            }
+            RegionStep::Reclaim => {
+                region.reclaim().unwrap();
+            }
+            RegionStep::Hold => rig.machine.hold(D0, stream.as_raw()),
+            RegionStep::LetGo => rig.machine.let_go(D0, stream.as_raw()),
+        }
+        let expected = committed.iter().flatten().count() as u64 * G;
+        assert_eq!(region.committed(), expected);
+        assert_eq!(region.held(), rig.machine.live().physical_bytes);
+        assert!(region.held() >= region.committed() + region.limbo());
+        for (granule, state) in committed.iter().enumerate() {
+            let at = granule as u64 * G;
+            assert_eq!(region.is_committed(at..at + G), state.is_some());
+        }
+    }
+    rig.machine.let_go_all(D0);
+    for (granule, state) in committed.iter().enumerate() {
+        if let (Some(Some(expected)), true) = (state, rig.keeps_bytes()) {
+            let mut seen = [0; 8];
+            region
+                .read(&stream, granule as u64 * G + G - 8, &mut seen)
+                .unwrap();
+            assert_eq!(seen, [*expected; 8]);
+        }
+    }
+    region.close().unwrap();
+    drop(stream);
+    common::nothing_left(rig);
+}
+
+#[test]
+fn region_programs() {
+    let steps = prop::collection::vec(region_step(), 1..30);
+    let run = |cases, program: fn(&[RegionStep])| {
+        TestRunner::new(Config {
+            cases,
+            failure_persistence: None,
+            ..Config::default()
+        })
+        .run(&steps, |steps| {
+            program(&steps);
+            Ok(())
+        })
+        .unwrap_or_else(|failure| panic!("{failure}"));
+    };
+    run(2000, |steps| region_program(common::model(), steps));
+    run(500, |steps| region_program(common::host(), steps));
+}

@@ -1,6 +1,6 @@
-//! Elastic GPU memory: addresses that never move, physical memory that comes and goes under them.
+#![doc = include_str!("../README.md")]
 //!
-//! From the bottom up:
+//! # The rooms of this crate, from the bottom up
 //! - [`Device`]: one device of one [`driver`] (the real one, or the host's memory by the same
 //!   rules).
 //! - [`own`]: an owner for each thing the driver hands out.

@@ -135,6 +135,27 @@ on_both! {
         assert!(matches!(refused, CopyError::Call { offset: 0, size: 2, .. }), "{refused}");
     }
 
+    fn host_memory_is_opened_to_the_device_and_its_node(rig) {
+        let reservation = Reservation::new(&rig.device, 2 * G).unwrap();
+        let physical =
+            Physical::builder(&rig.device, G).on_host_numa(0).create().unwrap();
+        assert_eq!(physical.props().unwrap().location, cuvmm::driver::Location::host_numa(0));
+        let mapping = reservation.map(0, &physical).unwrap();
+        let both = [
+            Access::device(&rig.device, Right::ReadWrite),
+            Access::host_numa(0, Right::ReadWrite),
+        ];
+        mapping.set_access(&both).unwrap();
+        mapping.write(8, b"from here").unwrap();
+        // Device memory is not for the processors.
+        let physical = Physical::new(&rig.device, G).unwrap();
+        let mapping = reservation.map(G, &physical).unwrap();
+        let refused = mapping.set_access(&[Access::host_numa(0, Right::Read)]);
+        assert!(matches!(refused, Err(AccessError::Call { .. })), "{refused:?}");
+        let missing = Physical::builder(&rig.device, G).on_host_numa(99).create();
+        assert!(matches!(missing, Err(CreateError::Call { .. })));
+    }
+
     fn what_is_in_use_is_not_closed(rig) {
         let reservation = Reservation::new(&rig.device, G).unwrap();
         let physical = Physical::new(&rig.device, G).unwrap();

@@ -75,7 +75,10 @@ impl Core {
         tenant: TenantId,
         wanted: &Wanted,
     ) -> Result<Place, AllocateError> {
-        self.lock().allocate(tenant, wanted)
+        let mut state = self.lock();
+        state
+            .allocate(tenant, wanted)
+            .inspect_err(|error| state.count_refusal(tenant, error))
     }
 
     pub(crate) fn allocate(
@@ -95,17 +98,32 @@ impl Core {
         size: u64,
         deadline: Option<Instant>,
     ) -> Result<(), AllocateError> {
-        self.insist(place.tenant, size, deadline, |state| {
+        let more = size.saturating_sub(self.lock().size_of(place));
+        self.insist(place.tenant, more, deadline, |state| {
             state.grow(place, size)
         })
     }
 
     pub(crate) fn try_grow(&self, place: &Place, size: u64) -> Result<(), AllocateError> {
-        self.lock().grow(place, size)
+        let mut state = self.lock();
+        state
+            .grow(place, size)
+            .inspect_err(|error| state.count_refusal(place.tenant, error))
     }
 
     /// Tries, asks other tenants to give memory back, and tries again until the deadline.
     fn insist<T>(
+        &self,
+        tenant: TenantId,
+        bytes: u64,
+        deadline: Option<Instant>,
+        attempt: impl Fn(&mut State) -> Result<T, AllocateError>,
+    ) -> Result<T, AllocateError> {
+        self.try_until(tenant, bytes, deadline, attempt)
+            .inspect_err(|error| self.lock().count_refusal(tenant, error))
+    }
+
+    fn try_until<T>(
         &self,
         tenant: TenantId,
         bytes: u64,
@@ -195,12 +213,9 @@ impl State {
         )
     }
 
-    fn allocate(&mut self, id: TenantId, wanted: &Wanted) -> Result<Place, AllocateError> {
-        let outcome = self.allocate_counted(id, wanted);
-        if let Err(error) = &outcome {
-            self.count_refusal(id, error);
-        }
-        outcome
+    fn size_of(&self, place: &Place) -> u64 {
+        self.slot(place.tenant, place.slot)
+            .map_or(0, |slot| slot.requested())
     }
 
     fn count_refusal(&mut self, id: TenantId, error: &AllocateError) {
@@ -212,7 +227,7 @@ impl State {
         }
     }
 
-    fn allocate_counted(&mut self, id: TenantId, wanted: &Wanted) -> Result<Place, AllocateError> {
+    fn allocate(&mut self, id: TenantId, wanted: &Wanted) -> Result<Place, AllocateError> {
         let &Wanted { size, capacity, .. } = wanted;
         if size == 0 {
             return Err(AllocateError::ZeroSize);
@@ -386,14 +401,6 @@ impl State {
     }
 
     fn grow(&mut self, place: &Place, size: u64) -> Result<(), AllocateError> {
-        let outcome = self.grow_counted(place, size);
-        if let Err(error) = &outcome {
-            self.count_refusal(place.tenant, error);
-        }
-        outcome
-    }
-
-    fn grow_counted(&mut self, place: &Place, size: u64) -> Result<(), AllocateError> {
         let &Place {
             tenant,
             slot: index,

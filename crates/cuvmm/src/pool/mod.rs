@@ -223,8 +223,8 @@ impl Pool {
     }
 
     /// Gives idle memory back to the driver, as far as its fences have passed, until the pool
-    /// holds at most `keep` bytes or nothing idle is left. Returns the bytes given back; never
-    /// waits.
+    /// holds at most `keep` bytes or nothing idle is left. What a tenant is guaranteed stays with
+    /// it, in whole extents. Returns the bytes given back; never waits.
     ///
     /// # Errors
     /// [`CallError`] from the driver; what was given back until then stays given back.

@@ -1,4 +1,4 @@
-//! Taking idle memory back: from whom, in which order, and never below a guarantee.
+//! Taking idle memory back: from whom, in which order, and what a guarantee keeps.
 //!
 //! A taking back is planned before it is begun: if it would not be enough, nothing is taken.
 //! Order: the tenant's own idle memory, then that of others, draining tenants first, then lower

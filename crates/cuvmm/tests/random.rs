@@ -46,6 +46,11 @@ enum Step {
     Kernel {
         block: usize,
     },
+    /// The same on another stream, which is recorded as a user. Nothing orders the two.
+    Elsewhere {
+        block: usize,
+        stream: usize,
+    },
     Lease {
         block: usize,
     },
@@ -84,6 +89,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (0usize..8, 1u64..5).prop_map(|(block, by)| Step::Shrink { block, by }),
         6 => (0usize..8).prop_map(|block| Step::Drop { block }),
         6 => (0usize..8).prop_map(|block| Step::Kernel { block }),
+        3 => (0usize..8, 0..STREAMS).prop_map(|(block, stream)| Step::Elsewhere { block, stream }),
         2 => (0usize..8).prop_map(|block| Step::Lease { block }),
         2 => (0usize..4).prop_map(|lease| Step::EndLease { lease }),
         2 => (0..STREAMS).prop_map(|stream| Step::Hold { stream }),
@@ -108,6 +114,8 @@ struct Known {
     tenant: usize,
     stream: usize,
     zeroed: bool,
+    /// Another stream may still write to it.
+    elsewhere: bool,
     granules: Vec<Content>,
 }
 
@@ -224,6 +232,7 @@ where
                             tenant,
                             stream,
                             zeroed,
+                            elsewhere: false,
                             granules,
                         });
                     }
@@ -273,17 +282,21 @@ where
                 let Some(index) = self.index(block) else {
                     return;
                 };
+                let byte = self.launch(index, self.known[index].stream);
                 let known = &mut self.known[index];
-                let range = bytes_of(known.tenant);
-                self.written = (self.written + 1) % 80;
-                let byte = range.start + self.written;
-                let writes = vec![(known.block.address(), known.block.size(), byte)];
-                let stream = self.streams[known.stream].as_raw();
-                self.rig
-                    .machine
-                    .queue_kernel(D0, stream, vec![], writes)
-                    .unwrap();
-                known.granules.fill(Content::Byte(byte));
+                known.granules.fill(match known.elsewhere {
+                    true => Content::Own,
+                    false => Content::Byte(byte),
+                });
+            }
+            Step::Elsewhere { block, stream } => {
+                let Some(index) = self.index(block) else {
+                    return;
+                };
+                self.known[index].block.record_use(&self.streams[stream]);
+                self.launch(index, stream);
+                self.known[index].elsewhere = true;
+                self.known[index].granules.fill(Content::Own);
             }
             Step::Lease { block } => {
                 if let Some(index) = self.index(block) {
@@ -319,6 +332,20 @@ where
         self.books();
     }
 
+    /// Queues a kernel that fills a block with a byte of its tenant's.
+    fn launch(&mut self, index: usize, stream: usize) -> u8 {
+        let known = &self.known[index];
+        self.written = (self.written + 1) % 80;
+        let byte = bytes_of(known.tenant).start + self.written;
+        let writes = vec![(known.block.address(), known.block.size(), byte)];
+        let stream = self.streams[stream].as_raw();
+        self.rig
+            .machine
+            .queue_kernel(D0, stream, vec![], writes)
+            .unwrap();
+        byte
+    }
+
     fn index(&self, block: usize) -> Option<usize> {
         (!self.known.is_empty()).then(|| block % self.known.len())
     }
@@ -352,7 +379,8 @@ where
         for stream in 0..STREAMS {
             self.run_stream(stream);
         }
-        for known in &self.known {
+        for known in &mut self.known {
+            known.elsewhere = false;
             for (granule, content) in known.granules.iter().enumerate() {
                 let mut bytes = [0; 4];
                 for offset in [0, G - 4] {

@@ -98,6 +98,22 @@ impl Event {
     }
 }
 
+impl Stream {
+    /// Has later work of this stream wait for what the event covers (`cuStreamWaitEvent`).
+    ///
+    /// # Errors
+    /// [`CallError`] when the driver refuses.
+    #[doc(alias = "cuStreamWaitEvent")]
+    pub fn wait(&self, event: &Event) -> Result<(), CallError> {
+        let (handle, event) = (self.as_raw(), event.as_raw());
+        // SAFETY: both handles are alive.
+        self.device()
+            .call(Call::StreamWaitEvent, |driver, device| unsafe {
+                driver.stream_wait_event(device, handle, event)
+            })
+    }
+}
+
 impl Drop for Event {
     fn drop(&mut self) {
         let event = self.handle;

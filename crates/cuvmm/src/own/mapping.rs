@@ -13,7 +13,7 @@ use cuvmm_driver::{AccessDesc, Call, DeviceAddress};
 use super::access::{Access, Right};
 use super::copy::Span;
 use super::physical::Physical;
-use super::reservation::Shared as Reserved;
+use super::reserved::Reserved;
 use super::stream::Stream;
 use super::{CloseError, CloseRefusal};
 use crate::device::Device;
@@ -45,7 +45,7 @@ impl Mapping {
         offset: u64,
         physical: &Physical,
     ) -> Result<Self, MapError> {
-        let device = &reserved.device;
+        let device = reserved.device();
         if !device.same_driver(physical.device()) {
             return Err(MapError::WrongDriver);
         }
@@ -103,7 +103,7 @@ impl Mapping {
     }
 
     fn device(&self) -> &Device {
-        &self.placed.reserved.device
+        self.placed.reserved.device()
     }
 
     /// Sets the rights of those named; others keep theirs (`cuMemSetAccess`, one call).

@@ -15,6 +15,7 @@ mod event;
 mod mapping;
 mod physical;
 mod reservation;
+mod reserved;
 mod stream;
 
 pub use access::{Access, Right};

@@ -1,36 +1,25 @@
 //! A range of addresses with nothing behind it.
 //!
-//! `unsafe` here: giving the range back to the driver. The reservation owns it, and it goes only
-//! when the last mapping in it has gone.
+//! `unsafe` here: naming the reserved range as one to copy in.
 #![allow(unsafe_code)]
 
-use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use cuvmm_driver::{Call, DeviceAddress};
 
 use super::copy::Span;
 use super::mapping::Mapping;
 use super::physical::Physical;
+use super::reserved::Reserved;
 use super::{CloseError, CloseRefusal};
 use crate::device::Device;
-use crate::error::{CallError, MapError, ReserveError, RetainError};
-use crate::size::range_within;
+use crate::error::{MapError, ReserveError, RetainError};
 
 /// Addresses reserved for later use: costs no memory. Freed when it and all its mappings are gone.
 #[doc(alias = "cuMemAddressReserve")]
 pub struct Reservation {
-    shared: Arc<Shared>,
-}
-
-/// What a reservation and its mappings share.
-pub(super) struct Shared {
-    pub(super) device: Device,
-    base: DeviceAddress,
-    size: u64,
-    /// Offset and size of every mapping, those that could not be unmapped included.
-    mapped: Mutex<BTreeMap<u64, u64>>,
+    shared: Arc<Reserved>,
 }
 
 /// Options of a reservation.
@@ -76,15 +65,8 @@ impl ReservationBuilder<'_> {
                 driver.reserve(size, alignment, DeviceAddress::NULL, 0)
             })
             .map_err(|cause| ReserveError::Call { size, cause })?;
-        let shared = Shared {
-            device: device.clone(),
-            base,
-            size,
-            mapped: Mutex::default(),
-        };
-        Ok(Reservation {
-            shared: Arc::new(shared),
-        })
+        let shared = Arc::new(Reserved::new(device.clone(), base, size));
+        Ok(Reservation { shared })
     }
 }
 
@@ -110,25 +92,25 @@ impl Reservation {
     /// The first address.
     #[must_use]
     pub fn address(&self) -> DeviceAddress {
-        self.shared.base
+        self.shared.base()
     }
 
     /// The size in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
-        self.shared.size
+        self.shared.size()
     }
 
     /// The device it was reserved through.
     #[must_use]
     pub fn device(&self) -> &Device {
-        &self.shared.device
+        self.shared.device()
     }
 
     /// Bytes that mappings take up.
     #[must_use]
     pub fn mapped_bytes(&self) -> u64 {
-        self.shared.lock().values().sum()
+        self.shared.mapped_bytes()
     }
 
     /// Maps a whole physical at an offset (`cuMemMap`). Nobody has access yet.
@@ -147,7 +129,7 @@ impl Reservation {
         // SAFETY: addresses stay ours for the borrow. Parts without a mapping are refused by the
         // driver at the call, which harms nothing (`docs/semantics.md`), and mappings that copies
         // use are kept by those who call this.
-        unsafe { Span::new(&self.shared.device, self.shared.base, self.shared.size) }
+        unsafe { Span::new(self.device(), self.address(), self.size()) }
     }
 
     /// The physical mapped at an offset, which may lie inside a mapping
@@ -157,17 +139,13 @@ impl Reservation {
     /// [`RetainError`] when nothing is mapped there.
     #[doc(alias = "cuMemRetainAllocationHandle")]
     pub fn physical_at(&self, offset: u64) -> Result<Physical, RetainError> {
-        let mapped = self.shared.lock();
-        let size = match mapped.range(..=offset).next_back() {
-            Some((&start, &size)) if offset - start < size => size,
-            _ => return Err(RetainError::NotMapped { offset }),
-        };
-        let fail = |cause| RetainError::Call { offset, cause };
-        let address = self
-            .shared
-            .address(offset)
-            .ok_or(RetainError::NotMapped { offset })?;
-        Physical::retained(&self.shared.device, address, size).map_err(fail)
+        let missing = RetainError::NotMapped { offset };
+        self.shared
+            .at(offset, |address, size| {
+                Physical::retained(self.device(), address, size)
+                    .map_err(|cause| RetainError::Call { offset, cause })
+            })
+            .ok_or(missing)?
     }
 
     /// Gives the addresses back (`cuMemAddressFree`), or hands the reservation back and says why
@@ -200,83 +178,5 @@ impl fmt::Debug for Reservation {
             .field("size", &self.size())
             .field("mapped_bytes", &self.mapped_bytes())
             .finish_non_exhaustive()
-    }
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
-        self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The address at an offset that lies in the reservation.
-    pub(super) fn address(&self, offset: u64) -> Option<DeviceAddress> {
-        if offset < self.size {
-            self.base.checked_add(offset)
-        } else {
-            None
-        }
-    }
-
-    /// Takes a place for a mapping, before the driver is asked.
-    pub(super) fn occupy(&self, offset: u64, size: u64) -> Result<DeviceAddress, MapError> {
-        let granule = self.device.granule();
-        if !granule.divides(offset) {
-            return Err(MapError::Misaligned {
-                offset,
-                granularity: granule.bytes(),
-            });
-        }
-        let outside = MapError::OutOfRange {
-            offset,
-            size,
-            reserved: self.size,
-        };
-        let (Some(range), Some(address)) =
-            (range_within(offset, size, self.size), self.address(offset))
-        else {
-            return Err(outside);
-        };
-        let mut mapped = self.lock();
-        if let Some((&taken, &length)) = mapped.range(..range.end).next_back()
-            && taken + length > offset
-        {
-            return Err(MapError::Overlap {
-                offset,
-                size,
-                taken,
-            });
-        }
-        mapped.insert(offset, size);
-        Ok(address)
-    }
-
-    /// Frees a mapping's place.
-    pub(super) fn vacate(&self, offset: u64) {
-        self.lock().remove(&offset);
-    }
-
-    /// Gives the range back to the driver, once.
-    fn free(&mut self) -> Result<(), CallError> {
-        let (base, size) = (self.base, self.size);
-        if self.size == 0 {
-            return Ok(());
-        }
-        self.device
-            // SAFETY: the range is ours and whole, and nothing is mapped in it: each mapping holds an
-            // `Arc` of this, so none is left when it can be had mutably.
-            .give_back(Call::MemAddressFree, |driver, _| unsafe {
-                driver.free_reservation(base, size)
-            })?;
-        self.size = 0;
-        Ok(())
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        let size = self.size;
-        if let Err(error) = self.free() {
-            self.device.report_drop("reservation", size, error);
-        }
     }
 }

@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 use cuvmm_driver::{Call, CaptureStatus, StreamFlags, StreamHandle};
 
-use super::event::Event;
 use crate::device::Device;
 use crate::error::CallError;
 
@@ -118,21 +117,6 @@ impl Stream {
             .device
             .call(Call::StreamQuery, |driver, device| unsafe {
                 driver.stream_query(device, handle)
-            })
-    }
-
-    /// Has later work of this stream wait for what the event covers (`cuStreamWaitEvent`).
-    ///
-    /// # Errors
-    /// [`CallError`] when the driver refuses.
-    #[doc(alias = "cuStreamWaitEvent")]
-    pub fn wait(&self, event: &Event) -> Result<(), CallError> {
-        let (handle, event) = (self.shared.handle, event.as_raw());
-        // SAFETY: both handles are alive.
-        self.shared
-            .device
-            .call(Call::StreamWaitEvent, |driver, device| unsafe {
-                driver.stream_wait_event(device, handle, event)
             })
     }
 

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use cuvmm_driver::DeviceAddress;
 
+use super::budget::TenantId;
 use super::core::{Core, Place, Wanted};
 use super::lease::Lease;
-use super::tenant::Tenant;
 use crate::error::{AllocateError, CopyError, FreeError, FreeRefusal, ShrinkError};
 use crate::own::{Span, Stream};
 use crate::region::Extent;
@@ -20,13 +20,14 @@ use crate::region::Extent;
 #[derive(Clone, Debug)]
 #[must_use = "nothing is allocated before `allocate` or `try_allocate`"]
 pub struct BlockBuilder<'a> {
-    tenant: &'a Tenant,
+    core: &'a Arc<Core>,
+    tenant: TenantId,
     wanted: Wanted,
     wait: Option<Duration>,
 }
 
 impl<'a> BlockBuilder<'a> {
-    pub(super) const fn new(tenant: &'a Tenant, size: u64) -> Self {
+    pub(super) const fn new(core: &'a Arc<Core>, tenant: TenantId, size: u64) -> Self {
         let wanted = Wanted {
             size,
             capacity: size,
@@ -35,6 +36,7 @@ impl<'a> BlockBuilder<'a> {
             zeroed: false,
         };
         Self {
+            core,
             tenant,
             wanted,
             wait: None,
@@ -86,10 +88,7 @@ impl<'a> BlockBuilder<'a> {
     /// [`AllocateError`] with the figures; every block is as before then.
     pub fn allocate(self) -> Result<Block, AllocateError> {
         let deadline = self.wait.map(after);
-        let place = self
-            .tenant
-            .core()
-            .allocate(self.tenant.id(), &self.wanted, deadline)?;
+        let place = self.core.allocate(self.tenant, &self.wanted, deadline)?;
         Ok(self.block(place))
     }
 
@@ -103,16 +102,13 @@ impl<'a> BlockBuilder<'a> {
     /// # Errors
     /// [`AllocateError`] with the figures; every block is as before then.
     pub fn try_allocate(self) -> Result<Block, AllocateError> {
-        let place = self
-            .tenant
-            .core()
-            .try_allocate(self.tenant.id(), &self.wanted)?;
+        let place = self.core.try_allocate(self.tenant, &self.wanted)?;
         Ok(self.block(place))
     }
 
     fn block(self, place: Place) -> Block {
         Block {
-            core: Arc::clone(self.tenant.core()),
+            core: Arc::clone(self.core),
             place,
             size: self.wanted.size,
             home: self.wanted.home,

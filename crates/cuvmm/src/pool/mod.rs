@@ -9,6 +9,7 @@
 //! No driver is named here, nothing is rounded here ([`size`](crate) does), and nothing waits but
 //! [`BlockBuilder::allocate`] and [`Block::grow_to`] with a deadline, and the end of the pool.
 
+mod allocate;
 mod block;
 mod budget;
 mod capture;
@@ -21,14 +22,16 @@ mod state;
 mod stats;
 mod stock;
 mod supply;
+mod teardown;
 mod tenant;
+mod withdraw;
 
 use std::fmt;
 use std::sync::Arc;
 
 use cuvmm_driver::HandleTypes;
 
-use self::budget::{Budget, Limits, TenantId};
+use self::budget::{Budget, Limits};
 use self::core::Core;
 use self::state::{Policy, State};
 use crate::calls::CallCounts;
@@ -266,99 +269,5 @@ impl fmt::Debug for Pool {
         f.debug_struct("Pool")
             .field("device", &self.core.device)
             .finish_non_exhaustive()
-    }
-}
-
-impl State {
-    fn trim(&mut self, keep: u64) -> Result<u64, CallError> {
-        let mut released = 0;
-        let excess = |state: &Self| state.budget.obtained().saturating_sub(keep);
-        if excess(self) > self.stock.bytes() {
-            let wanted = excess(self) - self.stock.bytes();
-            // Nobody in particular asks, so everybody's guarantee counts.
-            self.take_back_any(TenantId(u64::MAX), wanted)?;
-        }
-        let stock = self.stock.bytes().saturating_sub(excess(self));
-        released += self.release_stock(stock);
-        Ok(released)
-    }
-
-    /// Gives everything back. Nobody holds a tenant, block or lease any more.
-    fn shut(&mut self) -> Result<(), CallError> {
-        if let Some(forked) = self.device.forked() {
-            return Err(forked);
-        }
-        if self.device.lost().is_none() && self.has_limbo()? {
-            self.device.drain()?;
-        }
-        let mut outcome = Ok(());
-        for id in self.tenants.keys().copied().collect::<Vec<_>>() {
-            if let Err(error) = self.empty(id) {
-                outcome = Err(error);
-            }
-        }
-        self.release_stock(0);
-        self.retry_quarantine();
-        outcome
-    }
-
-    fn has_limbo(&mut self) -> Result<bool, CallError> {
-        let (capturing, needs) = (self.capturing, &mut self.needs_synchronise);
-        let slots = self
-            .tenants
-            .values_mut()
-            .flat_map(|tenancy| tenancy.slots.iter_mut().flatten());
-        for slot in slots {
-            if !Self::poll(capturing, needs, &mut slot.fence)? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// Unmaps everything of a tenant, whose fences have passed.
-    fn empty(&mut self, id: TenantId) -> Result<(), CallError> {
-        let indices: Vec<usize> = match self.tenants.get(&id) {
-            Some(tenancy) => tenancy.live_slots().map(|(index, _)| index).collect(),
-            None => return Ok(()),
-        };
-        for index in indices {
-            let Some(mut slot) = self.take_slot(id, index) else {
-                continue;
-            };
-            let offsets: Vec<u64> = slot.space.extents().map(|extent| extent.offset).collect();
-            for offset in offsets {
-                match slot.space.withdraw(offset) {
-                    Ok(Some(piece)) => self.taken(id, piece),
-                    Ok(None) => {}
-                    Err(error) => {
-                        self.put_slot(id, index, slot);
-                        return Err(error);
-                    }
-                }
-            }
-            self.drop_slot(id, slot);
-        }
-        self.budget.drain(id);
-        Ok(())
-    }
-
-    /// Tries once more to give back what could not be given.
-    fn retry_quarantine(&mut self) {
-        let (physicals, mut spaces) = std::mem::take(&mut self.quarantine);
-        for space in &mut spaces {
-            drop(space.retry_stuck());
-        }
-        drop(spaces);
-        drop(physicals);
-    }
-}
-
-impl Drop for State {
-    fn drop(&mut self) {
-        let held = self.budget.obtained();
-        if let Err(error) = self.shut() {
-            self.device.report_drop("pool", held, error);
-        }
     }
 }

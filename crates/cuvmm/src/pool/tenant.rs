@@ -153,8 +153,8 @@ impl Tenant {
     }
 
     /// Sets out to allocate a block of `size` bytes.
-    pub const fn block(&self, size: u64) -> BlockBuilder<'_> {
-        BlockBuilder::new(self, size)
+    pub fn block(&self, size: u64) -> BlockBuilder<'_> {
+        BlockBuilder::new(&self.shared.core, self.shared.id, size)
     }
 
     /// Allocates a block, asking pressure hooks if memory is short.
@@ -192,14 +192,6 @@ impl Tenant {
     pub fn unregister(self) {
         self.shared.core.lock().unregister(self.shared.id);
         self.shared.core.announce();
-    }
-
-    pub(super) fn core(&self) -> &Arc<Core> {
-        &self.shared.core
-    }
-
-    pub(super) fn id(&self) -> TenantId {
-        self.shared.id
     }
 }
 

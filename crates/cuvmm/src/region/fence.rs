@@ -154,37 +154,37 @@ impl Fence {
         Ok(poll)
     }
 
-    /// Has later work of `stream` come after it, by events and without waiting. False if the
-    /// driver has no way to.
+    /// Has later work of `stream` come after it, by events and without waiting; from then on that
+    /// stream stands for all that it covered. False, and nothing changed, if the driver has no way
+    /// to.
     pub(crate) fn order_before(&mut self, stream: &Stream) -> Result<bool, CallError> {
         if self.precedes(stream) {
             return Ok(true);
         }
-        if let State::Open = self.state {
-            match &self.scope {
-                Scope::Streams(streams) => {
-                    let mut events = vec![];
-                    for named in streams.iter().filter(|named| *named != stream) {
-                        if named.is_capturing()? {
-                            return Ok(false);
-                        }
-                        events.push(record(named.device(), named)?);
+        let mut new = vec![];
+        let events = match (&self.state, &self.scope) {
+            (State::Recorded(events), _) => events,
+            (_, Scope::Streams(streams)) => {
+                for named in streams.iter().filter(|named| *named != stream) {
+                    if named.is_capturing()? {
+                        return Ok(false);
                     }
-                    self.state = State::Recorded(events);
+                    new.push(record(named.device(), named)?);
                 }
-                Scope::Device(device) => match record_all(device)? {
-                    Some(event) => self.state = State::Recorded(vec![event]),
-                    None => return Ok(false),
-                },
+                &new
             }
+            (_, Scope::Device(device)) => match record_all(device)? {
+                Some(event) => {
+                    new.push(event);
+                    &new
+                }
+                None => return Ok(false),
+            },
+        };
+        for event in events {
+            stream.wait(event)?;
         }
-        if let State::Recorded(events) = &self.state {
-            for event in events {
-                stream.wait(event)?;
-            }
-        }
-        // The events stay: a poll may still find them passed, and until the memory has a new
-        // fence they say when it may be unmapped.
+        *self = Self::streams(vec![stream.clone()]);
         Ok(true)
     }
 }

@@ -8,6 +8,7 @@
 //!
 //! No budget, no sharing between users: that is [`pool`](crate::pool).
 
+mod builder;
 mod fence;
 mod space;
 
@@ -15,14 +16,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
-use cuvmm_driver::{DeviceAddress, HandleTypes, PhysicalProps};
+use cuvmm_driver::{DeviceAddress, PhysicalProps};
 use rangemap::RangeSet;
 
 use crate::device::Device;
-use crate::error::{CallError, CommitError, CopyError, DecommitError, RangeError, ReserveError};
+use crate::error::{CallError, CommitError, CopyError, DecommitError, RangeError};
 use crate::own::{CloseError, CloseRefusal, Physical, Stream};
 use crate::size::range_within;
 
+pub use builder::RegionBuilder;
 pub(crate) use fence::{Fence, Poll};
 pub use space::Extent;
 pub(crate) use space::{Piece, PlaceError, Space};
@@ -46,80 +48,14 @@ pub struct Region {
     withdrawn: BTreeMap<u64, Fence>,
 }
 
-/// Options of a region.
-#[derive(Debug)]
-pub struct RegionBuilder<'a> {
-    device: &'a Device,
-    size: u64,
-    props: PhysicalProps,
-    largest: u64,
-}
-
-impl RegionBuilder<'_> {
-    /// The largest extent in bytes, a power of two granules; 1 GiB by default. Smaller extents
-    /// can be decommitted in smaller pieces and cost more driver calls.
-    #[must_use]
-    pub const fn largest_extent(mut self, bytes: u64) -> Self {
-        self.largest = bytes;
-        self
-    }
-
-    /// The handle types the memory may be exported as; none by default.
-    #[must_use]
-    pub const fn shareable(mut self, types: HandleTypes) -> Self {
-        self.props.handle_types = types;
-        self
-    }
-
-    /// Asks for memory that RDMA devices can reach.
-    #[must_use]
-    pub const fn rdma_capable(mut self, yes: bool) -> Self {
-        self.props.rdma_capable = yes;
-        self
-    }
-
-    /// Reserves the addresses (`cuMemAddressReserve`). The size is rounded up to whole granules.
-    ///
-    /// # Errors
-    /// [`ReserveError`] when size or largest extent is wrong, or the driver has no such range.
-    pub fn reserve(self) -> Result<Region, ReserveError> {
-        let granule = self.device.granule();
-        if !(self.largest.is_power_of_two() && granule.divides(self.largest)) {
-            return Err(ReserveError::Misaligned {
-                size: self.largest,
-                granularity: granule.bytes(),
-            });
-        }
-        let size = granule
-            .round_up(self.size)
-            .ok_or(ReserveError::TooLarge { size: self.size })?;
-        Ok(Region {
-            space: Space::reserve(self.device, size)?,
-            props: self.props,
-            largest: self.largest,
+impl Region {
+    fn new(space: Space, props: PhysicalProps, largest: u64) -> Self {
+        Self {
+            space,
+            props,
+            largest,
             committed: RangeSet::new(),
             withdrawn: BTreeMap::new(),
-        })
-    }
-}
-
-impl Region {
-    /// Reserves at least `size` bytes of addresses on a device.
-    ///
-    /// # Errors
-    /// As [`RegionBuilder::reserve`].
-    pub fn reserve(device: &Device, size: u64) -> Result<Self, ReserveError> {
-        Self::builder(device, size).reserve()
-    }
-
-    /// Sets out to reserve at least `size` bytes.
-    #[must_use]
-    pub fn builder(device: &Device, size: u64) -> RegionBuilder<'_> {
-        RegionBuilder {
-            device,
-            size,
-            props: PhysicalProps::device(device.ordinal()),
-            largest: DEFAULT_LARGEST_EXTENT,
         }
     }
 

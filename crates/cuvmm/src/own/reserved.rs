@@ -1,0 +1,140 @@
+//! A reserved range and the places taken in it: what a reservation and its mappings share.
+//!
+//! `unsafe` here: giving the range back to the driver. The range is ours, and goes only when the
+//! last mapping in it has gone.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cuvmm_driver::{Call, DeviceAddress};
+
+use crate::device::Device;
+use crate::error::{CallError, MapError};
+use crate::size::range_within;
+
+/// What a reservation and its mappings share.
+pub(super) struct Reserved {
+    device: Device,
+    base: DeviceAddress,
+    size: u64,
+    /// Offset and size of every mapping, those that could not be unmapped included.
+    mapped: Mutex<BTreeMap<u64, u64>>,
+}
+
+impl Reserved {
+    pub(super) fn new(device: Device, base: DeviceAddress, size: u64) -> Self {
+        let mapped = Mutex::default();
+        Self {
+            device,
+            base,
+            size,
+            mapped,
+        }
+    }
+
+    pub(super) const fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(super) const fn base(&self) -> DeviceAddress {
+        self.base
+    }
+
+    pub(super) const fn size(&self) -> u64 {
+        self.size
+    }
+
+    pub(super) fn mapped_bytes(&self) -> u64 {
+        self.lock().values().sum()
+    }
+
+    /// Looks at what is mapped at an offset: its address there, and the size of the mapping, which
+    /// stays in its place meanwhile. Nothing if nothing is mapped.
+    pub(super) fn at<T>(
+        &self,
+        offset: u64,
+        look: impl FnOnce(DeviceAddress, u64) -> T,
+    ) -> Option<T> {
+        let mapped = self.lock();
+        let (&start, &size) = mapped.range(..=offset).next_back()?;
+        let address = self.address(offset)?;
+        (offset - start < size).then(|| look(address, size))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
+        self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The address at an offset that lies in the reservation.
+    fn address(&self, offset: u64) -> Option<DeviceAddress> {
+        if offset < self.size {
+            self.base.checked_add(offset)
+        } else {
+            None
+        }
+    }
+
+    /// Takes a place for a mapping, before the driver is asked.
+    pub(super) fn occupy(&self, offset: u64, size: u64) -> Result<DeviceAddress, MapError> {
+        let granule = self.device.granule();
+        if !granule.divides(offset) {
+            return Err(MapError::Misaligned {
+                offset,
+                granularity: granule.bytes(),
+            });
+        }
+        let outside = MapError::OutOfRange {
+            offset,
+            size,
+            reserved: self.size,
+        };
+        let (Some(range), Some(address)) =
+            (range_within(offset, size, self.size), self.address(offset))
+        else {
+            return Err(outside);
+        };
+        let mut mapped = self.lock();
+        if let Some((&taken, &length)) = mapped.range(..range.end).next_back()
+            && taken + length > offset
+        {
+            return Err(MapError::Overlap {
+                offset,
+                size,
+                taken,
+            });
+        }
+        mapped.insert(offset, size);
+        Ok(address)
+    }
+
+    /// Frees a mapping's place.
+    pub(super) fn vacate(&self, offset: u64) {
+        self.lock().remove(&offset);
+    }
+
+    /// Gives the range back to the driver, once.
+    pub(super) fn free(&mut self) -> Result<(), CallError> {
+        let (base, size) = (self.base, self.size);
+        if self.size == 0 {
+            return Ok(());
+        }
+        self.device
+            // SAFETY: the range is ours and whole, and nothing is mapped in it: each mapping holds an
+            // `Arc` of this, so none is left when it can be had mutably.
+            .give_back(Call::MemAddressFree, |driver, _| unsafe {
+                driver.free_reservation(base, size)
+            })?;
+        self.size = 0;
+        Ok(())
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        let size = self.size;
+        if let Err(error) = self.free() {
+            self.device.report_drop("reservation", size, error);
+        }
+    }
+}

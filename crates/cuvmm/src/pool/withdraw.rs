@@ -1,0 +1,116 @@
+//! Giving memory up: shrinking, freeing, unregistering, and the leases that put it off. None of it
+//! waits, and only unregistering calls the driver.
+
+use super::budget::TenantId;
+use super::core::Place;
+use super::state::State;
+use crate::error::ShrinkError;
+use crate::own::Stream;
+use crate::region::Fence;
+
+impl State {
+    pub(crate) fn shrink(&mut self, place: &Place, size: u64) -> Result<(), ShrinkError> {
+        if size == 0 {
+            return Err(ShrinkError::ZeroSize);
+        }
+        let granule = self.device.granule();
+        let now = self.tick();
+        let Some(slot) = self.slot_mut(place.tenant, place.slot) else {
+            return Ok(());
+        };
+        let Some(block) = &mut slot.block else {
+            return Ok(());
+        };
+        if size > block.requested {
+            return Err(ShrinkError::WouldGrow {
+                size: block.requested,
+                wanted: size,
+            });
+        }
+        let used = granule.round_up(size).unwrap_or(block.used);
+        block.requested = size;
+        if used < block.used {
+            block.used = used;
+            let fence = block.fence(&slot.space);
+            slot.fence.merge(fence);
+            slot.touched = now;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn free(&mut self, place: &Place) {
+        let now = self.tick();
+        let Some(mut slot) = self.take_slot(place.tenant, place.slot) else {
+            return;
+        };
+        if let Some(block) = slot.block.take() {
+            let fence = block.fence(&slot.space);
+            slot.fence.merge(fence);
+        }
+        slot.touched = now;
+        self.put_slot(place.tenant, place.slot, slot);
+        self.collect_if_draining(place.tenant);
+    }
+
+    /// Unregisters a tenant: no more allocations, and what is idle goes back to the pool.
+    pub(crate) fn unregister(&mut self, id: TenantId) {
+        let Some(tenancy) = self.tenants.get_mut(&id) else {
+            return;
+        };
+        if !std::mem::replace(&mut tenancy.registered, false) {
+            return;
+        }
+        tenancy.hook = None;
+        self.budget.drain(id);
+        self.collect_if_draining(id);
+    }
+
+    /// Takes back what a draining tenant no longer uses, as far as that has passed.
+    pub(crate) fn collect_if_draining(&mut self, id: TenantId) {
+        if self
+            .tenants
+            .get(&id)
+            .is_none_or(|tenancy| tenancy.registered)
+        {
+            return;
+        }
+        if let Err(error) = self.take_back_all_of(id) {
+            // It stays charged to the draining tenant and is tried again when wanted.
+            tracing::warn!(%error, "idle memory of an unregistered tenant stays mapped for now");
+        }
+        self.drop_empty_slots_if_draining(id);
+    }
+
+    pub(crate) fn take_lease(&mut self, place: &Place) {
+        if let Some(slot) = self.slot_mut(place.tenant, place.slot) {
+            slot.leases += 1;
+        }
+    }
+
+    pub(crate) fn end_lease(&mut self, place: &Place) {
+        let now = self.tick();
+        let Some(mut slot) = self.take_slot(place.tenant, place.slot) else {
+            return;
+        };
+        slot.leases = slot.leases.saturating_sub(1);
+        slot.touched = now;
+        self.put_slot(place.tenant, place.slot, slot);
+        self.collect_if_draining(place.tenant);
+    }
+
+    /// Notes that a stream uses the block, or used it while a lease kept it.
+    pub(crate) fn record_use(&mut self, place: &Place, stream: &Stream) {
+        let Some(slot) = self.slot_mut(place.tenant, place.slot) else {
+            return;
+        };
+        match &mut slot.block {
+            Some(block) => {
+                let known = block.home.as_ref() == Some(stream) || block.users.contains(stream);
+                if !known {
+                    block.users.push(stream.clone());
+                }
+            }
+            None => slot.fence.merge(Fence::streams(vec![stream.clone()])),
+        }
+    }
+}

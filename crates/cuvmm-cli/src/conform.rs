@@ -76,7 +76,7 @@ impl Args {
         }
         // Read first: a wrong file should not be found out after a long run.
         let recorded = self.against.as_deref().map(Recording::read).transpose()?;
-        let opened = self.driver.open()?;
+        let opened = self.driver.open(None)?;
         if let Some(case) = &self.one {
             anyhow::ensure!(find(case).is_some(), "there is no case {case}");
             let kernels = kernels(&opened).ok();

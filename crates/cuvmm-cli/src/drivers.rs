@@ -64,15 +64,16 @@ impl Choice {
         }
     }
 
-    /// Opens the driver.
+    /// Opens the driver. One without a GPU has `capacity` bytes of memory if that is given,
+    /// whatever the system has: only what is written is taken.
     ///
     /// # Errors
     /// Why the real driver cannot be had, if it was asked for. The others can always be.
-    pub(crate) fn open(self) -> anyhow::Result<Opened> {
+    pub(crate) fn open(self, capacity: Option<u64>) -> anyhow::Result<Opened> {
         match self {
             Self::Auto => {
                 let found = auto::open(OpenOptions::new().wanted(Wanted::Best))?;
-                let opened = Self::of(found.kind).open()?;
+                let opened = Self::of(found.kind).open(capacity)?;
                 Ok(Opened {
                     reason: found.reason,
                     ..opened
@@ -88,7 +89,11 @@ impl Choice {
                 })
             }
             Self::Host => {
-                let driver = Arc::new(HostDriver::new(HostOptions::new()));
+                let options = HostOptions::new();
+                let driver = Arc::new(HostDriver::new(match capacity {
+                    Some(bytes) => options.capacity(bytes),
+                    None => options,
+                }));
                 let reason = "the host driver was asked for".to_owned();
                 Ok(Opened {
                     driver: driver.clone(),
@@ -97,7 +102,11 @@ impl Choice {
                 })
             }
             Self::Model => {
-                let driver = Arc::new(ModelDriver::new(ModelOptions::new()));
+                let options = ModelOptions::new();
+                let driver = Arc::new(ModelDriver::new(match capacity {
+                    Some(bytes) => options.capacity(bytes),
+                    None => options,
+                }));
                 let reason = "the model was asked for".to_owned();
                 Ok(Opened {
                     driver: driver.clone(),
@@ -106,6 +115,13 @@ impl Choice {
                 })
             }
         }
+    }
+}
+
+impl Opened {
+    /// For people: which driver, and why this one.
+    pub(crate) fn said(&self) -> String {
+        format!("the {} driver ({})", self.driver.kind().name(), self.reason)
     }
 }
 

@@ -7,7 +7,6 @@
 //! show it.
 
 mod chart;
-mod driver;
 mod figures;
 mod memory;
 mod options;
@@ -35,6 +34,9 @@ use self::pooled::{Division, Pooled};
 use self::report::Setup;
 use self::timeline::Timeline;
 use self::workload::Workload;
+
+/// What a driver without a GPU has beyond the replay's memory: no pool leaves anything free.
+const SLACK: u64 = 256 << 20;
 pub(crate) use options::Args;
 
 impl Args {
@@ -48,12 +50,12 @@ impl Args {
         if let Some(file) = &self.chart {
             chart::check(file)?;
         }
-        let opened = driver::open(self.driver, self.memory)?;
+        let opened = self.driver.open(Some(self.memory.saturating_add(SLACK)))?;
         let device = Device::open(Arc::clone(&opened.driver), self.device)?;
         let granule = device.granularity();
         let memory = self.memory_limit(granule, workload.models.len())?;
         let setup = Setup {
-            driver: opened.said,
+            driver: opened.said(),
             device: device.name().to_owned(),
             workload: self.described(&workload),
             seed: self.models.is_empty().then_some(self.seed),

@@ -260,6 +260,22 @@ on_both! {
         }
     }
 
+    fn a_foreign_capture_that_marking_breaks_is_no_failure_here(rig) {
+        let pool = pool(rig, 4);
+        let a = pool.tenant("a").register().unwrap();
+        let theirs = Stream::new(&rig.device).unwrap();
+        drop(a.try_allocate(4 * G).unwrap());
+        // SAFETY: the stream lives.
+        #[allow(unsafe_code)]
+        unsafe { rig.machine.capture_begin(D0, theirs.as_raw(), CaptureMode::GLOBAL).unwrap(); }
+        assert_eq!(pool.trim(0).unwrap(), 0, "the driver marks nothing while a stream captures");
+        assert_eq!(pool.stats().limbo, 4 * G);
+        // SAFETY: as above.
+        #[allow(unsafe_code)]
+        unsafe { rig.machine.capture_end(D0, theirs.as_raw()).unwrap_err(); }
+        drop(a.try_allocate(4 * G).unwrap());
+    }
+
     fn a_lost_context_loses_the_pool_and_not_the_program(rig) {
         let pool = pool(rig, 8);
         let tenant = pool.tenant("a").register().unwrap();

@@ -52,7 +52,10 @@ impl<'a> BlockBuilder<'a> {
     /// The stream the block is used on. Dropping the block frees it there: whoever allocates next
     /// on that stream has the memory at once, and nobody else before the stream's work has passed.
     ///
-    /// Without a home stream the memory waits for all work of the device.
+    /// Without a home stream the memory waits for all work of the device. Asking for that breaks a
+    /// capture on any stream of the context, whoever makes it, unless a
+    /// [capture guard](super::Pool::capture_guard) lives meanwhile: the driver marks no work of a
+    /// context that captures (`cuCtxRecordEvent`).
     pub fn home_stream(mut self, stream: &Stream) -> Self {
         self.wanted.home = Some(stream.clone());
         self

@@ -12,6 +12,9 @@ use super::core::Core;
 /// fence or a scrub is refused with the figures of limbo, [`Block::free`](super::Block::free) on
 /// a capturing home stream hands the block back, and copies that wait are refused.
 ///
+/// Without a guard the pool still leaves captures of others alone, as long as no block without a
+/// home stream is in limbo: marking all work of a context breaks every capture on it.
+///
 /// A graph that uses a block after its capture needs a [`Lease`](super::Lease) on it.
 pub struct CaptureGuard {
     core: Arc<Core>,

@@ -265,7 +265,7 @@ impl State {
         if let Some(stream) = &self.scrubber {
             return Ok(stream.clone());
         }
-        let stream = Stream::new(&self.device)?;
+        let stream = self.device.relaxed(|| Stream::new(&self.device))??;
         self.scrubber = Some(stream.clone());
         Ok(stream)
     }

@@ -161,6 +161,15 @@ impl Fence {
         if self.precedes(stream) {
             return Ok(true);
         }
+        let ordered = stream.device().relaxed(|| self.wait_on(stream))??;
+        if ordered {
+            *self = Self::streams(vec![stream.clone()]);
+        }
+        Ok(ordered)
+    }
+
+    /// Queues waits for all that it covers on a stream.
+    fn wait_on(&self, stream: &Stream) -> Result<bool, CallError> {
         let mut new = vec![];
         let events = match (&self.state, &self.scope) {
             (State::Recorded(events), _) => events,
@@ -174,17 +183,16 @@ impl Fence {
                 &new
             }
             (_, Scope::Device(device)) => match record_all(device)? {
-                Some(event) => {
+                Marked::Event(event) => {
                     new.push(event);
                     &new
                 }
-                None => return Ok(false),
+                Marked::Lacking | Marked::Capturing => return Ok(false),
             },
         };
         for event in events {
             stream.wait(event)?;
         }
-        *self = Self::streams(vec![stream.clone()]);
         Ok(true)
     }
 }
@@ -195,14 +203,28 @@ fn record(device: &Device, stream: &Stream) -> Result<Event, CallError> {
     Ok(event)
 }
 
-/// An event behind all work of a device, where the driver can do that.
-fn record_all(device: &Device) -> Result<Option<Event>, CallError> {
+/// An attempt at an event behind all work of a device.
+enum Marked {
+    Event(Event),
+    /// The driver cannot do that.
+    Lacking,
+    /// A stream of the context captures, and so nothing can be marked now.
+    Capturing,
+}
+
+fn record_all(device: &Device) -> Result<Marked, CallError> {
     let event = Event::new(device)?;
     match event.record_all() {
-        Ok(()) => Ok(Some(event)),
-        Err(error) if lacks_context_events(&error) => Ok(None),
+        Ok(()) => Ok(Marked::Event(event)),
+        Err(error) if lacks_context_events(&error) => Ok(Marked::Lacking),
+        Err(error) if refused_by_capture(&error) => Ok(Marked::Capturing),
         Err(error) => Err(error),
     }
+}
+
+fn refused_by_capture(error: &CallError) -> bool {
+    let code = error.driver().and_then(|error| error.code());
+    code == Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
 }
 
 fn lacks_context_events(error: &CallError) -> bool {
@@ -240,8 +262,9 @@ fn poll_device(device: &Device, state: &mut State) -> Result<Poll, CallError> {
     let mut new = false;
     if let State::Open = state {
         match record_all(device)? {
-            Some(event) => *state = State::Recorded(vec![event]),
-            None => return Ok(Poll::NeedsSynchronise),
+            Marked::Event(event) => *state = State::Recorded(vec![event]),
+            Marked::Lacking => return Ok(Poll::NeedsSynchronise),
+            Marked::Capturing => return Ok(Poll::Pending),
         }
         new = true;
     }

@@ -148,6 +148,9 @@ impl Region {
     /// Withdraws a range after all work of the device: extents with nothing committed left in
     /// them go to limbo. Makes no driver call and never waits.
     ///
+    /// Reclaiming them later asks the driver to mark all work of the context, which breaks a
+    /// capture that is running on it; [`decommit_after`](Self::decommit_after) does not.
+    ///
     /// # Errors
     /// [`DecommitError`]; nothing has changed.
     pub fn decommit(&mut self, range: Range<u64>) -> Result<(), DecommitError> {

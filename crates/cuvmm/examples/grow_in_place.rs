@@ -1,0 +1,63 @@
+//! A block that grows without moving: its address stays, what is in it stays, and only what is
+//! new is mapped.
+//!
+//! Runs on a GPU where there is one, else on the host.
+
+use std::error::Error;
+
+use cuvmm::driver::auto::{self, OpenOptions};
+use cuvmm::{Device, Limit, Pool, Stream};
+
+const MIB: u64 = 1 << 20;
+
+/// Runs the example.
+///
+/// # Errors
+/// Whatever the library says.
+pub fn main() -> Result<(), Box<dyn Error>> {
+    let opened = auto::open(OpenOptions::new())?;
+    println!("on {}: {}", opened.kind.name(), opened.reason);
+    let device = Device::open(opened.driver, 0)?;
+    let pool = Pool::builder(&device)
+        .limit(Limit::Bytes(64 * MIB))
+        .build()?;
+    let tenant = pool.tenant("cache").register()?;
+    let stream = Stream::new(&device)?;
+
+    // Addresses for 48 MiB, memory for 2.
+    let mut block = tenant
+        .block(2 * MIB)
+        .capacity(48 * MIB)
+        .home_stream(&stream)
+        .allocate()?;
+    let address = block.address();
+    block.write(0, b"still here")?;
+
+    for size in [4, 8, 16, 32, 48].map(|size| size * MIB) {
+        block.grow_to(size)?;
+        assert_eq!(block.address(), address, "a block never moves");
+        println!(
+            "{:2} MiB at {address}, in {} extents",
+            block.size() / MIB,
+            block.extents().len(),
+        );
+    }
+    let mut seen = [0; 10];
+    block.read(0, &mut seen)?;
+    println!("its first bytes: {:?}", std::str::from_utf8(&seen)?);
+
+    // What is given up stays mapped until somebody wants it: growing again asks for nothing.
+    block.shrink_to(4 * MIB)?;
+    let before = pool.calls().total();
+    block.grow_to(48 * MIB)?;
+    println!(
+        "shrunk and grown again with {} driver calls",
+        pool.calls().total() - before
+    );
+
+    let refused = block.grow_to(49 * MIB);
+    println!("beyond its capacity: {}", refused.err().ok_or("it grew")?);
+    drop((block, tenant));
+    pool.close()?;
+    Ok(())
+}

@@ -1,0 +1,13 @@
+//! A block that was freed is gone: it can be neither read nor leased.
+
+fn main() {}
+
+fn freed(block: cuvmm::Block) {
+    drop(block.free());
+    drop(block.lease());
+}
+
+fn dropped(block: cuvmm::Block) {
+    drop(block);
+    drop(block.write(0, b"late"));
+}

@@ -1,0 +1,7 @@
+//! Whoever may only look at a block can neither grow nor shrink it.
+
+fn main() {}
+
+fn grow(block: &cuvmm::Block) {
+    drop(block.try_grow_to(4096));
+}

@@ -1,0 +1,281 @@
+//! Work on a GPU: three kernels from a few lines of PTX that the driver compiles.
+//!
+//! `unsafe` here: loading and launching device code through the bare table of symbols, and the
+//! pinned words that open gates.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_void};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use cuvmm::Stream;
+use cuvmm::driver::cuda::CudaDriver;
+use cuvmm::driver::sys::{CUfunction, CUmodule, CUresult, CUstream, MissingSymbol};
+use cuvmm::driver::{DeviceAddress, Driver, MemoryInfo, StreamFlags, StreamHandle};
+
+use super::{D0, Gate, Work};
+
+const PTX: &str = include_str!("kernels.ptx");
+
+/// Architectures to ask for: the oldest that the newest compilers know, and an older one.
+const TARGETS: [&str; 2] = ["sm_75", "sm_52"];
+
+/// After so long a gate opens by itself, so that a test that failed ends.
+const GATE_LIMIT: Duration = Duration::from_secs(5);
+
+const GATES: usize = 1024;
+const REPORT: usize = 4;
+
+/// Blocks of a launch: many where the memory is to be filled quickly, few where the kernel waits,
+/// so that it leaves room for the others that it is to run beside.
+const MANY: u32 = 256;
+const FEW: u32 = 16;
+
+pub(super) struct CudaWork {
+    driver: Arc<CudaDriver>,
+    module: CUmodule,
+    fill: CUfunction,
+    check: CUfunction,
+    gate: CUfunction,
+    /// What was checked; see the kernel.
+    report: DeviceAddress,
+    /// A pinned word for each gate.
+    gates: *mut u32,
+    next_gate: AtomicUsize,
+}
+
+// SAFETY: the driver lets any thread use module and functions; the words are only ever touched as
+// atomics.
+unsafe impl Send for CudaWork {}
+// SAFETY: as above.
+unsafe impl Sync for CudaWork {}
+
+fn ok(code: CUresult) {
+    assert_eq!(code, CUresult::CUDA_SUCCESS);
+}
+
+impl CudaWork {
+    /// Loads the kernels, or says which call for that the driver lacks, as one that stands in for
+    /// the real one may.
+    pub(super) fn load(driver: Arc<CudaDriver>) -> Result<Self, MissingSymbol> {
+        driver.api().cuModuleLoadData.get()?;
+        driver.api().cuLaunchKernel.get()?;
+        let report = driver.alloc(D0, 8 * REPORT as u64).unwrap();
+        let gates = driver.host_alloc(D0, 4 * GATES as u64, 0).unwrap();
+        let mut work = Self {
+            driver,
+            module: ptr::null_mut(),
+            fill: ptr::null_mut(),
+            check: ptr::null_mut(),
+            gate: ptr::null_mut(),
+            report,
+            gates: gates.cast(),
+            next_gate: AtomicUsize::new(0),
+        };
+        // SAFETY: the memory was just had and is as large.
+        unsafe { gates.write_bytes(0, 4 * GATES) };
+        work.load_kernels();
+        work.warm_up();
+        Ok(work)
+    }
+
+    pub(super) fn driver(&self) -> Arc<dyn Driver> {
+        Arc::clone(&self.driver) as _
+    }
+
+    fn load_kernels(&mut self) {
+        let driver = Arc::clone(&self.driver);
+        let load = driver.api().cuModuleLoadData.get().unwrap();
+        let find = driver.api().cuModuleGetFunction.get().unwrap();
+        within(&driver, || {
+            let mut code = CUresult::CUDA_SUCCESS;
+            for target in TARGETS {
+                let image = format!("{}\0", PTX.replace("TARGET", target));
+                // SAFETY: the image ends with a zero byte and outlives the call; the result goes
+                // to a field.
+                code = unsafe { load(&mut self.module, image.as_ptr().cast()) };
+                if code == CUresult::CUDA_SUCCESS {
+                    break;
+                }
+            }
+            ok(code);
+            let kernels: [(&mut CUfunction, &CStr); 3] = [
+                (&mut self.fill, c"fill"),
+                (&mut self.check, c"check"),
+                (&mut self.gate, c"gate"),
+            ];
+            for (function, name) in kernels {
+                // SAFETY: the module was loaded above; the result goes to a field.
+                ok(unsafe { find(function, self.module, name.as_ptr()) });
+            }
+        });
+    }
+
+    /// The first use of a function loads it, which may wait for all of the context.
+    fn warm_up(&self) {
+        let none = StreamHandle::NULL;
+        let stream = self
+            .driver
+            .stream_create(D0, StreamFlags::NON_BLOCKING)
+            .unwrap();
+        for stream in [none, stream] {
+            self.launch(self.fill, (1, 32), stream, [self.report.0, 0, 0, 0]);
+            self.launch(self.check, (1, 32), stream, [self.report.0, 0, 0, 0]);
+            let flag = self.gates as u64;
+            self.launch(self.gate, (1, 1), stream, [flag, 0, 0, 0]);
+            // SAFETY: the report is ours.
+            unsafe {
+                let bytes = 8 * REPORT as u64;
+                self.driver
+                    .fill_async(D0, self.report, 0, bytes, stream)
+                    .unwrap();
+            }
+        }
+        self.driver.context_synchronize(D0).unwrap();
+        // SAFETY: it was made above, and its work is done.
+        unsafe { self.driver.stream_destroy(D0, stream).unwrap() };
+    }
+
+    fn launch(
+        &self,
+        function: CUfunction,
+        (blocks, threads): (u32, u32),
+        stream: StreamHandle,
+        mut numbers: [u64; 4],
+    ) {
+        let launch = self.driver.api().cuLaunchKernel.get().unwrap();
+        let mut arguments = numbers
+            .each_mut()
+            .map(|number| ptr::from_mut(number).cast::<c_void>());
+        within(&self.driver, || {
+            // SAFETY: each kernel takes four numbers, which are read before the call returns. What
+            // it touches is the question that the test asks.
+            ok(unsafe {
+                launch(
+                    function,
+                    blocks,
+                    1,
+                    1,
+                    threads,
+                    1,
+                    1,
+                    0,
+                    stream.0 as CUstream,
+                    arguments.as_mut_ptr(),
+                    ptr::null_mut(),
+                )
+            });
+        });
+    }
+}
+
+/// Makes the device's context current for the length of some calls.
+fn within(driver: &CudaDriver, act: impl FnOnce()) {
+    let context = driver.context(D0).unwrap();
+    // SAFETY: the context is valid for as long as the driver is.
+    ok(unsafe { (driver.api().cuCtxPushCurrent_v2)(context) });
+    act();
+    let mut popped = ptr::null_mut();
+    // SAFETY: what is popped was pushed above; the result goes to a local.
+    ok(unsafe { (driver.api().cuCtxPopCurrent_v2)(&mut popped) });
+}
+
+fn word(stamp: u32) -> u32 {
+    // Odd, so that different stamps have different patterns and 0 stays 0.
+    stamp.wrapping_mul(0x9e37_79b1)
+}
+
+impl Work for CudaWork {
+    fn fill(&self, stream: &Stream, at: DeviceAddress, bytes: u64, stamp: u32, after: Duration) {
+        let blocks = if after.is_zero() { MANY } else { FEW };
+        let numbers = [at.0, bytes / 4, word(stamp).into(), after.as_nanos() as u64];
+        self.launch(self.fill, (blocks, 512), stream.as_raw(), numbers);
+    }
+
+    fn check(&self, stream: &Stream, at: DeviceAddress, bytes: u64, stamp: u32) {
+        let numbers = [at.0, bytes / 4, word(stamp).into(), self.report.0];
+        self.launch(self.check, (MANY, 512), stream.as_raw(), numbers);
+    }
+
+    fn pattern(&self, stamp: u32) -> [u8; 4] {
+        word(stamp).to_le_bytes()
+    }
+
+    fn gate(&self, stream: &Stream) -> Gate {
+        let index = self.next_gate.fetch_add(1, Ordering::Relaxed);
+        assert!(index < GATES, "more gates than one test should need");
+        // SAFETY: the index lies in the words.
+        let flag = unsafe { self.gates.add(index) };
+        let limit = GATE_LIMIT.as_nanos() as u64;
+        self.launch(
+            self.gate,
+            (1, 1),
+            stream.as_raw(),
+            [flag as u64, limit, 0, 0],
+        );
+        let (flag, driver) = (flag as usize, Arc::clone(&self.driver));
+        Gate::new(move || {
+            // SAFETY: the word is pinned memory that is freed after all gates, and is written
+            // nowhere else.
+            unsafe { AtomicU32::from_ptr(flag as *mut u32) }.store(1, Ordering::Release);
+            drop(driver);
+        })
+    }
+
+    fn noted(&self) -> Option<String> {
+        let mut bytes = [0; 8 * REPORT];
+        // SAFETY: the report is ours and all work is done.
+        unsafe {
+            self.driver
+                .copy_to_host(D0, &mut bytes, self.report)
+                .unwrap();
+            let size = bytes.len() as u64;
+            self.driver.fill(D0, self.report, 0, size).unwrap();
+        }
+        self.driver.context_synchronize(D0).unwrap();
+        let mut numbers = [0u64; REPORT];
+        for (number, bytes) in numbers.iter_mut().zip(bytes.chunks_exact(8)) {
+            *number = u64::from_le_bytes(bytes.try_into().unwrap());
+        }
+        let [count, at, holds, expected] = numbers;
+        (count > 0).then(|| {
+            format!("{count} words are wrong; the one at {at:#x} holds {holds:#x} instead of {expected:#x}")
+        })
+    }
+
+    fn nothing_left(&self, before: MemoryInfo) {
+        let least = super::limit_of_slack(before);
+        let begun = Instant::now();
+        loop {
+            let free = self.driver.memory_info(D0).unwrap().free;
+            if free >= least {
+                return;
+            }
+            // The driver may take a moment; another process may be at work on the same GPU.
+            let left = before.free - free;
+            assert!(
+                begun.elapsed() < Duration::from_secs(5),
+                "{left} bytes of the device did not come back"
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for CudaWork {
+    fn drop(&mut self) {
+        // A context that is lost takes everything with it.
+        if self.driver.context_synchronize(D0).is_err() {
+            return;
+        }
+        let unload = self.driver.api().cuModuleUnload.get().unwrap();
+        // SAFETY: all work is done, and each thing was had once.
+        unsafe {
+            within(&self.driver, || ok(unload(self.module)));
+            self.driver.free(D0, self.report).unwrap();
+            self.driver.host_free(D0, self.gates.cast()).unwrap();
+        }
+    }
+}

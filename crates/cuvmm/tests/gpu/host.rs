@@ -1,0 +1,198 @@
+//! Work on the host driver. Time is made by holding streams back: a keeper lets each go when its
+//! time has come.
+//!
+//! `unsafe` here: copies to host memory, which is kept until they are done.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use cuvmm::Stream;
+use cuvmm::driver::host::{HostDriver, HostOptions};
+use cuvmm::driver::{DeviceAddress, Driver as _, MemoryInfo};
+
+use super::{D0, Gate, Work};
+
+/// Granules are small, so that the scenarios of a GPU fit a machine that builds.
+pub(super) fn options() -> HostOptions {
+    HostOptions::new().granularity(64 << 10).capacity(256 << 20)
+}
+
+/// Streams that are held back, and until when.
+#[derive(Default)]
+struct Held {
+    until: BTreeMap<u64, (Stream, Instant)>,
+    over: bool,
+}
+
+struct Keeper {
+    held: Mutex<Held>,
+    changed: Condvar,
+}
+
+impl Keeper {
+    fn lock(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn keep(&self, driver: &HostDriver) {
+        let mut held = self.lock();
+        while !held.over {
+            let now = Instant::now();
+            let due: Vec<u64> = held
+                .until
+                .iter()
+                .filter(|(_, (_, until))| *until <= now)
+                .map(|(&stream, _)| stream)
+                .collect();
+            for stream in due {
+                if let Some((stream, _)) = held.until.remove(&stream) {
+                    driver.let_go(D0, stream.as_raw());
+                }
+            }
+            let next = held.until.values().map(|(_, until)| *until).min();
+            let wait = next.map_or(Duration::from_secs(1), |next| next - now.min(next));
+            held = self
+                .changed
+                .wait_timeout(held, wait)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+}
+
+/// A copy that is on its way, and what it should bring.
+struct Look {
+    at: DeviceAddress,
+    bytes: Box<[u8]>,
+    byte: u8,
+}
+
+pub(super) struct HostWork {
+    driver: Arc<HostDriver>,
+    keeper: Arc<Keeper>,
+    thread: Option<JoinHandle<()>>,
+    looks: Mutex<Vec<Look>>,
+}
+
+impl HostWork {
+    pub(super) fn new(driver: Arc<HostDriver>) -> Self {
+        let keeper = Arc::new(Keeper {
+            held: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let thread = std::thread::spawn({
+            let (keeper, driver) = (Arc::clone(&keeper), Arc::clone(&driver));
+            move || keeper.keep(&driver)
+        });
+        Self {
+            driver,
+            keeper,
+            thread: Some(thread),
+            looks: Mutex::default(),
+        }
+    }
+
+    fn hold(&self, stream: &Stream, time: Duration) {
+        let mut held = self.keeper.lock();
+        let now = Instant::now();
+        let (_, until) = held
+            .until
+            .entry(stream.as_raw().0)
+            .or_insert_with(|| (stream.clone(), now));
+        *until = now.max(*until) + time;
+        self.driver.hold(D0, stream.as_raw());
+        drop(held);
+        self.keeper.changed.notify_all();
+    }
+}
+
+fn byte(stamp: u32) -> u8 {
+    match stamp {
+        0 => 0,
+        stamp => (1 + (stamp - 1) % 255) as u8,
+    }
+}
+
+impl Work for HostWork {
+    fn fill(&self, stream: &Stream, at: DeviceAddress, bytes: u64, stamp: u32, after: Duration) {
+        if !after.is_zero() {
+            self.hold(stream, after);
+        }
+        let writes = vec![(at, bytes, byte(stamp))];
+        self.driver
+            .queue_kernel(D0, stream.as_raw(), vec![], writes)
+            .unwrap();
+    }
+
+    fn check(&self, stream: &Stream, at: DeviceAddress, bytes: u64, stamp: u32) {
+        let byte = byte(stamp);
+        let mut seen = vec![!byte; bytes as usize].into_boxed_slice();
+        // SAFETY: the bytes are kept, and not looked at, until all work is done.
+        unsafe {
+            self.driver
+                .copy_to_host_async(D0, seen.as_mut_ptr(), at, bytes, stream.as_raw())
+                .unwrap();
+        }
+        let look = Look {
+            at,
+            bytes: seen,
+            byte,
+        };
+        self.looks
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(look);
+    }
+
+    fn pattern(&self, stamp: u32) -> [u8; 4] {
+        [byte(stamp); 4]
+    }
+
+    fn gate(&self, stream: &Stream) -> Gate {
+        let (driver, stream) = (Arc::clone(&self.driver), stream.clone());
+        driver.hold(D0, stream.as_raw());
+        // Something that has not run until the gate opens.
+        driver
+            .queue_kernel(D0, stream.as_raw(), vec![], vec![])
+            .unwrap();
+        Gate::new(move || driver.let_go(D0, stream.as_raw()))
+    }
+
+    fn noted(&self) -> Option<String> {
+        let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *looks).iter().find_map(|look| {
+            let wrong = look.bytes.iter().position(|&seen| seen != look.byte)?;
+            Some(format!(
+                "byte {wrong} of {} from {} holds {:#x} instead of {:#x}",
+                look.bytes.len(),
+                look.at,
+                look.bytes[wrong],
+                look.byte
+            ))
+        })
+    }
+
+    fn nothing_left(&self, _: MemoryInfo) {
+        // A stream's last work may be done before the keeper has put the stream down.
+        while !self.keeper.lock().until.is_empty() {
+            std::thread::yield_now();
+        }
+        let live = self.driver.live();
+        assert!(live.is_nothing(), "left behind: {live:?}");
+    }
+}
+
+impl Drop for HostWork {
+    fn drop(&mut self) {
+        self.keeper.lock().over = true;
+        self.keeper.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+        // A test that failed may have left work that still copies into the looks.
+        self.driver.let_go_all(D0);
+    }
+}

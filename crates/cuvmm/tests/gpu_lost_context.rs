@@ -1,0 +1,97 @@
+//! A kernel that faults loses the context, for the whole process: so it happens in one of its own.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod gpu;
+
+use std::io::Write as _;
+use std::process::Command;
+use std::time::Duration;
+
+use cuvmm::error::AllocateError;
+use cuvmm::{CallError, Reservation, Stream};
+use gpu::Stage;
+
+/// What the process says when it has come to its end.
+const ENDED: &str = "the context was lost and the process went on";
+
+fn lose_the_context(stage: Stage) {
+    let g = stage.g();
+    let pool = stage.pool(32);
+    let tenant = pool.tenant("a").register().unwrap();
+    let stream = stage.stream();
+    let builder = tenant.block(4 * g).capacity(16 * g).home_stream(&stream);
+    let mut block = builder.allocate().unwrap();
+    let stamp = stage.stamp();
+    stage.fill(&stream, &block, stamp);
+    stream.synchronize().unwrap();
+    drop(tenant.allocate_on(&stream, 8 * g).unwrap());
+    let lease = block.lease();
+
+    // Addresses with nothing behind them.
+    let nothing = Reservation::new(&stage.device, g).unwrap();
+    stage
+        .work()
+        .fill(&stream, nothing.address(), g, stamp, Duration::ZERO);
+    let error = stream.synchronize().unwrap_err();
+    assert!(matches!(error, CallError::Driver(_)), "{error}");
+    assert!(stage.device.lost().is_some());
+
+    for refused in [
+        tenant.allocate_on(&stream, 8 * g).map(drop),
+        tenant.try_allocate(g).map(drop),
+        block.try_grow_to(8 * g),
+        block.grow_to(16 * g),
+    ] {
+        let lost = matches!(refused, Err(AllocateError::Call(CallError::ContextLost(_))));
+        assert!(lost, "{refused:?}");
+    }
+    assert!(matches!(
+        Stream::new(&stage.device),
+        Err(CallError::ContextLost(_))
+    ));
+    assert!(block.read(0, &mut [0; 4]).is_err());
+    drop((block, lease, tenant, stream, nothing));
+    pool.close().unwrap();
+    assert_eq!(stage.device.drop_failures(), 0);
+    drop(stage);
+}
+
+#[test]
+fn on_host() {
+    lose_the_context(Stage::on_host());
+}
+
+#[test]
+fn on_gpu() {
+    let Some(stage) = Stage::on_gpu("on_gpu") else {
+        return;
+    };
+    // The child has the GPU for itself.
+    drop(stage);
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([
+        "--ignored",
+        "--exact",
+        "--nocapture",
+        "in_a_process_of_its_own",
+    ]);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "{}\n{said}\n{complained}",
+        output.status
+    );
+    assert!(said.contains(ENDED), "{said}\n{complained}");
+}
+
+#[test]
+#[ignore = "loses the context of its process; `on_gpu` runs it in one of its own"]
+fn in_a_process_of_its_own() {
+    if let Some(stage) = Stage::on_gpu("in_a_process_of_its_own") {
+        lose_the_context(stage);
+        let said = writeln!(std::io::stdout(), "{ENDED}");
+        drop(said);
+    }
+}

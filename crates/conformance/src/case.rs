@@ -1,5 +1,7 @@
 //! One question to a driver.
 
+use cuvmm_driver::DriverError;
+
 use crate::{Answered, Bench};
 
 /// How a case wants to be run.
@@ -25,6 +27,9 @@ pub enum Need {
     TwoDevices,
 }
 
+/// Something that is done at a bench and answers nothing.
+type Act = fn(&mut Bench) -> Result<(), DriverError>;
+
 /// One question to a driver.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
@@ -34,6 +39,7 @@ pub struct Case {
     manner: Manner,
     slow: bool,
     needs: &'static [Need],
+    pub(crate) warm: Option<Act>,
     pub(crate) ask: fn(&mut Bench) -> Answered,
 }
 
@@ -52,6 +58,7 @@ impl Case {
             manner: Manner::Here,
             slow: false,
             needs: &[],
+            warm: None,
             ask,
         }
     }
@@ -71,6 +78,13 @@ impl Case {
     /// The case, skipped where one of the needs is not met.
     pub(crate) const fn needing(mut self, needs: &'static [Need]) -> Self {
         self.needs = needs;
+        self
+    }
+
+    /// The case, asked after something that is done before memory is counted: what a driver takes
+    /// for itself at the first such thing, and keeps, is then not laid to the case.
+    pub(crate) const fn warmed_by(mut self, warm: Act) -> Self {
+        self.warm = Some(warm);
         self
     }
 

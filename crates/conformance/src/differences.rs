@@ -35,23 +35,10 @@ pub const DELIBERATE: &[Deliberate] = &[
         why: "a descriptor of the stand-ins is a file of their own and no NVIDIA device",
     },
     Deliberate {
-        case: "hint.just_behind",
-        backends: &["model"],
-        by_machine: false,
-        why: "the model lays reservations one behind the other, so the next one lies there whatever \
-              the hint; in that place hints are not followed either",
-    },
-    Deliberate {
-        case: "limit.reservations",
-        backends: ON_MEMORY,
-        by_machine: true,
-        why: "a reservation of the host driver takes one of the system's memory areas, of which a \
-              process has 65,530 unless vm.max_map_count says otherwise",
-    },
-    Deliberate {
         case: "limit.mappings",
         backends: ON_MEMORY,
         by_machine: true,
-        why: "so does a mapping",
+        why: "a mapping of the host driver takes one of the system's memory areas, of which a process \
+              has 65,530 unless vm.max_map_count says otherwise",
     },
 ];

@@ -175,6 +175,10 @@ impl Suite {
             return Ok(isolate.ask(case));
         }
         let mut bench = Bench::new(Arc::clone(&self.driver), self.kernels.clone())?;
+        if let Some(warm) = case.warm {
+            // Where this is refused, the case itself is too, and says so.
+            let _ = warm(&mut bench);
+        }
         let before = bench.free_memory()?;
         let answer = (case.ask)(&mut bench).unwrap_or_else(Answer::setup_failed);
         let mut left = bench.give_back();

@@ -221,6 +221,7 @@ pub trait Driver: Debug + Send + Sync {
     fn get_access(&self, address: DeviceAddress, location: Location) -> Result<AccessFlags>;
 
     /// First address and size of the mapping or allocation that an address lies in.
+    /// `NOT_FOUND` where there is none, or a mapping that was not opened to the device.
     #[doc(alias = "cuMemGetAddressRange")]
     fn address_range(
         &self,

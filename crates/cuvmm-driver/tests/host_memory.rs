@@ -163,9 +163,12 @@ fn the_system_protects_as_far_as_anybody_was_granted() {
 fn a_mapping_past_the_end_touches_nothing_of_others() {
     let _alone = alone();
     let d = host(HostOptions::new());
-    let whole = d.reserve(4 * PAGE, 0, ANYWHERE, 0).unwrap();
+    // So large that the system has the addresses back, and can give those behind to others.
+    let large = 1 << 40;
+    let _another = d.reserve(PAGE, 0, ANYWHERE, 0).unwrap();
+    let whole = d.reserve(large, 0, ANYWHERE, 0).unwrap();
     unsafe {
-        d.free_reservation(whole, 4 * PAGE).unwrap();
+        d.free_reservation(whole, large).unwrap();
         assert_eq!(d.reserve(PAGE, 0, whole, 0), Ok(whole));
         // Somebody else's memory just behind the reservation.
         let behind = at(whole, PAGE);
@@ -187,6 +190,24 @@ fn a_mapping_past_the_end_touches_nothing_of_others() {
         d.unmap(whole, 2 * PAGE).unwrap();
         assert_eq!((protection(behind), theirs.read()), ("rw-p".to_owned(), 99));
         rustix::mm::munmap(theirs.cast(), PAGE as usize).unwrap();
+    }
+}
+
+#[test]
+fn a_mapping_past_the_end_does_not_reach_the_next_reservation() {
+    let _alone = alone();
+    let d = host(HostOptions::new());
+    let mut places: Vec<_> = (0..3)
+        .map(|_| d.reserve(PAGE, 0, ANYWHERE, 0).unwrap())
+        .collect();
+    places.sort_by_key(|place| place.0);
+    let apart = |pair: &[DeviceAddress]| pair[1].0 - pair[0].0 >= 2 * PAGE;
+    assert!(places.windows(2).all(apart), "{places:?}");
+    for place in places {
+        for outside in [DeviceAddress(place.0 - PAGE), at(place, PAGE)] {
+            assert_eq!(protection(outside), "---p");
+        }
+        unsafe { d.free_reservation(place, PAGE) }.unwrap();
     }
 }
 

@@ -20,6 +20,7 @@ use std::os::fd::AsRawFd;
 on_both!(
     reserving,
     hints,
+    hints_without_another_reservation,
     granularities,
     creating,
     mapping,
@@ -85,6 +86,13 @@ fn hints<B: Backing>(d: Machine<B>) {
     assert_eq!(code(d.reserve(PAGE, 0, at(taken, 4096), 0)), INVALID_VALUE);
     let far = DeviceAddress(taken.0 ^ (1 << 42));
     assert_ne!(d.reserve(PAGE, 0, far, 0).unwrap(), far, "far away");
+    let own = d.reserve(PAGE, 0, ANYWHERE, 0).unwrap();
+    let behind = at(own, PAGE);
+    assert_ne!(
+        d.reserve(PAGE, 0, behind, 0).unwrap(),
+        behind,
+        "just behind"
+    );
     unsafe { d.free_reservation(taken, 8 * PAGE) }.unwrap();
     let inside = at(taken, 2 * PAGE);
     assert_eq!(
@@ -97,6 +105,13 @@ fn hints<B: Backing>(d: Machine<B>) {
         d.reserve(2 * PAGE, 0, over_the_end, 0).unwrap(),
         over_the_end
     );
+}
+
+fn hints_without_another_reservation<B: Backing>(d: Machine<B>) {
+    let only = d.reserve(8 * PAGE, 0, ANYWHERE, 0).unwrap();
+    unsafe { d.free_reservation(only, 8 * PAGE) }.unwrap();
+    let inside = at(only, 4 * PAGE);
+    assert_ne!(d.reserve(PAGE, 0, inside, 0).unwrap(), inside);
 }
 
 fn granularities<B: Backing>(d: Machine<B>) {
@@ -256,7 +271,7 @@ fn mapping_past_the_end_and_across<B: Backing>(d: Machine<B>) {
     unsafe {
         d.free_reservation(whole, 64 * PAGE).unwrap();
         let low = d.reserve(PAGE, 0, whole, 0).unwrap();
-        assert_eq!(low, whole, "hints are followed into what was freed");
+        assert_eq!(low, whole, "the place that was freed a moment ago");
         assert_eq!(
             code(d.map(low, 2 * PAGE, 0, handle, 0)),
             SUCCESS,
@@ -727,6 +742,13 @@ fn pointers<B: Backing>(d: Machine<B>) {
     let inside = at(r.page(1), 77);
     let ask = |address, attribute| d.pointer_attribute(D0, address, attribute);
     assert_eq!(d.address_range(D0, inside), Ok((r.page(1), PAGE)));
+    let not_found = CUresult::CUDA_ERROR_NOT_FOUND;
+    unsafe { d.set_access(r.at, PAGE, &[none(D0)]) }.unwrap();
+    assert_eq!(code(d.address_range(D0, r.at)), not_found, "closed");
+    assert_eq!(ask(r.at, PointerAttribute::RANGE_SIZE), Ok(PAGE));
+    unsafe { d.set_access(r.at, PAGE, &[ro(D0)]) }.unwrap();
+    assert_eq!(d.address_range(D0, r.at), Ok((r.at, PAGE)), "open to read");
+    assert_eq!(code(d.address_range(D0, r.page(2))), not_found, "a hole");
     assert_eq!(ask(inside, PointerAttribute::MEMORY_TYPE), Ok(2));
     assert_eq!(ask(inside, PointerAttribute::DEVICE_ORDINAL), Ok(0));
     assert_eq!(ask(inside, PointerAttribute::IS_MANAGED), Ok(0));

@@ -33,7 +33,7 @@ pub(crate) fn fakecuda_in(directory: &Path) -> PathBuf {
 /// The library that a line of cargo's messages names.
 fn library_in(line: &str) -> Option<PathBuf> {
     let message: serde_json::Value = serde_json::from_str(line).ok()?;
-    if message["reason"] != "compiler-artifact" || message["target"]["name"] != "cuda" {
+    if message["reason"] != "compiler-artifact" || message["target"]["name"] != "fakecuda" {
         return None;
     }
     let files = message["filenames"].as_array()?;

@@ -41,6 +41,17 @@ pub(super) const CASES: &[Case] = &[
     )
     .isolated(),
     Case::new(
+        "hint.inside_freed_beside_another",
+        HINT,
+        "The same, while another reservation stands.",
+        |b| {
+            b.addresses(1)?;
+            let free = freed(b)?;
+            hinted(b, free)
+        },
+    )
+    .isolated(),
+    Case::new(
         "hint.just_behind",
         HINT,
         "Just behind one's own reservation.",

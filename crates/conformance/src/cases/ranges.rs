@@ -1,6 +1,6 @@
 //! Questions about addresses, and the older doors that mappings do not fit through.
 
-use cuvmm_driver::{DeviceAddress, PointerAttribute};
+use cuvmm_driver::{AccessFlags, DeviceAddress, PointerAttribute};
 
 use crate::answer::bit;
 use crate::{Answer, Answered, Bench, Case};
@@ -12,22 +12,61 @@ const DMA_BUF: &str = "dma-buf";
 
 pub(super) const CASES: &[Case] = &[
     Case::new(
+        "addr_range.open",
+        RANGE,
+        "Asked at the start of a mapping that is open.",
+        |b| {
+            let base = b.lay("X-")?;
+            b.grant(base, 2, AccessFlags::READ_WRITE)?;
+            Ok(range(b, base, base))
+        },
+    ),
+    Case::new(
+        "addr_range.open_interior",
+        RANGE,
+        "Asked inside a mapping that is open.",
+        |b| {
+            let base = b.lay("X-")?;
+            b.grant(base, 2, AccessFlags::READ_WRITE)?;
+            Ok(range(b, base, b.at(base, 1)))
+        },
+    ),
+    Case::new(
+        "addr_range.open_of_several",
+        RANGE,
+        "Asked in the second of two that are open.",
+        |b| {
+            let base = b.lay("X-X-")?;
+            b.grant(base, 4, AccessFlags::READ_WRITE)?;
+            Ok(range(b, b.at(base, 2), b.at(base, 2)))
+        },
+    ),
+    Case::new(
         "addr_range.vmm",
         RANGE,
-        "Asked at the start of a mapping.",
-        |b| range(b, "X-", 0, 0),
+        "Asked at the start of a mapping that is closed.",
+        |b| {
+            let base = b.lay("X-")?;
+            Ok(range(b, base, base))
+        },
     ),
     Case::new(
         "addr_range.interior",
         RANGE,
-        "Asked inside a mapping.",
-        |b| range(b, "X-", 0, 1),
+        "Asked inside a mapping that is closed.",
+        |b| {
+            let base = b.lay("X-")?;
+            Ok(range(b, base, b.at(base, 1)))
+        },
     ),
     Case::new(
         "addr_range.of_several",
         RANGE,
-        "Asked in the second of two mappings.",
-        |b| range(b, "X-X-", 2, 2),
+        "Asked in the second of two that are closed.",
+        |b| {
+            let base = b.lay("X-X-")?;
+            Ok(range(b, b.at(base, 2), b.at(base, 2)))
+        },
     ),
     Case::new(
         "addr_range.unmapped",
@@ -148,16 +187,15 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-/// Asks for the range at one place of a picture; the answer is relative to another place.
-fn range(b: &mut Bench, picture: &str, origin: u64, at: u64) -> Answered {
-    let base = b.lay(picture)?;
-    let outcome = b.driver().address_range(b.device(), b.at(base, at));
+/// Asks for the range at an address; the answer is relative to another.
+fn range(b: &Bench, origin: DeviceAddress, at: DeviceAddress) -> Answer {
+    let outcome = b.driver().address_range(b.device(), at);
     let answer = Answer::code(&outcome);
     let Ok((start, size)) = outcome else {
-        return Ok(answer);
+        return answer;
     };
-    let offset = start.0.wrapping_sub(b.at(base, origin).0).cast_signed();
-    Ok(answer.with("offset", offset).with("size", size))
+    let offset = start.0.wrapping_sub(origin.0).cast_signed();
+    answer.with("offset", offset).with("size", size)
 }
 
 fn ask(
@@ -178,11 +216,7 @@ fn dma_buf(b: &mut Bench, picture: &str, granules: u64) -> Answered {
     let base = b.lay(picture)?;
     for (index, letter) in picture.bytes().enumerate() {
         if letter == b'X' {
-            b.grant(
-                b.at(base, index as u64),
-                2,
-                cuvmm_driver::AccessFlags::READ_WRITE,
-            )?;
+            b.grant(b.at(base, index as u64), 2, AccessFlags::READ_WRITE)?;
         }
     }
     Ok(Answer::code(&b.dma_buf(base, granules * b.granule())))

@@ -1,5 +1,6 @@
-//! This process's address space: ranges reserved, files placed in them, rights changed.
+//! This process's address space: ranges taken, files placed in them, rights changed.
 //!
+//! Where in those ranges reservations lie is the business of [`arenas`](super::arenas).
 //! Two rules keep this simple. A placed piece never merges with its neighbour, because no two
 //! physicals are neighbours in a file (see [`files`](super::files)), so each is exactly one of
 //! the system's memory areas: taking it away splits nothing and needs no area. And areas are
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 
+use super::arenas::{Arenas, SHARED, Span};
 use super::system;
 use crate::CUresult;
 use crate::model::{Answer, OUT_OF_MEMORY, Part, Reach};
@@ -35,8 +37,7 @@ struct Piece {
 
 #[derive(Debug)]
 pub(super) struct Addresses {
-    /// Start to size.
-    reserved: BTreeMap<u64, u64>,
+    arenas: Arenas,
     pieces: BTreeMap<u64, Piece>,
     /// Memory areas that all this takes at most.
     areas: usize,
@@ -63,9 +64,10 @@ fn empty() -> MapFlags {
 }
 
 impl Addresses {
-    pub(super) fn new() -> Self {
+    /// Between reservations are gaps of this size.
+    pub(super) fn new(gap: u64) -> Self {
         Self {
-            reserved: BTreeMap::new(),
+            arenas: Arenas::new(gap),
             pieces: BTreeMap::new(),
             areas: 0,
             most_areas: system::most_areas().saturating_sub(LEFT_TO_OTHERS),
@@ -87,28 +89,74 @@ impl Addresses {
         alignment: u64,
         wanted: Option<u64>,
     ) -> Answer<u64> {
-        self.room_for(1)?;
-        let start = match wanted {
-            Some(wanted) => {
-                let flags = empty() | MapFlags::FIXED_NOREPLACE;
-                // SAFETY: the flag makes the system refuse where anything is mapped already.
-                unsafe { mmap_anonymous(at(wanted), length(size)?, ProtFlags::empty(), flags) }
-                    .map_err(code)?;
-                wanted
+        if let Some(wanted) = wanted {
+            return self.reserve_at(wanted, size);
+        }
+        if self.arenas.is_small(size, alignment) {
+            if let Some(start) = self.arenas.take_anywhere(size, alignment) {
+                return Ok(start);
             }
-            None => take_aligned(size, alignment)?,
+            // Where so much cannot be had, what is needed may still.
+            if let Ok(start) = self.take(SHARED, system::page_size(), 0) {
+                self.arenas.add_shared(Span {
+                    start,
+                    size: SHARED,
+                });
+                if let Some(start) = self.arenas.take_anywhere(size, alignment) {
+                    return Ok(start);
+                }
+            }
+        }
+        let gap = self.arenas.gap();
+        let start = self.take(size, alignment, gap)?;
+        let span = Span {
+            start: start - gap,
+            size: size + 2 * gap,
         };
-        self.reserved.insert(start, size);
+        self.arenas.add_single(span, start);
+        Ok(start)
+    }
+
+    fn reserve_at(&mut self, start: u64, size: u64) -> Answer<u64> {
+        match self.arenas.take_at(start, size) {
+            Some(true) => return Ok(start),
+            Some(false) => return Err(OUT_OF_MEMORY),
+            None => {}
+        }
+        self.room_for(1)?;
+        let flags = empty() | MapFlags::FIXED_NOREPLACE;
+        // SAFETY: the flag makes the system refuse where anything is mapped already.
+        unsafe { mmap_anonymous(at(start), length(size)?, ProtFlags::empty(), flags) }
+            .map_err(code)?;
+        self.areas += 1;
+        self.arenas.add_single(Span { start, size }, start);
+        Ok(start)
+    }
+
+    /// Takes a range from the system, with a gap before and behind it.
+    fn take(&mut self, size: u64, alignment: u64, gap: u64) -> Answer<u64> {
+        self.room_for(1)?;
+        let start = take_aligned(size, alignment, gap)?;
         self.areas += 1;
         Ok(start)
     }
 
-    pub(super) fn unreserve(&mut self, address: u64, size: u64) -> Answer {
-        // SAFETY: the range is a reservation of ours in which nothing is placed.
-        unsafe { munmap(at(address), length(size)?) }.map_err(code)?;
-        self.reserved.remove(&address);
+    /// Gives a range back that was reserved, and in which nothing is placed.
+    pub(super) fn unreserve(&mut self, address: u64, size: u64) {
+        let Some(span) = self.arenas.give_back(address, size) else {
+            return;
+        };
+        self.arenas.forget(span.start);
         self.areas -= 1;
-        Ok(())
+        let outcome = length(span.size).and_then(|length| {
+            // SAFETY: the range was taken from the system by this, and no reservation is left in
+            // it.
+            unsafe { munmap(at(span.start), length) }.map_err(code)
+        });
+        if let Err(code) = outcome {
+            // It stays taken with nothing in it, which costs addresses and no more.
+            tracing::error!(%code, "addresses could not be given back to the system");
+        }
     }
 
     /// Places a part of a file; nobody may touch it yet. Nothing has changed if it fails.
@@ -212,24 +260,24 @@ impl Addresses {
     fn areas_around(&self, part: &Part) -> usize {
         let end = part.address + part.size;
         let before = self.pieces.range(..part.address).next_back();
-        let left = self.reserved.contains_key(&part.address)
+        let arena = self.arenas.containing(part.address);
+        let left = arena.is_some_and(|arena| arena.start == part.address)
             || before.is_some_and(|(start, piece)| start + piece.size == part.address);
-        let reservation = self.reserved.range(..part.address + 1).next_back();
         let right = self.pieces.contains_key(&end)
-            || reservation.is_some_and(|(start, size)| start + size == end);
+            || arena.is_some_and(|arena| arena.start + arena.size == end);
         usize::from(!left) + usize::from(!right)
     }
 }
 
 impl Drop for Addresses {
     fn drop(&mut self) {
-        for (&start, &size) in &self.reserved {
-            let Ok(size) = usize::try_from(size) else {
+        for span in self.arenas.all() {
+            let Ok(size) = usize::try_from(span.size) else {
                 continue;
             };
-            // SAFETY: the reservations are ours, and with the driver go all mappings in them: it
-            // is an error of the caller to use them longer.
-            let _ = unsafe { munmap(at(start), size) };
+            // SAFETY: the ranges are ours, and with the driver go all mappings in them: it is an
+            // error of the caller to use them longer.
+            let _ = unsafe { munmap(at(span.start), size) };
         }
     }
 }
@@ -257,23 +305,26 @@ fn set_piece(start: u64, piece: &Piece) -> Answer {
         .map_err(code)
 }
 
-/// Takes more than is wanted and gives back what sticks out.
-fn take_aligned(size: u64, alignment: u64) -> Answer<u64> {
+/// Takes more than is wanted and gives back what sticks out. The answer is where the wanted part
+/// begins, behind the first of two gaps.
+fn take_aligned(size: u64, alignment: u64, gap: u64) -> Answer<u64> {
     let page = system::page_size();
     let more = alignment.saturating_sub(page);
-    let all = size.checked_add(more).ok_or(OUT_OF_MEMORY)?;
+    let kept = size.checked_add(2 * gap).ok_or(OUT_OF_MEMORY)?;
+    let all = kept.checked_add(more).ok_or(OUT_OF_MEMORY)?;
     // SAFETY: a new mapping at a place of the system's choice touches no other.
     let start =
         unsafe { mmap_anonymous(ptr::null_mut(), length(all)?, ProtFlags::empty(), empty()) }
             .map_err(code)?;
     let start = start.expose_provenance() as u64;
-    let first = start.next_multiple_of(alignment.max(page));
-    for (from, to) in [(start, first), (first + size, start + all)] {
+    let wanted = (start + gap).next_multiple_of(alignment.max(page));
+    let first = wanted - gap;
+    for (from, to) in [(start, first), (first + kept, start + all)] {
         if from < to {
             // SAFETY: both ends belong to the mapping made above and are used by nobody. What
-            // cannot be given back stays reserved, which harms nobody.
+            // cannot be given back stays taken, which harms nobody.
             let _ = unsafe { munmap(at(from), length(to - from)?) };
         }
     }
-    Ok(first)
+    Ok(wanted)
 }

@@ -32,7 +32,7 @@ pub struct HostMemory {
 impl HostMemory {
     pub(super) fn new(granularity: u64) -> Self {
         Self {
-            addresses: Addresses::new(),
+            addresses: Addresses::new(granularity),
             files: Files::new(granularity),
             pages: BTreeMap::new(),
             buffer: Vec::new(),
@@ -68,7 +68,8 @@ impl Backing for HostMemory {
     }
 
     fn unreserve(&mut self, address: u64, size: u64) -> Answer {
-        self.addresses.unreserve(address, size)
+        self.addresses.unreserve(address, size);
+        Ok(())
     }
 
     fn create(&mut self, key: MemoryKey, size: u64, file: Option<&Arc<OwnedFd>>) -> Answer {

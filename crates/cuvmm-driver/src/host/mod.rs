@@ -10,10 +10,12 @@
 //! # Limits
 //! - **Addresses**: the 47 bits that the system gives a process on x86-64. A reservation of 2^46
 //!   bytes succeeds while the upper half is free enough, and all in all a little under 2^47.
+//!   Reservations lie in larger ranges that are taken from the system, so their number is bounded
+//!   by the addresses alone. Before each and behind the last of a range is a granule of nothing.
 //! - **Mappings**: each takes one of the system's memory areas (`vm.max_map_count`, 65,530 by
 //!   default), and each hole beside one takes another. About 63,000 fit side by side, half as
-//!   many with holes between. What goes beyond is `OUT_OF_MEMORY` at `map` or `reserve`, with
-//!   nothing changed; some areas are left for the rest of the process. Unmapping needs none.
+//!   many with holes between. What goes beyond is `OUT_OF_MEMORY` at `map`, with nothing changed;
+//!   some areas are left for the rest of the process. Unmapping needs none.
 //! - **Bytes**: by default half of what the system says is available when the driver is made,
 //!   shared out evenly to the devices ([`HostOptions::capacity`]). It is a count, not a promise:
 //!   memory is taken when it is first written, and a system that runs out then ends the process.
@@ -30,6 +32,7 @@
 //! importer charges nothing.
 
 mod addresses;
+mod arenas;
 mod bytes;
 mod files;
 mod memory;

@@ -54,10 +54,12 @@ impl Allocations {
 impl<B: Backing> State<B> {
     fn allocate(&mut self, device: Ordinal, size: u64, kind: Kind) -> Answer<u64> {
         let index = self.context(device)?;
-        require(size != 0, INVALID_VALUE)?;
+        // Pinned memory of no bytes was given out, as measured; where it lay was not looked at.
+        require(size != 0 || kind == Kind::Pinned, INVALID_VALUE)?;
         let granularity = self.rules.granularity;
         let too_large = super::answer::OUT_OF_MEMORY;
         let taken = size
+            .max(1)
             .checked_next_multiple_of(granularity)
             .ok_or(too_large)?;
         // Managed pages are charged to nobody: they lie wherever they were last touched.

@@ -1,6 +1,6 @@
 //! The backing of the model: addresses without memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -18,13 +18,20 @@ const FIRST_ADDRESS: u64 = 1 << 34;
 #[derive(Debug)]
 pub struct Nothing {
     addresses: Space,
+    /// Left free before each reservation that is not at a place of the caller's choice, so that
+    /// what runs out of one does not run into the next.
+    gap: u64,
+    /// Reservations at places of the caller's choice.
+    chosen: BTreeSet<u64>,
     pages: BTreeMap<u64, Pages>,
 }
 
 impl Nothing {
-    pub(crate) fn new(address_end: u64) -> Self {
+    pub(crate) fn new(address_end: u64, gap: u64) -> Self {
         Self {
             addresses: Space::new(FIRST_ADDRESS..address_end),
+            gap,
+            chosen: BTreeSet::new(),
             pages: BTreeMap::new(),
         }
     }
@@ -35,15 +42,26 @@ impl Backing for Nothing {
     const FILES_AT_ONCE: bool = false;
 
     fn reserve(&mut self, size: u64, alignment: u64, at: Option<u64>) -> Answer<u64> {
-        match at {
-            Some(at) => self.addresses.claim(at, size).then_some(at),
-            None => self.addresses.allocate(size, alignment),
+        let Some(at) = at else {
+            return self
+                .addresses
+                .allocate_behind(self.gap, size, alignment)
+                .ok_or(OUT_OF_MEMORY);
+        };
+        if !self.addresses.claim(at, size) {
+            return Err(OUT_OF_MEMORY);
         }
-        .ok_or(OUT_OF_MEMORY)
+        self.chosen.insert(at);
+        Ok(at)
     }
 
     fn unreserve(&mut self, address: u64, size: u64) -> Answer {
-        self.addresses.give_back(address, size);
+        let lead = if self.chosen.remove(&address) {
+            0
+        } else {
+            self.gap
+        };
+        self.addresses.give_back(address - lead, size + lead);
         Ok(())
     }
 
@@ -67,7 +85,7 @@ impl Backing for Nothing {
 
     fn allocate(&mut self, size: u64, touchable: bool) -> Answer<u64> {
         if !touchable {
-            return self.reserve(size, 1, None);
+            return self.addresses.allocate(size, 1).ok_or(OUT_OF_MEMORY);
         }
         let pages = Pages::new(size)?;
         let address = pages.address();

@@ -2,13 +2,15 @@
 
 use std::os::fd::OwnedFd;
 
+use super::access::Who;
 use super::allocations::Kind;
 use super::answer::{Answer, INVALID_VALUE, require};
 use super::backing::Backing;
 use super::exports;
 use super::state::State;
-use crate::{CUresult, DeviceAddress, LocationKind, Ordinal, PointerAttribute};
+use crate::{AccessFlags, CUresult, DeviceAddress, LocationKind, Ordinal, PointerAttribute};
 
+const NOT_FOUND: CUresult = CUresult::CUDA_ERROR_NOT_FOUND;
 const HOST_MEMORY: u64 = 1;
 const DEVICE_MEMORY: u64 = 2;
 
@@ -52,13 +54,19 @@ impl<B: Backing> State<B> {
         })
     }
 
+    /// A mapping that the device has no right on is not found, as measured, though
+    /// [`pointer_attribute`](Self::pointer_attribute) finds it.
     pub(crate) fn address_range(
         &self,
         device: Ordinal,
         address: DeviceAddress,
     ) -> Answer<(DeviceAddress, u64)> {
         self.context(device)?;
-        let found = self.find(address.0).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
+        if let Some((_, mapping)) = self.mappings.containing(address.0) {
+            let right = mapping.rights.of(Who::Device(device.0));
+            require(right != AccessFlags::NONE, NOT_FOUND)?;
+        }
+        let found = self.find(address.0).ok_or(NOT_FOUND)?;
         Ok((DeviceAddress(found.start), found.size))
     }
 

@@ -63,7 +63,8 @@ impl Reservations {
 }
 
 impl<B: Backing> State<B> {
-    /// Hints are followed into a range freed lately and nowhere else, as measured.
+    /// Hints are followed into a range freed lately and nowhere else, and only while another
+    /// reservation stands: a process whose only reservation it was got addresses elsewhere.
     pub(crate) fn reserve(
         &mut self,
         size: u64,
@@ -77,6 +78,7 @@ impl<B: Backing> State<B> {
         require(self.aligned(hint.0), INVALID_VALUE)?;
         let alignment = alignment.max(self.rules.granularity);
         let followed = !hint.is_null()
+            && !self.reservations.ranges.is_empty()
             && hint.0.is_multiple_of(alignment)
             && self.reservations.follows_hint(hint.0, size);
         let at_hint = if followed {

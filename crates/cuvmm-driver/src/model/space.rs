@@ -21,11 +21,18 @@ impl Space {
 
     /// Takes the lowest place that fits. `alignment` is a power of two.
     pub(crate) fn allocate(&mut self, size: u64, alignment: u64) -> Option<u64> {
+        self.allocate_behind(0, size, alignment)
+    }
+
+    /// Takes the lowest place that fits with so much before it, which is taken too.
+    pub(crate) fn allocate_behind(&mut self, lead: u64, size: u64, alignment: u64) -> Option<u64> {
         let place = self.free.iter().find_map(|(&start, &end)| {
-            let place = start.checked_next_multiple_of(alignment)?;
+            let place = start
+                .checked_add(lead)?
+                .checked_next_multiple_of(alignment)?;
             (place.checked_add(size)? <= end).then_some(place)
         })?;
-        self.claim(place, size).then_some(place)
+        self.claim(place - lead, size + lead).then_some(place)
     }
 
     /// Takes exactly this part, if all of it is free.
@@ -96,6 +103,17 @@ mod tests {
             "all merged again"
         );
         assert_eq!(space.allocate(1, 1), None);
+    }
+
+    #[test]
+    fn what_stands_before_a_place_is_taken_with_it() {
+        let mut space = Space::new(0x1000..0x10_0000);
+        assert_eq!(space.allocate_behind(0x1000, 0x1000, 0x1000), Some(0x2000));
+        assert_eq!(space.allocate_behind(0x1000, 0x1000, 0x1000), Some(0x4000));
+        assert!(!space.claim(0x3000, 0x1000), "taken");
+        space.give_back(0x3000, 0x2000);
+        assert!(space.claim(0x3000, 0x1000));
+        assert_eq!(space.allocate_behind(u64::MAX, 1, 1), None);
     }
 
     #[test]

@@ -1,0 +1,50 @@
+"""Holds the figures of `cuvmm replay --json` to what the project promises.
+
+Usage: replay.py FIGURES SECONDS TRACE...
+"""
+
+import json
+import sys
+
+MOST_SECONDS = 120
+LEAST_GAIN = 1.5
+
+
+def main(figures, seconds, *traces):
+    with open(figures, encoding="utf-8") as file:
+        policies = json.load(file)["policies"]
+    # The first line of a trace is its header.
+    asked = sum(sum(1 for line in open(trace, "rb") if line.strip()) - 1 for trace in traces)
+    wrong = []
+
+    def hold(fact, what):
+        if not fact:
+            wrong.append(what)
+
+    hold(int(seconds) < MOST_SECONDS, f"took {seconds} s, of less than {MOST_SECONDS}")
+    for name in ("static", "elastic"):
+        policy = policies[name]
+        done = policy["completed"] + policy["rejected"]
+        hold(policy["requests"] == asked, f"{name}: {policy['requests']} requests of {asked}")
+        hold(done == asked, f"{name}: {done} of {asked} requests completed or rejected")
+        hold(policy["wrong_stamps"] == 0, f"{name}: {policy['wrong_stamps']} wrong stamps")
+        hold(policy["verified_stamps"] > 0, f"{name}: no stamp was verified")
+        for model, part in policy["models"].items():
+            done = part["completed"] + part["rejected"]
+            hold(part["requests"] == done, f"{name}, {model}: {done} of {part['requests']}")
+        print(
+            f"{name}: {policy['completed']} completed, {policy['rejected']} rejected, "
+            f"p99 {policy['ttft_p99_ms']:.0f} ms, {policy['verified_stamps']} stamps"
+        )
+    gain = policies["static"]["ttft_p99_ms"] / policies["elastic"]["ttft_p99_ms"]
+    hold(gain >= LEAST_GAIN, f"elastic's p99 is {gain:.2f} times better, not {LEAST_GAIN}")
+    print(f"elastic's p99 is {gain:.2f} times better; {seconds} s")
+    for what in wrong:
+        print(f"WRONG: {what}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 4:
+        sys.exit(__doc__)
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,91 @@
+/* Tells ThreadSanitizer what the standard library orders.
+ *
+ * The standard library comes compiled without the sanitizer. What of it is inlined into our code
+ * is watched; what is not, is not, and without these lines a lock that was taken after a wait
+ * would order nothing, and each access under it would be reported as a race. The linker sends the
+ * calls here (--wrap), and each wrapper adds exactly the order that the real function promises:
+ * no more, so that no race is hidden.
+ *
+ * The names, as the compiler mangles them, come from the script tsan beside this file. */
+
+void __tsan_acquire(void *address);
+void __tsan_release(void *address);
+
+typedef unsigned long word;
+/* Two registers: whatever a function returns that fits in them. */
+struct answer {
+    word low, high;
+};
+
+#define JOIN(a, b) a##b
+#define REAL(name) JOIN(__real_, name)
+#define WRAP(name) JOIN(__wrap_, name)
+
+/* A lock taken after a wait. */
+#define TAKES(name)                                                                              \
+    struct answer REAL(name)(void *, word, word, word, word, word);                              \
+    struct answer WRAP(name)(void *lock, word b, word c, word d, word e, word f)                 \
+    {                                                                                            \
+        struct answer answer = REAL(name)(lock, b, c, d, e, f);                                  \
+        __tsan_acquire(lock);                                                                    \
+        return answer;                                                                           \
+    }
+
+/* A wait that gives the lock up and takes it again. */
+#define WAITS(name)                                                                              \
+    struct answer REAL(name)(void *, void *, word, word, word, word);                            \
+    struct answer WRAP(name)(void *condition, void *lock, word c, word d, word e, word f)        \
+    {                                                                                            \
+        __tsan_release(lock);                                                                    \
+        struct answer answer = REAL(name)(condition, lock, c, d, e, f);                          \
+        __tsan_acquire(lock);                                                                    \
+        return answer;                                                                           \
+    }
+
+TAKES(MUTEX_LOCK_CONTENDED)
+TAKES(RWLOCK_READ_CONTENDED)
+TAKES(RWLOCK_WRITE_CONTENDED)
+WAITS(CONDVAR_WAIT)
+WAITS(CONDVAR_WAIT_TIMEOUT)
+
+/* Whoever drops the last Arc of many counts down with the order "release", then says "acquire" in
+ * a fence: what it then frees, the others have let go. The sanitizer takes no notice of fences, so
+ * the fence is given the address of this thread's last count. */
+static __thread volatile word *last_count;
+
+word __real___tsan_atomic64_fetch_sub(volatile word *, word, int);
+word __wrap___tsan_atomic64_fetch_sub(volatile word *count, word by, int order)
+{
+    last_count = count;
+    return __real___tsan_atomic64_fetch_sub(count, by, order);
+}
+
+void __real___tsan_atomic_thread_fence(int);
+void __wrap___tsan_atomic_thread_fence(int order)
+{
+    __real___tsan_atomic_thread_fence(order);
+    if (last_count) {
+        __tsan_acquire((void *)last_count);
+    }
+}
+
+/* The first caller runs the initialisation and the others see it. */
+struct answer REAL(ONCE_CALL)(void *, word, word, word, word, word);
+struct answer WRAP(ONCE_CALL)(void *once, word b, word c, word d, word e, word f)
+{
+    struct answer answer = REAL(ONCE_CALL)(once, b, c, d, e, f);
+    __tsan_acquire(once);
+    __tsan_release(once);
+    return answer;
+}
+
+/* The end of a scoped thread, which the owner of the scope waits for by reading a counter. The
+ * counter is one of the three words of this structure. */
+struct answer REAL(SCOPE_DECREMENT)(void *, word, word, word, word, word);
+struct answer WRAP(SCOPE_DECREMENT)(void *scope, word b, word c, word d, word e, word f)
+{
+    for (int i = 0; i < 3; i++) {
+        __tsan_release((word *)scope + i);
+    }
+    return REAL(SCOPE_DECREMENT)(scope, b, c, d, e, f);
+}

@@ -1,0 +1,225 @@
+//! Reservations inside ranges taken from the system.
+//!
+//! A range of the system's is one memory area, however many reservations lie in it: what is
+//! reserved and what is not look the same there, both are nothing. So the number of reservations
+//! is not bounded by the system's areas. Small reservations share arenas of a fixed size; a large
+//! one, or one at a place of the caller's choice, has an arena to itself.
+//!
+//! Between a reservation and what lies before it, and behind the last of an arena, a gap is left,
+//! so that what runs out of one does not run into the next. Only a place that the caller chose may
+//! touch another.
+//!
+//! What happens to the system's areas is not decided here: see [`addresses`](super::addresses).
+
+use std::collections::BTreeMap;
+
+use crate::model::Space;
+
+/// The size of an arena that small reservations share. Addresses cost nothing.
+pub(super) const SHARED: u64 = 256 << 30;
+
+/// The largest reservation, with its alignment, that goes into a shared arena.
+const SMALL: u64 = SHARED / 4;
+
+#[derive(Debug)]
+struct Arena {
+    end: u64,
+    space: Space,
+    reservations: usize,
+    shared: bool,
+}
+
+/// What the system is to be asked for, or was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) start: u64,
+    pub(super) size: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Arenas {
+    by_start: BTreeMap<u64, Arena>,
+    /// Reservations by start, with how much before them is theirs.
+    leads: BTreeMap<u64, u64>,
+    gap: u64,
+}
+
+impl Arenas {
+    pub(super) fn new(gap: u64) -> Self {
+        Self {
+            by_start: BTreeMap::new(),
+            leads: BTreeMap::new(),
+            gap,
+        }
+    }
+
+    /// The gap that is left between reservations.
+    pub(super) fn gap(&self) -> u64 {
+        self.gap
+    }
+
+    /// Whether a reservation belongs into a shared arena.
+    pub(super) fn is_small(&self, size: u64, alignment: u64) -> bool {
+        let with_gaps = size.checked_add(alignment.max(self.gap));
+        with_gaps.is_some_and(|all| all <= SMALL)
+    }
+
+    /// Takes a place in a shared arena that has one.
+    pub(super) fn take_anywhere(&mut self, size: u64, alignment: u64) -> Option<u64> {
+        let gap = self.gap;
+        let mut shared = self.by_start.values_mut().filter(|arena| arena.shared);
+        let start = shared.find_map(|arena| {
+            let start = arena.space.allocate_behind(gap, size, alignment)?;
+            arena.reservations += 1;
+            Some(start)
+        })?;
+        self.leads.insert(start, gap);
+        Some(start)
+    }
+
+    /// Takes exactly this place in the arena that it lies in: nothing if it lies in none, and
+    /// whether it could be had.
+    pub(super) fn take_at(&mut self, start: u64, size: u64) -> Option<bool> {
+        let (_, arena) = self.by_start.range_mut(..=start).next_back()?;
+        if start >= arena.end {
+            return None;
+        }
+        let taken = arena.space.claim(start, size);
+        if taken {
+            arena.reservations += 1;
+            self.leads.insert(start, 0);
+        }
+        Some(taken)
+    }
+
+    /// An arena that was taken from the system for small reservations.
+    pub(super) fn add_shared(&mut self, span: Span) {
+        let end = span.start + span.size;
+        let arena = Arena {
+            end,
+            space: Space::new(span.start..end - self.gap),
+            reservations: 0,
+            shared: true,
+        };
+        self.by_start.insert(span.start, arena);
+    }
+
+    /// An arena that was taken from the system for one reservation.
+    pub(super) fn add_single(&mut self, span: Span, reservation: u64) {
+        let arena = Arena {
+            end: span.start + span.size,
+            space: Space::new(0..0),
+            reservations: 1,
+            shared: false,
+        };
+        self.by_start.insert(span.start, arena);
+        self.leads.insert(reservation, reservation - span.start);
+    }
+
+    /// Gives a reservation back, and names the arena that the system can have back now, if any.
+    /// One empty shared arena is kept for the next reservation.
+    pub(super) fn give_back(&mut self, start: u64, size: u64) -> Option<Span> {
+        let lead = self.leads.remove(&start)?;
+        let (&at, arena) = self.by_start.range_mut(..=start).next_back()?;
+        arena.reservations -= 1;
+        let span = Span {
+            start: at,
+            size: arena.end - at,
+        };
+        if !arena.shared {
+            return Some(span);
+        }
+        arena.space.give_back(start - lead, size + lead);
+        if arena.reservations != 0 {
+            return None;
+        }
+        let is_empty = |arena: &&Arena| arena.shared && arena.reservations == 0;
+        let another = self.by_start.values().filter(is_empty).nth(1);
+        another.map(|_| span)
+    }
+
+    /// The system has this arena back.
+    pub(super) fn forget(&mut self, start: u64) {
+        self.by_start.remove(&start);
+    }
+
+    /// The arena that an address lies in.
+    pub(super) fn containing(&self, address: u64) -> Option<Span> {
+        let (&start, arena) = self.by_start.range(..=address).next_back()?;
+        (address < arena.end).then_some(Span {
+            start,
+            size: arena.end - start,
+        })
+    }
+
+    /// All that the system has given.
+    pub(super) fn all(&self) -> impl Iterator<Item = Span> {
+        self.by_start.iter().map(|(&start, arena)| Span {
+            start,
+            size: arena.end - start,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Arenas, SHARED, Span};
+
+    const GAP: u64 = 0x1000;
+
+    fn with_one() -> Arenas {
+        let mut arenas = Arenas::new(GAP);
+        arenas.add_shared(shared(0));
+        arenas
+    }
+
+    fn shared(index: u64) -> Span {
+        Span {
+            start: (16 + index) * SHARED,
+            size: SHARED,
+        }
+    }
+
+    #[test]
+    fn neighbours_are_apart_unless_they_were_asked_for() {
+        let mut arenas = with_one();
+        let first = arenas.take_anywhere(GAP, GAP);
+        assert_eq!(first, Some(16 * SHARED + GAP), "a gap before the first");
+        assert_eq!(arenas.take_anywhere(GAP, GAP), Some(16 * SHARED + 3 * GAP));
+        assert_eq!(arenas.take_at(16 * SHARED + 3 * GAP, GAP), Some(false));
+        assert_eq!(arenas.take_at(16 * SHARED + 4 * GAP, GAP), Some(true));
+        assert_eq!(arenas.take_at(15 * SHARED, GAP), None, "not of ours");
+        let last = 17 * SHARED - GAP;
+        assert_eq!(arenas.take_at(last, GAP), Some(false), "a gap at the end");
+        for index in [1, 3, 4] {
+            assert_eq!(arenas.give_back(16 * SHARED + index * GAP, GAP), None);
+        }
+        assert_eq!(arenas.take_anywhere(GAP, GAP), first, "all merged again");
+    }
+
+    #[test]
+    fn one_empty_arena_is_kept() {
+        let mut arenas = with_one();
+        arenas.add_shared(shared(1));
+        let first = arenas.take_anywhere(SHARED / 2, GAP).unwrap_or_default();
+        let second = arenas.take_anywhere(SHARED / 2, GAP).unwrap_or_default();
+        assert!(shared(1).start < second);
+        assert_eq!(arenas.give_back(first, SHARED / 2), None);
+        assert_eq!(arenas.give_back(second, SHARED / 2), Some(shared(1)));
+        arenas.forget(shared(1).start);
+        assert_eq!(arenas.containing(second), None);
+        assert_eq!(arenas.all().count(), 1);
+    }
+
+    #[test]
+    fn a_single_arena_goes_with_its_reservation() {
+        let mut arenas = with_one();
+        let span = Span {
+            start: 64 * SHARED,
+            size: 2 * SHARED,
+        };
+        arenas.add_single(span, 64 * SHARED + GAP);
+        assert_eq!(arenas.containing(65 * SHARED), Some(span));
+        assert_eq!(arenas.give_back(64 * SHARED + GAP, SHARED), Some(span));
+    }
+}

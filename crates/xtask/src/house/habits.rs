@@ -1,0 +1,354 @@
+//! What is absent from a file, and stays absent: panics, statics, environment variables, names of
+//! backends, rounding, unsafe code without a reason.
+//!
+//! Code for tests is free of all of it except the last.
+
+use super::Complaint;
+use super::mentions::{Mention, What, mentions};
+use super::plan::{BACKENDS, Place, ROUNDS};
+use super::tree::Module;
+
+/// Methods that panic.
+const PANICKING: &[&str] = &["unwrap", "expect", "unwrap_err", "expect_err"];
+
+/// Macros that panic.
+const PANICS: &[&str] = &["panic", "todo", "unimplemented", "unreachable"];
+
+/// Macros that panic when a caller is wrong.
+const ASSERTS: &[&str] = &["assert", "assert_eq", "assert_ne"];
+
+/// Functions that read or write the environment.
+const ENVIRONMENT: &[&str] = &["var", "var_os", "vars", "vars_os", "set_var", "remove_var"];
+
+/// Functions of the standard library that round.
+const ROUNDING: &[&str] = &[
+    "next_multiple_of",
+    "checked_next_multiple_of",
+    "next_power_of_two",
+    "checked_next_power_of_two",
+];
+
+/// Names under which rounding is written by hand.
+const ROUNDS_BY_NAME: &[&str] = &[
+    "round_up",
+    "round_down",
+    "align_up",
+    "align_down",
+    "align_to",
+];
+
+/// Words in a `cfg` that make the code differ by the GPU at hand.
+const GPU: &[&str] = &["cuda", "gpu", "nvidia", "rocm", "hip"];
+
+/// Types whose value a shared reference can change.
+const CHANGEABLE: &[&str] = &[
+    "mut",
+    "Cell",
+    "RefCell",
+    "UnsafeCell",
+    "OnceCell",
+    "LazyCell",
+    "Mutex",
+    "RwLock",
+    "Once",
+    "OnceLock",
+    "LazyLock",
+    "Condvar",
+];
+
+/// Everything in these modules, which are those of one crate, that the house does not do.
+pub(crate) fn check(place: &Place, modules: &[Module]) -> Vec<Complaint> {
+    let mut complaints = Vec::new();
+    for module in modules {
+        for mention in mentions(module) {
+            let found = match &mention.what {
+                What::AllowsUnsafe => unreasoned(module, mention.line),
+                _ if mention.test => None,
+                _ => judge(place, module, &mention),
+            };
+            if let Some(what) = found {
+                complaints.push(Complaint::at(&module.file, mention.line, what));
+            }
+        }
+    }
+    complaints
+}
+
+/// What is wrong with a mention outside tests.
+fn judge(place: &Place, module: &Module, mention: &Mention) -> Option<String> {
+    match &mention.what {
+        What::Call(name) if PANICKING.contains(&&**name) => {
+            Some(format!(".{name}() panics: return an error"))
+        }
+        What::Macro(name) if PANICS.contains(&&**name) => {
+            Some(format!("{name}! panics: return an error"))
+        }
+        What::Macro(name) if place.library && !mention.constant && ASSERTS.contains(&&**name) => {
+            Some(format!(
+                "{name}! panics on what a caller gives: return an error"
+            ))
+        }
+        What::Macro(name) if place.library && name == "thread_local" => {
+            Some("thread_local! is global state".to_owned())
+        }
+        What::Static { name, words } if place.library => words
+            .iter()
+            .find(|word| CHANGEABLE.contains(&&***word) || word.starts_with("Atomic"))
+            .map(|word| format!("static {name} can change ({word}): no global state")),
+        What::Cfg(words) if place.name != "cuvmm-driver" => words
+            .iter()
+            .find(|word| {
+                word.split(|letter: char| !letter.is_alphanumeric())
+                    .any(|part| GPU.contains(&part))
+            })
+            .map(|word| format!("a cfg for a GPU ({word}) outside cuvmm-driver")),
+        What::Outside(path) | What::Inside { path, .. } => {
+            if !place.reads_environment && reads_environment(path) {
+                Some(format!("{}: reads the environment", path.join("::")))
+            } else if place.name == "cuvmm" {
+                backend(path)
+                    .map(|backend| format!("{}: names the backend {backend}", path.join("::")))
+            } else {
+                None
+            }
+        }
+        What::Call(name)
+            if place.name == "cuvmm"
+                && !is_the_rounding_file(module)
+                && ROUNDING.contains(&&**name) =>
+        {
+            Some(format!("{name} rounds: only {ROUNDS} does"))
+        }
+        What::Function(name)
+            if place.name == "cuvmm"
+                && !is_the_rounding_file(module)
+                && ROUNDS_BY_NAME.contains(&&**name) =>
+        {
+            Some(format!("fn {name} rounds: only {ROUNDS} does"))
+        }
+        _ => None,
+    }
+}
+
+fn is_the_rounding_file(module: &Module) -> bool {
+    module.path.first().is_some_and(|room| room == ROUNDS)
+}
+
+fn reads_environment(path: &[String]) -> bool {
+    path.windows(2)
+        .any(|pair| pair[0] == "env" && (pair[1] == "*" || ENVIRONMENT.contains(&&*pair[1])))
+}
+
+/// The backend that a path goes through.
+fn backend(path: &[String]) -> Option<&str> {
+    path.windows(2)
+        .find(|pair| {
+            matches!(&*pair[0], "cuvmm_driver" | "driver") && BACKENDS.contains(&&*pair[1])
+        })
+        .map(|pair| &*pair[1])
+}
+
+/// A file may allow unsafe code if its documentation says why, or, in a test, a comment right
+/// above the attribute.
+fn unreasoned(module: &Module, line: usize) -> Option<String> {
+    let says = |text: &str| text.to_lowercase().contains("unsafe");
+    let documented = module
+        .text
+        .lines()
+        .take_while(|line| line.starts_with("//") || line.trim().is_empty())
+        .any(|line| line.starts_with("//!") && says(line));
+    let above = line
+        .checked_sub(2)
+        .and_then(|above| module.text.lines().nth(above))
+        .is_some_and(|above| above.trim_start().starts_with("//"));
+    (!(documented || module.test && above)).then(|| {
+        "allows unsafe code, and the file's documentation does not say why (it should hold the \
+         word `unsafe`)"
+            .to_owned()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::house::plan;
+
+    fn complaints(krate: &str, path: &str, text: &str) -> Vec<String> {
+        let parts = path.split("::").map(str::to_owned).collect();
+        let module = Module::parse(Path::new("test.rs"), parts, false, text.to_owned());
+        check(
+            plan::place(krate).expect("planned"),
+            &[module.expect("Rust")],
+        )
+        .iter()
+        .map(ToString::to_string)
+        .collect()
+    }
+
+    #[track_caller]
+    fn wrong(krate: &str, path: &str, text: &str, word: &str) {
+        let found = complaints(krate, path, text);
+        assert!(!found.is_empty(), "{text}");
+        assert!(
+            found.iter().all(|found| found.contains(word)),
+            "{text}: {found:?}"
+        );
+        let in_tests = format!("#[cfg(test)] mod tests {{ {text} }}");
+        // The file's own attributes stand only at its top.
+        if !text.contains("#!") {
+            assert_eq!(complaints(krate, path, &in_tests), [""; 0], "{in_tests}");
+        }
+    }
+
+    #[track_caller]
+    fn right(krate: &str, path: &str, text: &str) {
+        assert_eq!(complaints(krate, path, text), [""; 0], "{text}");
+    }
+
+    #[test]
+    fn panics() {
+        for text in [
+            "fn f() { x.unwrap(); }",
+            "fn f() { x.expect(\"there\"); }",
+            "fn f() { x.map(Option::unwrap); }",
+            "fn f() { println!(\"{}\", x.unwrap()); }",
+            "fn f() { println!(\"{:?}\", x.map(Option::unwrap)); }",
+            "fn f() { panic!(\"no\") }",
+            "fn f() { std::todo!() }",
+            "fn f() { unimplemented!() }",
+            "fn f() { match x { _ => unreachable!() } }",
+            "macro_rules! m { () => { panic!() } }",
+        ] {
+            wrong("cuvmm", "pool", text, "panics");
+            wrong("cuvmm-cli", "replay", text, "panics");
+        }
+        right("cuvmm", "pool", "fn f() { x.unwrap_or_default(); }");
+        right(
+            "cuvmm",
+            "pool",
+            "/// `x.unwrap()`\nfn f() { y(\"x.unwrap()\"); }",
+        );
+    }
+
+    #[test]
+    fn asserts() {
+        wrong("cuvmm", "pool", "fn f() { assert!(x > 0); }", "caller");
+        wrong("cuvmm", "pool", "fn f() { assert_eq!(x, 0); }", "caller");
+        right("cuvmm", "pool", "fn f() { debug_assert!(x > 0); }");
+        right("cuvmm", "pool", "const _: () = assert!(SIZE > 0);");
+        right("cuvmm", "pool", "fn f() { const { assert!(SIZE > 0) } }");
+        right("xtask", "pack", "fn f() { assert!(x > 0); }");
+    }
+
+    #[test]
+    fn statics() {
+        for text in [
+            "static N: AtomicU64 = AtomicU64::new(0);",
+            "static mut N: u64 = 0;",
+            "fn f() { static ONCE: std::sync::OnceLock<u64> = OnceLock::new(); }",
+            "static MAP: [Mutex<u8>; 2] = [A, B];",
+            "thread_local! { static X: u8 = 0; }",
+        ] {
+            wrong("cuvmm-driver", "cuda", text, "");
+        }
+        right("cuvmm", "pool", "static NAMES: &[&str] = &[];");
+        right(
+            "fakecuda",
+            "state",
+            "static N: AtomicU64 = AtomicU64::new(0);",
+        );
+    }
+
+    #[test]
+    fn environment() {
+        for text in [
+            "fn f() { std::env::var(\"X\"); }",
+            "use std::env; fn f() { env::var_os(\"X\"); }",
+            "use std::env::vars;",
+            "use std::{env::{var as v}, fmt};",
+            "fn f() { g(format!(\"{:?}\", std::env::var(\"X\"))); }",
+        ] {
+            wrong("cuvmm", "pool", text, "environment");
+            right("cuvmm-cli", "replay", text);
+        }
+        right("cuvmm", "pool", "fn f() { env!(\"CARGO_PKG_VERSION\"); }");
+    }
+
+    #[test]
+    fn backends() {
+        for text in [
+            "use cuvmm_driver::host::HostDriver;",
+            "use cuvmm_driver::{Driver, cuda::CudaDriver};",
+            "use crate::driver::model;",
+            "fn f() { crate::driver::cuda::open(); }",
+        ] {
+            wrong("cuvmm", "pool", text, "names the backend");
+            right("cuvmm-cli", "drivers", text);
+        }
+        right("cuvmm", "pool", "use cuvmm_driver::{Driver, Location};");
+    }
+
+    #[test]
+    fn configuration() {
+        for text in [
+            "#[cfg(feature = \"cuda\")] fn f() {}",
+            "#[cfg(not(has_gpu))] mod x {}",
+            "fn f() { if cfg!(feature = \"with-cuda\") {} }",
+            "struct S { #[cfg(gpu)] x: u8 }",
+        ] {
+            wrong("cuvmm", "pool", text, "a cfg for a GPU");
+            right("cuvmm-driver", "auto", text);
+        }
+        right("cuvmm", "pool", "#[cfg(feature = \"cudarc\")] fn f() {}");
+        right("cuvmm", "pool", "#[cfg(target_os = \"linux\")] fn f() {}");
+    }
+
+    #[test]
+    fn rounding() {
+        for text in [
+            "fn f() { x.next_multiple_of(y); }",
+            "fn f() { u64::checked_next_power_of_two(x); }",
+            "fn round_up(x: u64) -> u64 { x }",
+        ] {
+            wrong("cuvmm", "region::space", text, "rounds");
+            right("cuvmm", "size", text);
+            right("cuvmm-driver", "host", text);
+        }
+    }
+
+    #[test]
+    fn unsafe_code() {
+        wrong(
+            "cuvmm",
+            "own",
+            "//! Owners.\n#![allow(unsafe_code)]",
+            "say why",
+        );
+        wrong(
+            "cuvmm",
+            "own",
+            "//! Owners.\n// unsafe\n#![allow(unsafe_code)]",
+            "say why",
+        );
+        wrong(
+            "cuvmm",
+            "own",
+            "#![cfg_attr(x, allow(unsafe_code))]",
+            "say why",
+        );
+        let found = complaints(
+            "cuvmm",
+            "own",
+            "//! Owners.\n#[allow(unsafe_code)] fn f() {}",
+        );
+        assert_eq!(found.len(), 1, "{found:?}");
+        right(
+            "cuvmm",
+            "own",
+            "//! Owners. `unsafe` is allowed here: the trait's calls are.\n#![allow(unsafe_code)]",
+        );
+        right("cuvmm", "own", "//! Owners.\n#![deny(unsafe_code)]");
+    }
+}

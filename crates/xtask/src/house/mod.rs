@@ -1,0 +1,181 @@
+//! Holds the shape of the house: which crate and which room may use which, and what is absent
+//! from the source and stays absent.
+//!
+//! The plan is in [`plan`]; [`crates`] reads the manifests, [`tree`] and [`mentions`] the source,
+//! and [`arrows`] and [`habits`] judge it. Nothing here is mended, only reported.
+
+mod arrows;
+mod crates;
+mod habits;
+mod mentions;
+mod plan;
+mod tree;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::cargo;
+use crates::{Metadata, Package};
+use plan::Place;
+use tree::Module;
+
+/// Check that no arrow between crates or rooms runs up, and that no file does what the house
+/// does not do.
+#[derive(Debug, clap::Args)]
+pub(crate) struct House {}
+
+impl House {
+    pub(crate) fn run(self) -> Result<()> {
+        let Inspection { files, complaints } = inspect()?;
+        for complaint in &complaints {
+            eprintln!("{complaint}");
+        }
+        ensure!(
+            complaints.is_empty(),
+            "{} complaints in {files} files",
+            complaints.len()
+        );
+        println!("{files} files, and the house stands");
+        Ok(())
+    }
+}
+
+/// Something that is not as it should be, and where.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Complaint {
+    file: PathBuf,
+    /// 0 for the file as a whole.
+    line: usize,
+    what: String,
+}
+
+impl Complaint {
+    fn at(file: &Path, line: usize, what: impl Into<String>) -> Self {
+        Self {
+            file: file.to_owned(),
+            line,
+            what: what.into(),
+        }
+    }
+
+    fn in_file(file: impl AsRef<Path>, what: impl Into<String>) -> Self {
+        Self::at(file.as_ref(), 0, what)
+    }
+}
+
+impl fmt::Display for Complaint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:", self.file.display())?;
+        if self.line > 0 {
+            write!(f, "{}:", self.line)?;
+        }
+        write!(f, " {}", self.what)
+    }
+}
+
+/// What was read and found.
+#[derive(Default)]
+struct Inspection {
+    files: usize,
+    complaints: Vec<Complaint>,
+}
+
+/// Everything that is wrong with this workspace.
+fn inspect() -> Result<Inspection> {
+    let root = cargo::workspace();
+    let output = cargo::command()
+        .args(["metadata", "--no-deps", "--format-version", "1"])
+        .output()
+        .context("starting cargo")?;
+    if !output.status.success() {
+        bail!(
+            "cargo metadata failed: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    let metadata = Metadata::parse(&String::from_utf8_lossy(&output.stdout))?;
+    let mut inspection = Inspection {
+        files: 0,
+        complaints: crates::check(&metadata),
+    };
+    for package in &metadata.packages {
+        inspection.read(package)?;
+    }
+    let complaints = &mut inspection.complaints;
+    for complaint in &mut *complaints {
+        if let Ok(short) = complaint.file.strip_prefix(root) {
+            complaint.file = short.to_owned();
+        }
+    }
+    complaints.sort();
+    complaints.dedup();
+    Ok(inspection)
+}
+
+impl Inspection {
+    fn read(&mut self, package: &Package) -> Result<()> {
+        let Some(place) = plan::place(&package.name) else {
+            // The manifests' check has said so.
+            return Ok(());
+        };
+        let manifest = Path::new(&package.manifest_path);
+        let text = std::fs::read_to_string(manifest).context("reading a manifest")?;
+        if !text.contains("[lints]\nworkspace = true") {
+            let what = "does not take the workspace's lints";
+            self.complaints.push(Complaint::in_file(manifest, what));
+        }
+        let mut reached = BTreeSet::new();
+        for target in package.targets.iter().filter(|target| target.is_source()) {
+            let modules = tree::modules(Path::new(&target.src_path), &mut self.complaints)?;
+            self.files += modules.len();
+            self.complaints.extend(arrows::check(place, &modules));
+            self.complaints.extend(habits::check(place, &modules));
+            reached.extend(modules.into_iter().map(|module| module.file));
+        }
+        let folder = manifest.parent().context("a manifest lies in a folder")?;
+        self.complaints
+            .extend(tree::unreached(&folder.join("src"), &reached)?);
+        for name in ["tests", "benches", "examples"] {
+            for file in tree::rust_files(&folder.join(name))? {
+                self.read_test(place, &file)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_test(&mut self, place: &Place, file: &Path) -> Result<()> {
+        // What a compile-fail test shows need not even be Rust.
+        if file
+            .components()
+            .any(|part| part.as_os_str() == "compile_fail")
+        {
+            return Ok(());
+        }
+        let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
+        if text.trim().is_empty() {
+            self.complaints.push(Complaint::in_file(file, "is empty"));
+        }
+        let module = Module::parse(file, Vec::new(), true, text)?;
+        self.complaints.extend(habits::check(place, &[module]));
+        self.files += 1;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_house_stands() {
+        let inspection = super::inspect().expect("the workspace can be read");
+        let complaints: Vec<String> = inspection
+            .complaints
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        assert!(complaints.is_empty(), "\n{}\n", complaints.join("\n"));
+        assert!(inspection.files > 100, "{} files", inspection.files);
+    }
+}

@@ -1,0 +1,149 @@
+//! The plan of the house: which crate may use which, and which room of a crate stands on which.
+//!
+//! Only data is here. To build a new room is to give it a place in this file.
+
+/// A workspace crate and the workspace crates that it may depend on.
+pub(crate) struct Place {
+    pub(crate) name: &'static str,
+    pub(crate) uses: &'static [&'static str],
+    /// What its tests may use besides: the crates that exist for testing.
+    pub(crate) tests_use: &'static [&'static str],
+    /// Whether it may read environment variables. What is never published may.
+    pub(crate) reads_environment: bool,
+    /// Whether it is a library that others build on: no statics, no `cfg` for a GPU, no asserts.
+    pub(crate) library: bool,
+    /// Its rooms from the bottom up, where the plan knows them.
+    pub(crate) floors: &'static [Floor],
+}
+
+/// Rooms on one level.
+pub(crate) struct Floor {
+    pub(crate) rooms: &'static [&'static str],
+    /// Whether they may use one another.
+    pub(crate) open: bool,
+}
+
+const fn room(rooms: &'static [&'static str]) -> Floor {
+    Floor { rooms, open: false }
+}
+
+/// From the bottom up.
+pub(crate) const CRATES: &[Place] = &[
+    Place {
+        name: "cuvmm-sys",
+        uses: &[],
+        tests_use: &[],
+        reads_environment: false,
+        library: true,
+        floors: &[],
+    },
+    Place {
+        name: "cuvmm-driver",
+        uses: &["cuvmm-sys"],
+        tests_use: &["conformance", "fakecuda"],
+        reads_environment: false,
+        library: true,
+        floors: &[
+            Floor {
+                rooms: &["call", "error", "types"],
+                open: true,
+            },
+            room(&["driver"]),
+            room(&["cuda", "model", "fault"]),
+            room(&["host"]),
+            room(&["auto"]),
+        ],
+    },
+    Place {
+        name: "cuvmm",
+        uses: &["cuvmm-driver"],
+        tests_use: &["conformance", "fakecuda"],
+        reads_environment: false,
+        library: true,
+        floors: &[
+            Floor {
+                rooms: &["error", "size"],
+                open: true,
+            },
+            Floor {
+                rooms: &["calls", "drops", "device"],
+                open: true,
+            },
+            room(&["own"]),
+            room(&["region"]),
+            room(&["vec", "sparse", "unified"]),
+            room(&["pool"]),
+            room(&["heap"]),
+            room(&["kv"]),
+            room(&["sleep"]),
+            room(&["share"]),
+        ],
+    },
+    Place {
+        name: "conformance",
+        uses: &["cuvmm-driver"],
+        tests_use: &["fakecuda"],
+        reads_environment: false,
+        library: false,
+        floors: &[],
+    },
+    Place {
+        name: "fakecuda",
+        uses: &["cuvmm-driver", "cuvmm-sys"],
+        tests_use: &["conformance"],
+        reads_environment: true,
+        library: false,
+        floors: &[],
+    },
+    Place {
+        name: "cuvmm-cli",
+        uses: &["cuvmm", "conformance"],
+        tests_use: &["fakecuda"],
+        reads_environment: true,
+        library: false,
+        floors: &[],
+    },
+    Place {
+        name: "cuvmm-candle",
+        uses: &["cuvmm"],
+        tests_use: &["fakecuda"],
+        reads_environment: false,
+        library: false,
+        floors: &[],
+    },
+    Place {
+        name: "cuvmm-torch",
+        uses: &["cuvmm"],
+        tests_use: &["fakecuda"],
+        reads_environment: true,
+        library: false,
+        floors: &[],
+    },
+    Place {
+        name: "xtask",
+        uses: &["cuvmm-sys"],
+        tests_use: &[],
+        reads_environment: true,
+        library: false,
+        floors: &[],
+    },
+];
+
+/// The backends of `cuvmm-driver`, which `cuvmm` never names.
+pub(crate) const BACKENDS: &[&str] = &["cuda", "host", "model"];
+
+/// The one file of `cuvmm` that rounds.
+pub(crate) const ROUNDS: &str = "size";
+
+pub(crate) fn place(name: &str) -> Option<&'static Place> {
+    CRATES.iter().find(|place| place.name == name)
+}
+
+impl Place {
+    /// The level that a room is on, counted from the bottom.
+    pub(crate) fn level(&self, room: &str) -> Option<usize> {
+        self.floors
+            .iter()
+            .position(|floor| floor.rooms.contains(&room))
+    }
+}

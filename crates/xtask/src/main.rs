@@ -1,0 +1,25 @@
+//! The project's own chores, run as `cargo xtask <chore>`.
+
+mod abi;
+mod cargo;
+mod house;
+mod pack;
+
+use clap::Parser;
+
+/// The project's own chores.
+#[derive(Debug, Parser)]
+#[command(name = "xtask", bin_name = "cargo xtask")]
+enum Chore {
+    Abi(abi::Abi),
+    House(house::House),
+    Pack(pack::Pack),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Chore::parse() {
+        Chore::Abi(abi) => abi.run(),
+        Chore::House(house) => house.run(),
+        Chore::Pack(pack) => pack.run(),
+    }
+}

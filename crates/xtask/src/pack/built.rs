@@ -1,0 +1,150 @@
+//! What cargo built, as its messages tell it.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use anyhow::{Context as _, Result, bail};
+use serde::Deserialize;
+
+use crate::cargo;
+
+/// A file that cargo built and that belongs into the pack.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Built {
+    pub(super) place: Place,
+    pub(super) file: PathBuf,
+    /// What it is called in the pack.
+    pub(super) name: String,
+}
+
+/// Where it belongs.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Program,
+    Library,
+    Test,
+}
+
+/// Builds in release and returns what belongs into the pack.
+pub(super) fn build(arguments: &[String]) -> Result<Vec<Built>> {
+    println!("cargo {}", arguments.join(" "));
+    let output = cargo::command()
+        .args(arguments)
+        .args(["--release", "--message-format=json-render-diagnostics"])
+        .stderr(Stdio::inherit())
+        .output()
+        .context("starting cargo")?;
+    if !output.status.success() {
+        bail!("cargo {} failed: {}", arguments.join(" "), output.status);
+    }
+    let tests = arguments.iter().any(|argument| argument == "test");
+    String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .filter_map(|line| read(line, tests).transpose())
+        .collect()
+}
+
+#[derive(Debug, Deserialize)]
+struct Message {
+    reason: String,
+    package_id: Option<String>,
+    target: Option<Target>,
+    executable: Option<PathBuf>,
+    #[serde(default)]
+    filenames: Vec<PathBuf>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Target {
+    name: String,
+    kind: Vec<String>,
+}
+
+/// What a line of cargo's messages tells, if it is about something for the pack. A build of tests
+/// builds the programs that they start too, which are not of interest a second time.
+fn read(line: &str, tests: bool) -> Result<Option<Built>> {
+    let message: Message =
+        serde_json::from_str(line).with_context(|| format!("cargo said {line}"))?;
+    let (Some(target), true) = (message.target, message.reason == "compiler-artifact") else {
+        return Ok(None);
+    };
+    let is = |kind: &str| target.kind.iter().any(|ours| ours == kind);
+    Ok(match message.executable {
+        Some(file) if tests && is("test") => {
+            let package = package_name(message.package_id.as_deref().unwrap_or_default());
+            let name = format!("{package}-{}", target.name);
+            Some(Built {
+                place: Place::Test,
+                file,
+                name,
+            })
+        }
+        Some(file) if !tests && is("bin") => Some(Built {
+            place: Place::Program,
+            file,
+            name: target.name,
+        }),
+        None if !tests && is("cdylib") && target.name == "fakecuda" => message
+            .filenames
+            .into_iter()
+            .find(|file| file.extension().is_some_and(|extension| extension == "so"))
+            .map(|file| Built {
+                place: Place::Library,
+                file,
+                name: "libcuda.so.1".to_owned(),
+            }),
+        _ => None,
+    })
+}
+
+/// The package's name in an id such as `path+file:///there/crates/cuvmm#0.1.0`.
+fn package_name(id: &str) -> &str {
+    let (folder, rest) = id.split_once('#').unwrap_or((id, ""));
+    match rest.split_once('@') {
+        Some((name, _)) => name,
+        None => folder.rsplit('/').next().unwrap_or(folder),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(kind: &str, name: &str, executable: &str, tests: bool) -> Option<(Place, String)> {
+        let line = format!(
+            r#"{{"reason":"compiler-artifact","package_id":"path+file:///x/crates/cuvmm#0.1.0",
+            "target":{{"kind":["{kind}"],"name":"{name}"}},"executable":{executable},
+            "filenames":["/t/lib{name}.so","/t/lib{name}.d"]}}"#
+        );
+        let built = read(&line, tests).expect("as cargo says it")?;
+        Some((built.place, built.name))
+    }
+
+    #[test]
+    fn what_belongs_into_the_pack() {
+        let program = told("bin", "cuvmm", "\"/t/cuvmm\"", false);
+        assert_eq!(program, Some((Place::Program, "cuvmm".into())));
+        let library = told("cdylib", "fakecuda", "null", false);
+        assert_eq!(library, Some((Place::Library, "libcuda.so.1".into())));
+        let test = told("test", "gpu", "\"/t/gpu-1\"", true);
+        assert_eq!(test, Some((Place::Test, "cuvmm-gpu".into())));
+    }
+
+    #[test]
+    fn what_does_not() {
+        assert_eq!(told("bin", "cuvmm", "\"/t/cuvmm\"", true), None);
+        assert_eq!(told("lib", "cuvmm", "null", false), None);
+        let done = read(r#"{"reason":"build-finished","success":true}"#, false);
+        assert_eq!(done.expect("as cargo says it"), None);
+        assert!(read("Finished", false).is_err());
+    }
+
+    #[test]
+    fn names_of_packages() {
+        assert_eq!(package_name("path+file:///x/crates/cuvmm#0.1.0"), "cuvmm");
+        assert_eq!(
+            package_name("path+file:///x/main#cuvmm-cli@0.1.0"),
+            "cuvmm-cli"
+        );
+    }
+}

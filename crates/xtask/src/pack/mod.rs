@@ -1,0 +1,205 @@
+//! Packs what a machine with a GPU but without cargo needs to run: the release command, the tests
+//! that want a GPU, the conformance programs, the recorded answers and a script that runs them.
+//!
+//! A test file says that it wants a GPU by its name, which then begins with `gpu`, or by reading
+//! `CUVMM_REQUIRE_GPU`. Such a test starts the command through the variable `CUVMM_BIN` where that
+//! is set, since the path that cargo compiles in is that of the machine that built it.
+
+mod built;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::cargo;
+use built::{Built, Place};
+
+/// What the pack may hold, in bytes.
+const MOST: u64 = 60 << 20;
+
+/// Pack the command and the tests for a machine that has no cargo.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Pack {
+    /// The folder to write. What an earlier run wrote there is replaced.
+    folder: PathBuf,
+}
+
+impl Pack {
+    pub(crate) fn run(self) -> Result<()> {
+        // Cargo starts us where the user is, and is itself started in the workspace.
+        let folder = std::path::absolute(&self.folder)?;
+        clear(&folder)?;
+        let mut built = Vec::new();
+        for arguments in builds()? {
+            built.extend(built::build(&arguments)?);
+        }
+        for Built { place, file, name } in &built {
+            let to = match place {
+                Place::Program => folder.join("bin"),
+                Place::Library => folder.join("lib"),
+                Place::Test => folder.join("tests"),
+            };
+            std::fs::create_dir_all(&to)?;
+            copy_stripped(file, &to.join(name))?;
+        }
+        let answers = folder.join("answers");
+        std::fs::create_dir_all(&answers)?;
+        for file in files_in(&cargo::workspace().join("crates/conformance/answers"))? {
+            copy(&file, &answers.join(file.file_name().unwrap_or_default()))?;
+        }
+        let script = folder.join("run.sh");
+        std::fs::write(&script, include_str!("run.sh"))?;
+        succeed(Command::new("chmod").arg("+x").arg(&script))?;
+        let bytes = report(&folder)?;
+        ensure!(
+            bytes <= MOST,
+            "the pack holds {bytes} bytes, more than {MOST}: does every packed test need a GPU?"
+        );
+        Ok(())
+    }
+}
+
+/// What to pass to cargo, one build each.
+fn builds() -> Result<Vec<Vec<String>>> {
+    let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+    let mut builds: Vec<Vec<String>> = vec![owned(&[
+        "build",
+        "--package=cuvmm-cli",
+        "--package=conformance",
+        "--package=fakecuda",
+    ])];
+    for folder in folders_in(&cargo::workspace().join("crates"))? {
+        let mut tests = Vec::new();
+        for file in files_in(&folder.join("tests"))? {
+            let text = std::fs::read_to_string(&file).unwrap_or_default();
+            if let Some(name) = wants_a_gpu(&file, &text) {
+                tests.push(format!("--test={name}"));
+            }
+        }
+        if !tests.is_empty() {
+            let manifest = folder.join("Cargo.toml");
+            let mut build: Vec<String> = owned(&["test", "--no-run"]);
+            build.push(format!("--manifest-path={}", manifest.display()));
+            build.extend(tests);
+            builds.push(build);
+        }
+    }
+    Ok(builds)
+}
+
+/// The name of the test in this file, if it wants a GPU.
+fn wants_a_gpu<'a>(file: &'a Path, text: &str) -> Option<&'a str> {
+    let name = file.file_stem()?.to_str()?;
+    let is_rust = file.extension().is_some_and(|extension| extension == "rs");
+    (is_rust && (name.starts_with("gpu") || text.contains("CUVMM_REQUIRE_GPU"))).then_some(name)
+}
+
+/// Removes what an earlier run wrote, and nothing else.
+fn clear(folder: &Path) -> Result<()> {
+    if !folder.exists() {
+        return Ok(());
+    }
+    let ours = folder.join("run.sh").is_file();
+    let empty = std::fs::read_dir(folder)?.next().is_none();
+    ensure!(
+        ours || empty,
+        "{} holds something that is not a pack",
+        folder.display()
+    );
+    for name in ["bin", "lib", "tests", "answers"] {
+        let part = folder.join(name);
+        if part.exists() {
+            std::fs::remove_dir_all(&part).with_context(|| part.display().to_string())?;
+        }
+    }
+    Ok(())
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    std::fs::copy(from, to).with_context(|| format!("copying {}", from.display()))?;
+    Ok(())
+}
+
+fn copy_stripped(from: &Path, to: &Path) -> Result<()> {
+    copy(from, to)?;
+    // What a loader needs of a library stays.
+    succeed(Command::new("strip").arg("--strip-unneeded").arg(to))
+}
+
+fn succeed(command: &mut Command) -> Result<()> {
+    let status = command
+        .status()
+        .with_context(|| format!("starting {command:?}"))?;
+    ensure!(status.success(), "{command:?} failed: {status}");
+    Ok(())
+}
+
+fn files_in(folder: &Path) -> Result<Vec<PathBuf>> {
+    entries(folder, Path::is_file)
+}
+
+fn folders_in(folder: &Path) -> Result<Vec<PathBuf>> {
+    entries(folder, Path::is_dir)
+}
+
+/// What is in a folder, which need not exist, in order.
+fn entries(folder: &Path, wanted: fn(&Path) -> bool) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    if folder.is_dir() {
+        for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+            let path = entry?.path();
+            if wanted(&path) {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Prints what the pack holds and returns its size in bytes.
+fn report(folder: &Path) -> Result<u64> {
+    let mut total = 0;
+    let mut folders = vec![folder.to_owned()];
+    folders.extend(folders_in(folder)?);
+    for part in &folders {
+        for file in files_in(part)? {
+            let bytes = std::fs::metadata(&file)?.len();
+            total += bytes;
+            println!("{bytes:>10}  {}", file.display());
+        }
+    }
+    println!("{total:>10}  in all, of at most {MOST}");
+    Ok(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_says_that_it_wants_a_gpu() {
+        let wants = |file: &str, text: &str| wants_a_gpu(Path::new(file), text).is_some();
+        assert!(wants("tests/gpu.rs", ""));
+        assert!(wants("tests/gpu_streams.rs", ""));
+        assert!(wants("tests/cuda_open.rs", "var_os(\"CUVMM_REQUIRE_GPU\")"));
+        assert!(!wants("tests/pool.rs", "on the host"));
+        assert!(!wants("tests/gpu.md", ""));
+    }
+
+    #[test]
+    fn only_a_pack_is_replaced() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = folder.path();
+        clear(&at.join("new")).expect("not there yet");
+        clear(at).expect("empty");
+        std::fs::create_dir(at.join("bin")).expect("made");
+        std::fs::write(at.join("bin/mine"), "").expect("written");
+        assert!(clear(at).is_err());
+        assert!(at.join("bin/mine").exists());
+        std::fs::write(at.join("run.sh"), "").expect("written");
+        clear(at).expect("a pack");
+        assert!(!at.join("bin").exists());
+    }
+}

@@ -1,0 +1,117 @@
+#!/usr/bin/env bash
+# Runs what `cargo xtask pack` packed, on a machine that has a GPU and no cargo.
+#
+#   run.sh tests            every packed test, one at a time; without a GPU they fail
+#   run.sh conform          ask the GPU every case, record its answers, compare them with those
+#                           in answers/
+#   run.sh stand-in         the same cases through the packed libcuda.so.1, on host memory
+#   run.sh replay FOLDER    replay the Azure traces in FOLDER on the GPU
+#   run.sh info             what the command sees
+#   run.sh all [FOLDER]     info, tests, stand-in, conform, and replay where FOLDER is given
+#
+# What is written goes to $OUT, or to the folder out beside this script. Exits with 1 if anything
+# failed. Tests are skipped by CUVMM_SKIP_TESTS, names or parts of them with blanks between.
+set -uo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+out=${OUT:-$here/out}
+mkdir -p "$out"
+export CUVMM_BIN=$here/bin/cuvmm
+export CUVMM_REQUIRE_GPU=${CUVMM_REQUIRE_GPU:-1}
+
+passed=0
+failed=0
+skipped=0
+wrong=()
+
+# step NAME COMMAND...: runs it, keeps what it prints, says how long it took.
+step() {
+    local name=$1 start=$SECONDS
+    shift
+    echo "== $name"
+    if "$@" 2>&1 | tee "$out/$name.log"; then
+        echo "== $name: done in $((SECONDS - start)) s"
+    else
+        echo "== $name: FAILED after $((SECONDS - start)) s"
+        wrong+=("$name")
+    fi
+}
+
+tests() {
+    local test skip
+    for test in "$here"/tests/*; do
+        [ -x "$test" ] || continue
+        local name
+        name=$(basename "$test")
+        for skip in ${CUVMM_SKIP_TESTS:-}; do
+            case $name in *"$skip"*) echo "== $name: left out"; continue 2 ;; esac
+        done
+        step "$name" "$test" --test-threads=1
+        local line
+        if line=$(grep '^test result: ' "$out/$name.log"); then
+            passed=$((passed + $(sed -E 's/.* ([0-9]+) passed.*/\1/' <<<"$line")))
+            failed=$((failed + $(sed -E 's/.* ([0-9]+) failed.*/\1/' <<<"$line")))
+            skipped=$((skipped + $(sed -E 's/.* ([0-9]+) ignored.*/\1/' <<<"$line")))
+        else
+            # It died before it could count.
+            failed=$((failed + 1))
+        fi
+    done
+}
+
+conform() {
+    local answers=$out/answers.json
+    step conform-record "$CUVMM_BIN" conform --driver cuda --slow --record "$answers"
+    local known
+    for known in "$here"/answers/*.json; do
+        [ -e "$known" ] || continue
+        step "conform-against-$(basename "$known" .json)" \
+            "$CUVMM_BIN" conform --driver cuda --slow --against "$known"
+    done
+}
+
+# The loader takes the packed library for the driver.
+stand_in() {
+    step stand-in env LD_LIBRARY_PATH="$here/lib" "$CUVMM_BIN" conform --driver cuda
+}
+
+replay() {
+    local traces=$1
+    step replay "$CUVMM_BIN" replay --memory 8GiB --policy both --driver cuda \
+        --model "conv=$traces/azure-conv-first-half.csv" \
+        --model "code=$traces/azure-code.csv" --chart "$out/replay.svg"
+    step replay-json "$CUVMM_BIN" replay --memory 8GiB --policy both --driver cuda --json \
+        --model "conv=$traces/azure-conv-first-half.csv" \
+        --model "code=$traces/azure-code.csv"
+}
+
+usage() {
+    sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
+    exit 2
+}
+
+case ${1:-} in
+tests) tests ;;
+conform) conform ;;
+stand-in) stand_in ;;
+replay) [ $# -eq 2 ] || usage; replay "$2" ;;
+info) step info "$CUVMM_BIN" info ;;
+all)
+    step info "$CUVMM_BIN" info
+    tests
+    stand_in
+    conform
+    [ $# -lt 2 ] || replay "$2"
+    ;;
+*) usage ;;
+esac
+
+for name in ${wrong[@]+"${wrong[@]}"}; do
+    echo "FAILED: $name"
+done
+# A step that is no test counts as one where it failed.
+if [ ${#wrong[@]} -gt "$failed" ]; then
+    failed=${#wrong[@]}
+fi
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]

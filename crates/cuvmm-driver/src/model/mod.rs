@@ -21,8 +21,8 @@
 //! From the documentation, or guessed where that is silent:
 //! - Granting access to a device that cannot reach the memory is `PEER_ACCESS_UNSUPPORTED`.
 //! - A stream or event of a lost context is destroyed, with the code that lost it.
-//! - A hint is followed into a range freed lately while another reservation stands. Both answers
-//!   were seen, followed and not; that other reservations make the difference is a guess.
+//! - A hint is followed to the start of what is left of a range freed lately. In the middle of one
+//!   it was seen not to be; that the start makes the difference is a guess that fits all answers.
 //! - `address_range` finds a mapping for a device that has a right on it, be it only to read. It
 //!   was seen to find an open one and not to find one that nobody has a right on.
 //! - Pinned memory of no bytes lies at an address of its own and is charged as one granule. That

@@ -14,7 +14,7 @@ const REMEMBERED: usize = 64;
 pub(crate) struct Reservations {
     /// Start to size.
     pub(crate) ranges: BTreeMap<u64, u64>,
-    /// Ranges freed lately, start and end: where the driver follows a hint.
+    /// What is left of ranges freed lately, start and end: where the driver follows a hint.
     freed: VecDeque<(u64, u64)>,
 }
 
@@ -46,12 +46,22 @@ impl Reservations {
         parts
     }
 
-    fn follows_hint(&self, hint: u64, size: u64) -> bool {
-        hint.checked_add(size).is_some_and(|end| {
-            self.freed
-                .iter()
-                .any(|&(from, to)| from <= hint && end <= to)
-        })
+    /// The freed range that a hint is followed into: one that begins there and is large enough.
+    fn followed(&self, hint: u64, size: u64) -> Option<usize> {
+        let end = hint.checked_add(size)?;
+        self.freed
+            .iter()
+            .position(|&(from, to)| from == hint && end <= to)
+    }
+
+    /// Takes the start of a freed range, which then begins behind it.
+    fn use_up(&mut self, index: usize, size: u64) {
+        if let Some((from, to)) = self.freed.get_mut(index) {
+            *from += size;
+            if *from >= *to {
+                self.freed.remove(index);
+            }
+        }
     }
 
     fn remember(&mut self, start: u64, size: u64) {
@@ -63,8 +73,9 @@ impl Reservations {
 }
 
 impl<B: Backing> State<B> {
-    /// Hints are followed into a range freed lately and nowhere else, and only while another
-    /// reservation stands: a process whose only reservation it was got addresses elsewhere.
+    /// A hint is followed to the start of what is left of a range freed lately, and nowhere else:
+    /// the one rule found that fits all that was measured. In the middle of such a range it was
+    /// not, twice; behind a reservation that had taken its start it was.
     pub(crate) fn reserve(
         &mut self,
         size: u64,
@@ -77,15 +88,15 @@ impl<B: Backing> State<B> {
         require(alignment == 0 || alignment.is_power_of_two(), INVALID_VALUE)?;
         require(self.aligned(hint.0), INVALID_VALUE)?;
         let alignment = alignment.max(self.rules.granularity);
-        let followed = !hint.is_null()
-            && !self.reservations.ranges.is_empty()
-            && hint.0.is_multiple_of(alignment)
-            && self.reservations.follows_hint(hint.0, size);
-        let at_hint = if followed {
-            self.backing.reserve(size, alignment, Some(hint.0)).ok()
-        } else {
-            None
+        let followed = match hint.is_null() || !hint.0.is_multiple_of(alignment) {
+            true => None,
+            false => self.reservations.followed(hint.0, size),
         };
+        let at_hint = followed.and_then(|index| {
+            let address = self.backing.reserve(size, alignment, Some(hint.0)).ok()?;
+            self.reservations.use_up(index, size);
+            Some(address)
+        });
         let address = match at_hint {
             Some(address) => address,
             None => self.backing.reserve(size, alignment, None)?,

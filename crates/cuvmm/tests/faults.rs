@@ -310,6 +310,34 @@ fn allocating_cold() {
 }
 
 #[test]
+fn copying() {
+    let calls = sweep(
+        world,
+        |_, world| {
+            let block = &world.blocks[0];
+            text(block.write(G - 4, b"over the granule"))?;
+            text(block.read(G - 4, &mut [0; 16]))
+        },
+        of_pool,
+        true,
+    );
+    assert!(calls >= 4, "{calls}");
+    let calls = sweep(
+        world,
+        |rig, world| {
+            text(rig.device.memory_info())?;
+            text(rig.device.synchronize())?;
+            text(world.streams[0].synchronize())?;
+            text(world.streams[0].is_capturing())?;
+            text(world.streams[0].is_done()).map(|_| ())
+        },
+        of_pool,
+        true,
+    );
+    assert_eq!(calls, 5);
+}
+
+#[test]
 fn growing() {
     let calls = sweep(
         world,

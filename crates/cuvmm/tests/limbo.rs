@@ -5,22 +5,12 @@ mod common;
 
 use std::time::Duration;
 
-use common::{D0, G, Rig};
+use common::{D0, G, Rig, pool};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, CaptureMode, Driver};
 use cuvmm::error::{AllocateError, CopyError, FreeRefusal};
-use cuvmm::{Block, CallError, Limit, Pool, Stream};
-
-fn pool<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> Pool
-where
-    Machine<B>: Driver,
-{
-    Pool::builder(&rig.device)
-        .limit(Limit::Bytes(granules * G))
-        .build()
-        .unwrap()
-}
+use cuvmm::{Block, CallError, Stream};
 
 /// A kernel that is queued and held back, and will write into the whole block.
 fn busy<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, block: &Block, byte: u8)

@@ -7,22 +7,11 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use common::{D0, G, GIB, Rig};
-use cuvmm::driver::model::{Backing, Machine};
+use common::{D0, G, GIB, pool};
 use cuvmm::driver::{CUresult, Call, Driver};
 use cuvmm::error::{AllocateError, BuildPoolError, CopyError, RegisterError, ShrinkError};
 use cuvmm::pool::Scrub;
 use cuvmm::{Block, Limit, Pool, Stream};
-
-fn pool<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> Pool
-where
-    Machine<B>: Driver,
-{
-    Pool::builder(&rig.device)
-        .limit(Limit::Bytes(granules * G))
-        .build()
-        .unwrap()
-}
 
 fn read(block: &Block, offset: u64) -> [u8; 8] {
     let mut bytes = [0; 8];

@@ -214,11 +214,7 @@ impl Block {
     /// grow.
     #[must_use]
     pub fn extents(&self) -> Vec<Extent> {
-        let state = self.core.lock();
-        state
-            .slot(self.place.tenant, self.place.slot)
-            .map(|slot| slot.space.extents().collect())
-            .unwrap_or_default()
+        self.core.extents(&self.place)
     }
 
     /// Writes bytes behind what the home stream (or the legacy default stream) has queued, and

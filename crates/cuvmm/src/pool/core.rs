@@ -11,6 +11,7 @@ use super::state::{Pressure, PressureHook, State};
 use crate::device::Device;
 use crate::error::{AllocateError, ShrinkError};
 use crate::own::Stream;
+use crate::region::Extent;
 
 /// How long a waiting allocation sleeps before it asks the fences again.
 const ASK_AGAIN: Duration = Duration::from_micros(200);
@@ -168,6 +169,13 @@ impl Core {
                 outcome => return outcome,
             }
         }
+    }
+
+    /// Every extent of the slot that a block is or was in, in order.
+    pub(crate) fn extents(&self, place: &Place) -> Vec<Extent> {
+        let state = self.lock();
+        let slot = state.slot(place.tenant, place.slot);
+        slot.map_or_else(Vec::new, |slot| slot.space.extents().collect())
     }
 
     pub(crate) fn free(&self, place: &Place) {

@@ -39,11 +39,7 @@ impl Lease {
     /// Every extent that the lease keeps in place, in order.
     #[must_use]
     pub fn extents(&self) -> Vec<Extent> {
-        let state = self.core.lock();
-        state
-            .slot(self.place.tenant, self.place.slot)
-            .map(|slot| slot.space.extents().collect())
-            .unwrap_or_default()
+        self.core.extents(&self.place)
     }
 }
 

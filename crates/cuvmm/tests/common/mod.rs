@@ -4,11 +4,11 @@
 
 use std::sync::Arc;
 
-use cuvmm::Device;
 use cuvmm::driver::fault::FaultDriver;
 use cuvmm::driver::host::{HostDriver, HostOptions};
 use cuvmm::driver::model::{Backing, Machine, ModelDriver, ModelOptions};
 use cuvmm::driver::{Driver, Ordinal};
+use cuvmm::{Device, Limit, Pool};
 
 pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
@@ -55,6 +55,15 @@ pub fn model() -> Rig<cuvmm::driver::model::Nothing> {
 
 pub fn host() -> Rig<cuvmm::driver::host::HostMemory> {
     rig(HostDriver::new(HostOptions::new().capacity(GIB)))
+}
+
+/// A pool of so many granules on the rig's device.
+pub fn pool<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> Pool
+where
+    Machine<B>: Driver,
+{
+    let limit = Limit::Bytes(granules * G);
+    Pool::builder(&rig.device).limit(limit).build().unwrap()
 }
 
 /// Runs a test on the model and on the host.

@@ -111,7 +111,7 @@ on_each! {
         let stamp = stage.stamp();
         stage.work().fill(&other, lease.address(), size, stamp, Duration::ZERO);
         stage.work().check(&other, lease.address(), size, stamp);
-        lease.record_use(&other);
+        lease.record_use(&other).unwrap();
         drop(lease);
         assert_eq!(limbo(&b.try_allocate(size).unwrap_err()), size);
         assert!(!other.is_done().unwrap());
@@ -196,7 +196,7 @@ on_each! {
         let builder = tenant.block(8 * g).home_stream(&home).zeroed(true);
         let mut block = builder.allocate().unwrap();
         for stream in [&home, &other] {
-            block.record_use(stream);
+            block.record_use(stream).unwrap();
             let gate = stage.work().gate(stream);
             stage.fill(stream, &block, stage.stamp());
             block.shrink_to(4).unwrap();
@@ -223,7 +223,7 @@ on_each! {
         let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
         let [home, other] = stage.streams();
         let mut block = a.block(8 * g).home_stream(&home).zeroed(true).allocate().unwrap();
-        block.record_use(&other);
+        block.record_use(&other).unwrap();
         let gate = stage.work().gate(&home);
         stage.fill(&home, &block, stage.stamp());
         block.shrink_to(g).unwrap();

@@ -109,7 +109,7 @@ impl<'a> Churn<'a> {
             let event = Event::new(&stage.device).unwrap();
             event.record(&last).unwrap();
             other.wait(&event).unwrap();
-            block.record_use(&other);
+            block.record_use(&other).unwrap();
             stage.check(&other, &block, stamp);
             last = other;
         }

@@ -101,7 +101,7 @@ on_both! {
         let home = Stream::new(&rig.device).unwrap();
         let other = Stream::new(&rig.device).unwrap();
         let block = tenant.allocate_on(&home, 4 * G).unwrap();
-        block.record_use(&other);
+        block.record_use(&other).unwrap();
         busy(rig, &other, &block, 1);
         drop(block);
         assert_eq!(pool.trim(0).unwrap(), 0);
@@ -163,7 +163,7 @@ on_both! {
         let other = Stream::new(&rig.device).unwrap();
         rig.machine.hold(D0, other.as_raw());
         rig.machine.queue_kernel(D0, other.as_raw(), vec![], vec![(second.address(), G, 1)]).unwrap();
-        second.record_use(&other);
+        second.record_use(&other).unwrap();
         drop(second);
         assert!(b.try_allocate(G).is_err(), "the lease is over, the work is not");
         rig.machine.let_go_all(D0);
@@ -229,6 +229,30 @@ on_both! {
         }
         drop(lease);
         drop(a.try_allocate(8 * G).unwrap());
+    }
+
+    fn nothing_of_ours_slips_into_a_graph_even_without_a_guard(rig) {
+        let pool = pool(rig, 4);
+        let a = pool.tenant("a").register().unwrap();
+        let b = pool.tenant("b").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let other = Stream::new(&rig.device).unwrap();
+        drop(a.allocate_on(&other, 2 * G).unwrap());
+        drop(b.allocate_on(&other, 2 * G).unwrap());
+        // SAFETY: the stream lives.
+        #[allow(unsafe_code)]
+        unsafe { rig.machine.capture_begin(D0, stream.as_raw(), CaptureMode::GLOBAL).unwrap(); }
+        // The scrub of what was B's would be recorded, and not run.
+        let refused = a.allocate_on(&stream, 4 * G).unwrap_err();
+        assert!(matches!(refused, AllocateError::Capturing(_)), "{refused}");
+        // The event of the other stream would not be taken; asking whether it has passed will do.
+        drop(a.allocate_on(&stream, 2 * G).unwrap());
+        // SAFETY: as above.
+        #[allow(unsafe_code)]
+        unsafe {
+            let graph = rig.machine.capture_end(D0, stream.as_raw()).expect("not broken");
+            rig.machine.graph_destroy(D0, graph).unwrap();
+        }
     }
 
     fn queries_of_ours_leave_a_foreign_capture_alone(rig) {

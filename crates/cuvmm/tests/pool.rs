@@ -11,7 +11,7 @@ use common::{D0, G, GIB, pool};
 use cuvmm::driver::{CUresult, Call, Driver};
 use cuvmm::error::{AllocateError, BuildPoolError, CopyError, RegisterError, ShrinkError};
 use cuvmm::pool::Scrub;
-use cuvmm::{Block, Limit, Pool, Stream};
+use cuvmm::{Block, CallError, Event, Limit, Pool, Stream};
 
 fn read(block: &Block, offset: u64) -> [u8; 8] {
     let mut bytes = [0; 8];
@@ -427,6 +427,17 @@ fn two_pools_on_two_drivers_live_side_by_side() {
         Err(AllocateError::WrongDevice)
     ));
     let block = b.allocate_on(&stream, 8 * G).unwrap();
+    // A handle of one driver never reaches the other.
+    let guest = a.try_allocate(G).unwrap();
+    assert_eq!(guest.record_use(&stream), Err(CallError::WrongDriver));
+    assert_eq!(
+        guest.lease().record_use(&stream),
+        Err(CallError::WrongDriver)
+    );
+    let event = Event::new(&one.device).unwrap();
+    assert_eq!(event.record(&stream), Err(CallError::WrongDriver));
+    assert_eq!(stream.wait(&event), Err(CallError::WrongDriver));
+    drop((guest, event));
     drop(a.try_allocate(8 * G).unwrap());
     drop((block, stream));
 }

@@ -293,7 +293,10 @@ where
                 let Some(index) = self.index(block) else {
                     return;
                 };
-                self.known[index].block.record_use(&self.streams[stream]);
+                self.known[index]
+                    .block
+                    .record_use(&self.streams[stream])
+                    .unwrap();
                 self.launch(index, stream);
                 self.known[index].elsewhere = true;
                 self.known[index].granules.fill(Content::Own);

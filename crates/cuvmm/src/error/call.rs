@@ -17,6 +17,9 @@ pub enum CallError {
         /// The process that opened the device.
         opened_by: u32,
     },
+    /// A stream or event of another driver was given: its handle means nothing to this one.
+    #[error("the stream or event belongs to another driver")]
+    WrongDriver,
     /// An earlier call found the context lost (a kernel fault, say); nothing new is done on it.
     #[error("the device's context is lost since {0}; memory can only be given back")]
     ContextLost(DriverError),
@@ -28,7 +31,7 @@ impl CallError {
     pub const fn driver(&self) -> Option<&DriverError> {
         match self {
             Self::Driver(error) | Self::ContextLost(error) => Some(error),
-            Self::Forked { .. } => None,
+            Self::Forked { .. } | Self::WrongDriver => None,
         }
     }
 

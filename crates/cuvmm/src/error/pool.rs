@@ -203,8 +203,8 @@ pub enum AllocateError {
         /// The pool's own figures.
         shortage: Box<Shortage>,
     },
-    /// A fence or a scrub would be needed, and a capture guard lives.
-    #[error("a capture is running on this pool and only memory behind a fence would fit: {0}")]
+    /// A fence or a scrub would be needed, and a capture guard lives or the home stream captures.
+    #[error("a capture is running and only memory behind a fence or a scrub would fit: {0}")]
     Capturing(Box<Shortage>),
     /// Addresses could not be reserved.
     #[error(transparent)]

@@ -42,9 +42,12 @@ impl Event {
     /// Covers, from now on, all work queued on the stream so far (`cuEventRecord`).
     ///
     /// # Errors
-    /// [`CallError`] when the driver refuses.
+    /// [`CallError`] when the stream is another driver's or the driver refuses.
     #[doc(alias = "cuEventRecord")]
     pub fn record(&self, stream: &Stream) -> Result<(), CallError> {
+        if !stream.device().same_driver(&self.device) {
+            return Err(CallError::WrongDriver);
+        }
         let (event, stream) = (self.handle, stream.as_raw());
         // SAFETY: both handles are alive.
         self.device
@@ -102,9 +105,12 @@ impl Stream {
     /// Has later work of this stream wait for what the event covers (`cuStreamWaitEvent`).
     ///
     /// # Errors
-    /// [`CallError`] when the driver refuses.
+    /// [`CallError`] when the event is another driver's or the driver refuses.
     #[doc(alias = "cuStreamWaitEvent")]
     pub fn wait(&self, event: &Event) -> Result<(), CallError> {
+        if !event.device.same_driver(self.device()) {
+            return Err(CallError::WrongDriver);
+        }
         let (handle, event) = (self.as_raw(), event.as_raw());
         // SAFETY: both handles are alive.
         self.device()

@@ -12,7 +12,7 @@ use cuvmm_driver::DeviceAddress;
 use super::budget::TenantId;
 use super::core::{Core, Place, Wanted};
 use super::lease::Lease;
-use crate::error::{AllocateError, CopyError, FreeError, FreeRefusal, ShrinkError};
+use crate::error::{AllocateError, CallError, CopyError, FreeError, FreeRefusal, ShrinkError};
 use crate::own::{Span, Stream};
 use crate::region::Extent;
 
@@ -198,8 +198,11 @@ impl Block {
 
     /// Notes that another stream uses the block too: the memory is handed on only after that
     /// stream's work as well. A block without a home stream waits for all streams anyway.
-    pub fn record_use(&self, stream: &Stream) {
-        self.core.lock().record_use(&self.place, stream);
+    ///
+    /// # Errors
+    /// [`CallError::WrongDriver`] when the stream is another driver's.
+    pub fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
+        self.core.lock().record_use(&self.place, stream)
     }
 
     /// Proof that somebody uses the block: while it lives, nothing under the block is unmapped or

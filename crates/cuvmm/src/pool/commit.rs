@@ -3,7 +3,7 @@
 use super::budget::TenantId;
 use super::slot::Slot;
 use super::state::{Scrub, State};
-use crate::error::{AllocateError, CommitError};
+use crate::error::{AllocateError, CallError, CommitError};
 use crate::own::Stream;
 use crate::region::PlaceError;
 
@@ -169,7 +169,8 @@ impl State {
         let end = soiled
             .next_back()
             .map_or(start + size, |(offset, size, _)| offset + size);
-        if self.capturing > 0 {
+        // A fill on a stream that captures would become part of the graph, and not run now.
+        if self.capturing > 0 || is_capturing(home)? {
             return Err(AllocateError::Capturing(self.shortage(id, to - from, 0)));
         }
         self.zero(slot, start, end - start, home)
@@ -196,4 +197,8 @@ impl State {
         }
         Ok(())
     }
+}
+
+fn is_capturing(home: Option<&Stream>) -> Result<bool, CallError> {
+    home.map_or(Ok(false), Stream::is_capturing)
 }

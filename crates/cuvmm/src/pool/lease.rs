@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::core::{Core, Place};
+use crate::error::CallError;
 use crate::own::Stream;
 use crate::region::Extent;
 
@@ -32,8 +33,11 @@ impl Lease {
     }
 
     /// Notes that a stream uses the memory: it is handed on only after that stream's work.
-    pub fn record_use(&self, stream: &Stream) {
-        self.core.lock().record_use(&self.place, stream);
+    ///
+    /// # Errors
+    /// [`CallError::WrongDriver`] when the stream is another driver's.
+    pub fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
+        self.core.lock().record_use(&self.place, stream)
     }
 
     /// Every extent that the lease keeps in place, in order.

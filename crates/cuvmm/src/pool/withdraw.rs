@@ -4,7 +4,7 @@
 use super::budget::TenantId;
 use super::core::Place;
 use super::state::State;
-use crate::error::ShrinkError;
+use crate::error::{CallError, ShrinkError};
 use crate::own::Stream;
 use crate::region::Fence;
 
@@ -99,9 +99,12 @@ impl State {
     }
 
     /// Notes that a stream uses the block, or used it while a lease kept it.
-    pub(crate) fn record_use(&mut self, place: &Place, stream: &Stream) {
+    pub(crate) fn record_use(&mut self, place: &Place, stream: &Stream) -> Result<(), CallError> {
+        if !stream.device().same_driver(&self.device) {
+            return Err(CallError::WrongDriver);
+        }
         let Some(slot) = self.slot_mut(place.tenant, place.slot) else {
-            return;
+            return Ok(());
         };
         match &mut slot.block {
             Some(block) => {
@@ -112,5 +115,6 @@ impl State {
             }
             None => slot.fence.merge(Fence::streams(vec![stream.clone()])),
         }
+        Ok(())
     }
 }

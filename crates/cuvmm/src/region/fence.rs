@@ -170,6 +170,10 @@ impl Fence {
 
     /// Queues waits for all that it covers on a stream.
     fn wait_on(&self, stream: &Stream) -> Result<bool, CallError> {
+        // A stream that captures takes no event from outside its graph.
+        if stream.is_capturing()? {
+            return Ok(false);
+        }
         let mut new = vec![];
         let events = match (&self.state, &self.scope) {
             (State::Recorded(events), _) => events,

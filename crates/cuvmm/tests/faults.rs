@@ -16,6 +16,7 @@ use common::{G, Rig};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Nothing, Snapshot};
 use cuvmm::driver::{CUresult, Call};
+use cuvmm::error::AllocateError;
 use cuvmm::{
     Access, Block, Event, Limit, Mapping, Physical, Pool, Region, Reservation, Right, Stream,
     Tenant,
@@ -594,6 +595,10 @@ fn what_a_pool_cannot_undo_is_quarantined_and_tried_again_at_the_end() {
             let mapped = (rig.machine.live().mappings - live.mappings) as u64;
             assert_eq!(after.mappings, before.mappings + mapped, "call {k}");
             seen += kept;
+            if growing && mapped > 0 {
+                let refused = world.blocks[0].try_grow_to(9 * G).unwrap_err();
+                assert!(refused.to_string().contains("quarantined"), "{refused}");
+            }
             // Nobody is charged for it, and everybody has that much less.
             let left = 16 * G - before.committed - kept;
             drop(world.tenants[1].try_allocate(left).unwrap());
@@ -617,4 +622,42 @@ fn what_a_pool_cannot_undo_is_quarantined_and_tried_again_at_the_end() {
         }
         assert!(seen > 0);
     }
+}
+
+#[test]
+fn extents_whose_scrub_fails_and_that_stay_mapped_are_each_quarantined_once() {
+    let rig = common::model();
+    let world = world(&rig);
+    let guest = world.pool.tenant("guest").register().unwrap();
+    drop(guest.try_allocate(6 * G).unwrap());
+    guest.unregister();
+    let code = CUresult::CUDA_ERROR_UNKNOWN;
+    rig.faults.arm(Fault::all(code).of(Call::MemsetD8Async));
+    rig.faults.arm(Fault::all(code).of(Call::MemUnmap));
+    world.tenants[1].try_allocate(6 * G).unwrap_err();
+    rig.faults.disarm();
+    let after = books(&world.pool);
+    assert_eq!((after.quarantined, after.committed), (6 * G, 2 * G));
+    assert_eq!(after.mappings, 3, "the block's, and two that are stuck");
+}
+
+#[test]
+fn a_driver_that_has_no_more_mappings_is_told_from_one_that_fails() {
+    let rig = common::rig(cuvmm::driver::model::ModelDriver::new(
+        cuvmm::driver::model::ModelOptions::default().mapping_ceiling(2),
+    ));
+    let pool = common::pool(&rig, 16);
+    let tenant = pool.tenant("a").register().unwrap();
+    let refused = tenant.try_allocate(7 * G).unwrap_err();
+    assert!(
+        matches!(refused, AllocateError::DriverOutOfMemory { .. }),
+        "{refused}"
+    );
+    rig.faults
+        .arm(Fault::all(CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemMap));
+    let refused = tenant.try_allocate(G).unwrap_err();
+    assert!(matches!(refused, AllocateError::Commit(_)), "{refused}");
+    rig.faults.disarm();
+    drop((tenant, pool));
+    common::nothing_left(rig);
 }

@@ -199,6 +199,9 @@ on_both! {
         unsafe { rig.machine.capture_begin(D0, stream.as_raw(), CaptureMode::GLOBAL).unwrap(); }
         // Warm memory of the home stream and fresh memory are there.
         drop(a.allocate_on(&stream, G).unwrap());
+        // Unless it must be zeroed, on a stream that captures or on any other.
+        let zeroed = b.block(4 * G).home_stream(&other).zeroed(true).try_allocate();
+        assert!(matches!(zeroed, Err(AllocateError::Capturing(_))), "{zeroed:?}");
         let fresh = a.allocate_on(&stream, G).unwrap();
         // What needs a fence is not, and says so.
         let refused = a.try_allocate(4 * G).unwrap_err();

@@ -155,7 +155,7 @@ on_both! {
         for (scrub, home) in [(true, false), (true, true), (false, false)] {
             let policy = if scrub { Scrub::BetweenTenants } else { Scrub::Never };
             let pool = Pool::builder(&rig.device)
-                .limit(Limit::Bytes(4 * G)).scrub(policy).build().unwrap();
+                .limit(Limit::Bytes(4 * G)).largest_extent(2 * G).scrub(policy).build().unwrap();
             let giver = pool.tenant("giver").register().unwrap();
             let taker = pool.tenant("taker").register().unwrap();
             let stream = Stream::new(&rig.device).unwrap();
@@ -177,6 +177,30 @@ on_both! {
                     assert_eq!(seen == [0; 8], scrub, "granule {granule}, home stream {home}");
                 }
             }
+        }
+    }
+
+    fn what_a_block_grows_into_is_scrubbed_and_what_it_holds_is_not(rig) {
+        let pool = Pool::builder(&rig.device)
+            .limit(Limit::Bytes(5 * G))
+            .largest_extent(G)
+            .build()
+            .unwrap();
+        let giver = pool.tenant("giver").register().unwrap();
+        let taker = pool.tenant("taker").register().unwrap();
+        let secret = giver.try_allocate(4 * G).unwrap();
+        for granule in 0..4 {
+            secret.write(granule * G + 100, b"a secret").unwrap();
+        }
+        let mut block = taker.block(G).capacity(8 * G).try_allocate().unwrap();
+        block.write(100, b"my bytes").unwrap();
+        drop(secret);
+        block.try_grow_to(4 * G).unwrap();
+        if rig.keeps_bytes() {
+            assert_eq!(&read(&block, 100), b"my bytes");
+        }
+        for granule in 1..4 {
+            assert_eq!(read(&block, granule * G + 100), [0; 8], "granule {granule}");
         }
     }
 

@@ -331,6 +331,28 @@ mod tests {
     }
 
     #[test]
+    fn addresses_are_charged_to_a_tenant_and_counted_for_the_pool() {
+        let mut budget = budget();
+        budget.charge_addresses(A, 300);
+        budget.charge_addresses(B, 200);
+        budget.refund_addresses(A, 100);
+        assert_eq!(budget.account(A).addresses, 200);
+        assert_eq!((budget.addresses(), budget.addresses_left()), (400, 600));
+        // Out of use: nobody's, and still reserved.
+        budget.quarantine_addresses(B, 150);
+        assert_eq!((budget.account(B).addresses, budget.addresses()), (50, 400));
+    }
+
+    #[test]
+    fn a_closed_tenant_is_forgotten() {
+        let mut budget = budget();
+        budget.close(A);
+        assert_eq!(budget.account(A), Account::default());
+        assert_eq!(budget.available_to(B), 60);
+        assert_eq!(budget.guaranteeable(|_| 0), 80);
+    }
+
+    #[test]
     fn peaks_stay() {
         let mut budget = budget();
         budget.charge(A, 50);

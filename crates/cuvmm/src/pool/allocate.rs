@@ -52,10 +52,6 @@ impl State {
             if new {
                 self.drop_slot(id, slot);
             } else {
-                if let Some(home) = home {
-                    // A fill may have been queued on it.
-                    slot.fence.merge(Fence::streams(vec![home.clone()]));
-                }
                 self.put_slot(id, index, slot);
             }
             return Err(error);

@@ -74,30 +74,15 @@ impl State {
             return Ok((takes, got.min(total.saturating_sub(1))));
         }
         let mut gained = got;
-        let mut others: Vec<TenantId> = self
+        let mut others: Vec<((bool, i32), TenantId)> = self
             .tenants
-            .keys()
-            .copied()
-            .filter(|&other| other != id)
+            .iter()
+            .filter(|&(&other, _)| other != id)
+            .map(|(&other, tenancy)| ((tenancy.registered, tenancy.priority), other))
             .collect();
-        others.sort_by_key(|other| {
-            self.tenants
-                .get(other)
-                .map(|tenancy| (tenancy.registered, tenancy.priority))
-        });
-        let same_rank = |one: &TenantId, other: &TenantId| {
-            let rank = |id: &TenantId| {
-                self.tenants
-                    .get(id)
-                    .map(|tenancy| (tenancy.registered, tenancy.priority))
-            };
-            rank(one) == rank(other)
-        };
-        let ranks: Vec<Vec<TenantId>> = others
-            .chunk_by(same_rank)
-            .map(<[TenantId]>::to_vec)
-            .collect();
-        for rank in ranks {
+        others.sort_unstable();
+        for equals in others.chunk_by(|one, other| one.0 == other.0) {
+            let rank: Vec<TenantId> = equals.iter().map(|&(_, other)| other).collect();
             let slots = self.slots_by_age(&rank);
             for chunk in slots.chunk_by(|one, other| one.0 == other.0) {
                 if gained >= total {

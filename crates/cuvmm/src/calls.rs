@@ -1,13 +1,22 @@
 //! How often the driver was called, and how long that took, by kind of call.
 
 use std::fmt;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use cuvmm_driver::Call;
 
 /// Counters that a [`Device`](crate::Device) adds to at each driver call.
 pub(crate) struct Calls {
+    kinds: [Kind; Call::COUNT],
+    /// The part that a mapper's thread made.
+    mapper: OnceLock<Mapper>,
+}
+
+struct Mapper {
+    thread: ThreadId,
     kinds: [Kind; Call::COUNT],
 }
 
@@ -21,28 +30,59 @@ impl Calls {
     pub(crate) fn new() -> Self {
         Self {
             kinds: std::array::from_fn(|_| Kind::default()),
+            mapper: OnceLock::new(),
         }
     }
 
+    /// Counts what a thread calls apart, besides.
+    pub(crate) fn count_apart(&self, thread: ThreadId) {
+        self.mapper.get_or_init(|| Mapper {
+            thread,
+            kinds: std::array::from_fn(|_| Kind::default()),
+        });
+    }
+
     pub(crate) fn add(&self, call: Call, took: Duration) {
-        if let Some(kind) = self.kinds.get(call as usize) {
-            let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-            // Relaxed: nothing is ordered by these counters.
-            kind.count.fetch_add(1, Ordering::Relaxed);
-            kind.nanos.fetch_add(nanos, Ordering::Relaxed);
+        add(&self.kinds, call, took);
+        if let Some(mapper) = self.mapper.get()
+            && mapper.thread == thread::current().id()
+        {
+            add(&mapper.kinds, call, took);
         }
     }
 
     pub(crate) fn snapshot(&self) -> CallCounts {
-        CallCounts {
-            kinds: std::array::from_fn(|index| {
-                let kind = &self.kinds[index];
-                (
-                    kind.count.load(Ordering::Relaxed),
-                    kind.nanos.load(Ordering::Relaxed),
-                )
-            }),
-        }
+        snapshot(&self.kinds)
+    }
+
+    pub(crate) fn snapshot_of_mapper(&self) -> CallCounts {
+        self.mapper.get().map_or_else(
+            || CallCounts {
+                kinds: [(0, 0); Call::COUNT],
+            },
+            |mapper| snapshot(&mapper.kinds),
+        )
+    }
+}
+
+fn add(kinds: &[Kind; Call::COUNT], call: Call, took: Duration) {
+    if let Some(kind) = kinds.get(call as usize) {
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        // Relaxed: nothing is ordered by these counters.
+        kind.count.fetch_add(1, Ordering::Relaxed);
+        kind.nanos.fetch_add(nanos, Ordering::Relaxed);
+    }
+}
+
+fn snapshot(kinds: &[Kind; Call::COUNT]) -> CallCounts {
+    CallCounts {
+        kinds: std::array::from_fn(|index| {
+            let kind = &kinds[index];
+            (
+                kind.count.load(Ordering::Relaxed),
+                kind.nanos.load(Ordering::Relaxed),
+            )
+        }),
     }
 }
 

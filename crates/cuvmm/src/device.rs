@@ -4,7 +4,9 @@
 //! It neither retries nor checks arguments: whoever calls has done so.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::thread::ThreadId;
 use std::time::Instant;
 
 use cuvmm_driver::{
@@ -15,6 +17,7 @@ use cuvmm_driver::{
 use crate::calls::{CallCounts, Calls};
 use crate::drops::{DropFailure, DropHook, Drops};
 use crate::error::{CallError, OpenError};
+use crate::fork::Birthplace;
 use crate::size::Granularity;
 
 /// A device of a driver. Clones are the same device and share its counters.
@@ -31,9 +34,11 @@ struct Shared {
     uuid: [u8; 16],
     total: u64,
     granularity: Granularity,
-    opened_by: u32,
+    birthplace: Birthplace,
     lost: OnceLock<DriverError>,
     drops: Drops,
+    /// Whether a mapper runs for it.
+    mapped_for: AtomicBool,
 }
 
 impl Device {
@@ -73,9 +78,10 @@ impl Device {
                 uuid,
                 total,
                 granularity,
-                opened_by: std::process::id(),
+                birthplace: Birthplace::new(),
                 lost: OnceLock::new(),
                 drops: Drops::default(),
+                mapped_for: AtomicBool::new(false),
             }),
             calls: Arc::new(Calls::new()),
         })
@@ -158,6 +164,26 @@ impl Device {
         self.calls.snapshot()
     }
 
+    /// The same, as far as a [mapper](crate::region::Mapper)'s thread made them.
+    #[must_use]
+    pub fn mapper_calls(&self) -> CallCounts {
+        self.calls.snapshot_of_mapper()
+    }
+
+    /// Counts what a thread calls from now on as the mapper's.
+    pub(crate) fn count_apart(&self, mapper: ThreadId) {
+        self.calls.count_apart(mapper);
+    }
+
+    /// Whether the device had no mapper until now, and has one from now on.
+    pub(crate) fn claim_mapper(&self) -> bool {
+        !self.shared.mapped_for.swap(true, Ordering::SeqCst)
+    }
+
+    pub(crate) fn disclaim_mapper(&self) {
+        self.shared.mapped_for.store(false, Ordering::SeqCst);
+    }
+
     /// Waits until no work of the device can touch memory any more, to unmap for good: all of it
     /// is done, or the context is lost and nothing runs on it.
     pub(crate) fn drain(&self) -> Result<(), CallError> {
@@ -214,8 +240,9 @@ impl Device {
 
     /// Whether this process is not the one that opened the device.
     pub(crate) fn forked(&self) -> Option<CallError> {
-        let opened_by = self.shared.opened_by;
-        (std::process::id() != opened_by).then_some(CallError::Forked { opened_by })
+        let birthplace = &self.shared.birthplace;
+        let opened_by = birthplace.id();
+        (!birthplace.is_here()).then_some(CallError::Forked { opened_by })
     }
 
     /// Makes a driver call that acquires or uses something: refused once the context is lost.

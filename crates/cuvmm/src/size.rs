@@ -56,6 +56,17 @@ impl Granularity {
         }
     }
 
+    /// The largest power of two granules that is at most `bytes` and at most `most`; zero if that
+    /// is less than a granule.
+    #[must_use]
+    pub(crate) const fn step(self, bytes: u64, most: u64) -> u64 {
+        if bytes < self.0 || most < self.0 {
+            0
+        } else {
+            self.extent_within(bytes, most)
+        }
+    }
+
     /// The sizes of the extents that cover `bytes` (a whole number of granules), largest first.
     pub(crate) fn cover(self, bytes: u64, most: u64) -> impl Iterator<Item = u64> {
         let mut left = bytes;

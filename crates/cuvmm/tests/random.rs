@@ -356,7 +356,12 @@ where
     /// The pool's figures add up, and agree with the reference and with the driver.
     fn books(&self) {
         let stats = self.pool.stats();
-        let balance = stats.in_use + stats.padding + stats.warm + stats.limbo + stats.leased;
+        let balance = stats.in_use
+            + stats.padding
+            + stats.margin
+            + stats.warm
+            + stats.limbo
+            + stats.leased;
         assert_eq!(stats.committed, balance, "{stats:#?}");
         assert!(
             stats.committed + stats.free + stats.quarantined <= LIMIT * G,

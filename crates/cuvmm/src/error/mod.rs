@@ -13,9 +13,10 @@ pub use own::{
     AccessError, CopyError, CreateError, MapError, OpenError, ReserveError, RetainError,
 };
 pub use pool::{
-    AllocateError, BuildPoolError, FreeError, FreeRefusal, RegisterError, Shortage, ShrinkError,
+    AllocateError, BuildPoolError, CompactError, FreeError, FreeRefusal, RegisterError, Shortage,
+    ShrinkError,
 };
-pub use region::{CommitError, DecommitError, RangeError};
+pub use region::{CommitError, DecommitError, RangeError, StartMapperError};
 
 /// Any error of this library.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +49,9 @@ pub enum Error {
     /// Memory could not be decommitted.
     #[error(transparent)]
     Decommit(#[from] DecommitError),
+    /// A mapper could not be started.
+    #[error(transparent)]
+    StartMapper(#[from] StartMapperError),
     /// A pool could not be built.
     #[error(transparent)]
     BuildPool(#[from] BuildPoolError),
@@ -57,6 +61,9 @@ pub enum Error {
     /// A block could not be allocated or grown.
     #[error(transparent)]
     Allocate(#[from] AllocateError),
+    /// Memory could not be compacted.
+    #[error(transparent)]
+    Compact(#[from] CompactError),
     /// A block could not be shrunk.
     #[error(transparent)]
     Shrink(#[from] ShrinkError),

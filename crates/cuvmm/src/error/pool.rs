@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use cuvmm_driver::DeviceAddress;
+
 use super::{CallError, CommitError, CopyError, CreateError, ReserveError};
 
 /// Why a pool could not be built.
@@ -33,6 +35,9 @@ pub enum BuildPoolError {
         /// What it was set to.
         value: u64,
     },
+    /// The mapper is another device's.
+    #[error("the mapper belongs to another device")]
+    WrongMapper,
     /// A driver call failed.
     #[error(transparent)]
     Call(#[from] CallError),
@@ -71,6 +76,45 @@ pub enum RegisterError {
         guarantee: u64,
         /// The tenant's limit.
         limit: u64,
+    },
+}
+
+/// Why a compaction ended early. What it did until then stays; the step that failed has changed
+/// nothing, unless it is [`Lost`](Self::Lost).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CompactError {
+    /// A capture guard lives, and moving memory could break the capture.
+    #[error("a capture is running on this pool: nothing is moved")]
+    Capturing,
+    /// Memory for the copy could not be had, for another reason than that there is none.
+    #[error(transparent)]
+    Create(Box<AllocateError>),
+    /// Addresses for the copy could not be had.
+    #[error(transparent)]
+    Reserve(#[from] ReserveError),
+    /// An extent could not be placed.
+    #[error(transparent)]
+    Commit(#[from] CommitError),
+    /// The bytes could not be copied.
+    #[error(transparent)]
+    Copy(CopyError),
+    /// A driver call failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// The old extents could not be put back after the new ones could not be placed: the block
+    /// has lost them, and nothing is mapped there. It takes two failures of the driver.
+    #[error("{bytes} bytes at offset {offset} of the block at {address} are lost: {cause}")]
+    Lost {
+        /// The block's address.
+        address: DeviceAddress,
+        /// Where in the block.
+        offset: u64,
+        /// How many bytes.
+        bytes: u64,
+        /// Why they could not be put back.
+        #[source]
+        cause: CommitError,
     },
 }
 

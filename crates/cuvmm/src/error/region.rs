@@ -2,6 +2,18 @@
 
 use super::{AccessError, CallError, CreateError, MapError};
 
+/// Why a mapper could not be started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartMapperError {
+    /// The device has a mapper already: a second thread would gain nothing.
+    #[error("the device has a mapper already")]
+    Running,
+    /// The system gives no thread.
+    #[error("the system gives no thread for the mapper")]
+    Thread(#[source] std::io::Error),
+}
+
 /// What is wrong with a range of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

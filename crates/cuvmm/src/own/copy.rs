@@ -103,6 +103,32 @@ impl<'a> Span<'a> {
             })
     }
 
+    /// Queues a copy from another span on the stream; it may return before that is done. Whoever
+    /// asks for it keeps both in place until then.
+    pub(crate) fn copy_async(
+        &self,
+        stream: &Stream,
+        offset: u64,
+        source: &Self,
+        from: u64,
+        size: u64,
+    ) -> Result<(), CopyError> {
+        let to = self.at(stream, offset, size)?;
+        let from = source.at(stream, from, size)?;
+        let handle = stream.as_raw();
+        self.device
+            // SAFETY: both ranges are mapped now, and whoever calls this unmaps neither before the
+            // stream has passed.
+            .call(Call::MemcpyDtoDAsync, |driver, device| unsafe {
+                driver.copy_on_device_async(device, to, from, size, handle)
+            })
+            .map_err(|cause| CopyError::Call {
+                offset,
+                size,
+                cause,
+            })
+    }
+
     /// Queues a fill with one byte on the stream; it may return before that is done. Whoever asks
     /// for it puts the stream into the fence of the memory.
     pub(crate) fn fill_async(

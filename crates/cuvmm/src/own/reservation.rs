@@ -124,6 +124,12 @@ impl Reservation {
         Mapping::place(&self.shared, offset, physical)
     }
 
+    /// The same range for another thread to map in. The addresses stay reserved while it lives.
+    pub(crate) fn another(&self) -> Self {
+        let shared = Arc::clone(&self.shared);
+        Self { shared }
+    }
+
     /// The whole range to copy in. Where nothing is mapped the driver refuses the copy.
     pub(crate) fn span(&self) -> Span<'_> {
         // SAFETY: addresses stay ours for the borrow. Parts without a mapping are refused by the

@@ -1,21 +1,26 @@
-//! Allocating and growing: the best idle slot or a new one, furnished; or nothing.
+//! Allocating: the best idle slot or a new one, furnished; or nothing.
 
 use super::budget::TenantId;
 use super::core::{Place, Wanted};
+use super::pace::Pace;
 use super::slot::{Occupant, Slot};
 use super::state::State;
 use crate::error::{AllocateError, CallError};
 use crate::own::Stream;
-use crate::region::{Fence, Space};
+use crate::region::Space;
 
 /// Idle slots looked at for the best one.
 const CANDIDATES: usize = 8;
+
+/// A block that takes over idle memory strands at most this part of its size, or a granule: what
+/// lies behind it in the extent that its end falls into.
+const STRANDED_PART: u64 = 4;
 
 impl State {
     pub(crate) fn allocate(
         &mut self,
         id: TenantId,
-        wanted: &Wanted,
+        wanted: &Wanted<'_>,
     ) -> Result<Place, AllocateError> {
         let &Wanted { size, capacity, .. } = wanted;
         if size == 0 {
@@ -26,19 +31,27 @@ impl State {
         }
         let granule = self.device.granule();
         let too_large = AllocateError::TooLarge { size: capacity };
-        let (Some(used), Some(class)) = (granule.round_up(size), granule.class(capacity)) else {
+        let (Some(used), Some(most), Some(class)) = (
+            granule.round_up(size),
+            granule.round_up(capacity),
+            granule.class(capacity),
+        ) else {
             return Err(too_large);
         };
-        if wanted
-            .home
-            .as_ref()
-            .is_some_and(|home| !home.device().is_same(&self.device))
-        {
+        let home = wanted.home;
+        if home.is_some_and(|home| !home.device().is_same(&self.device)) {
             return Err(AllocateError::WrongDevice);
         }
         self.check_usable(id)?;
-        let home = wanted.home.as_ref();
-        let (index, mut slot, new) = match self.pick(id, class, used, home)? {
+        let mut picked = self.pick(id, class, used, home)?;
+        if picked.is_none() && self.sweep(id) {
+            picked = self.pick(id, class, used, home)?;
+        }
+        if let Some(index) = picked {
+            let revived = self.slot(id, index).map_or(0, |slot| slot.space.bytes());
+            self.permit_reuse(id, revived.min(used))?;
+        }
+        let (index, mut slot, new) = match picked {
             Some(index) => match self.take_slot(id, index) {
                 Some(slot) => (index, slot, false),
                 None => return Err(too_large),
@@ -48,9 +61,12 @@ impl State {
                 (index, slot, true)
             }
         };
-        if let Err(error) = self.furnish(id, &mut slot, (0, used), home, wanted.zeroed) {
+        let zeroed = wanted.zeroed;
+        if let Err(error) =
+            self.furnish(id, &mut slot, &super::commit::Fit::new(used, home, zeroed))
+        {
             if new {
-                self.drop_slot(id, slot);
+                self.drop_slot(id, index, slot);
             } else {
                 self.put_slot(id, index, slot);
             }
@@ -61,10 +77,13 @@ impl State {
         slot.block = Some(Occupant {
             requested: size,
             used,
-            home: wanted.home.clone(),
+            most,
+            reach: slot.space.bytes(),
+            pace: Pace::default(),
+            home: home.cloned(),
             users: Vec::new(),
             tag: wanted.tag.clone(),
-            zeroed: wanted.zeroed,
+            zeroed,
         });
         let place = Place {
             tenant: id,
@@ -76,9 +95,12 @@ impl State {
         Ok(place)
     }
 
-    fn check_usable(&self, id: TenantId) -> Result<(), AllocateError> {
+    pub(crate) fn check_usable(&self, id: TenantId) -> Result<(), AllocateError> {
         if let Some(error) = self.device.lost() {
             return Err(CallError::ContextLost(error).into());
+        }
+        if let Some(forked) = self.device.forked() {
+            return Err(forked.into());
         }
         match self.tenants.get(&id) {
             Some(tenancy) if tenancy.registered => Ok(()),
@@ -101,24 +123,25 @@ impl State {
         let Some(tenancy) = self.tenants.get(&id) else {
             return Ok(None);
         };
-        let Some(listed) = tenancy.idle.get(&class) else {
-            return Ok(None);
-        };
-        let mut candidates: Vec<(bool, bool, u64, usize)> = listed
-            .iter()
-            .rev()
+        // Too little memory is worse than a fence, and a fence is worse than too much memory.
+        let mut candidates = [(true, true, u64::MAX, usize::MAX); CANDIDATES];
+        let bound = self.device.granularity().max(used / STRANDED_PART);
+        let fitting = tenancy
+            .reusable(class)
             .take(CANDIDATES)
-            .filter_map(|&index| {
-                let slot = tenancy.slots.get(index)?.as_ref()?;
-                let held = slot.space.bytes();
-                let ready =
-                    slot.fence.is_passed() || home.is_some_and(|home| slot.fence.precedes(home));
-                Some((held < used, !ready, held.abs_diff(used), index))
-            })
-            .collect();
+            .filter(|(_, slot)| slot.stranded_by(used) <= bound);
+        let mut count = 0;
+        for ((index, slot), candidate) in fitting.zip(&mut candidates) {
+            let held = slot.space.bytes();
+            let ready =
+                slot.fence.is_passed() || home.is_some_and(|home| slot.fence.precedes(home));
+            *candidate = (held < used, !ready, held.abs_diff(used), index);
+            count += 1;
+        }
+        let candidates = candidates.get_mut(..count).unwrap_or_default();
         candidates.sort_unstable();
         let capturing = self.capturing;
-        for (_, unready, _, index) in candidates {
+        for &mut (_, unready, _, index) in candidates {
             if !unready {
                 return Ok(Some(index));
             }
@@ -129,7 +152,7 @@ impl State {
             let Some(slot) = self
                 .tenants
                 .get_mut(&id)
-                .and_then(|tenancy| tenancy.slots.get_mut(index)?.as_mut())
+                .and_then(|tenancy| tenancy.slot_mut(index))
             else {
                 continue;
             };
@@ -156,119 +179,19 @@ impl State {
                 limit: self.budget.limits().addresses,
             });
         }
-        let unregistered = AllocateError::Unregistered {
-            tenant: String::new(),
+        let now = self.now();
+        let Some(tenancy) = self.tenants.get_mut(&id) else {
+            return Err(AllocateError::Unregistered {
+                tenant: String::new(),
+            });
         };
-        let index = self.vacancy(id).ok_or(unregistered)?;
         self.budget.charge_addresses(id, class);
         match Space::reserve(&self.device, class) {
-            Ok(space) => Ok((
-                index,
-                Slot {
-                    space,
-                    class,
-                    block: None,
-                    leases: 0,
-                    fence: Fence::passed(),
-                    touched: self.clock,
-                    broken: false,
-                },
-            )),
+            Ok(space) => Ok((tenancy.vacancy(), Slot::new(space, class, now))),
             Err(error) => {
                 self.budget.refund_addresses(id, class);
                 Err(error.into())
             }
         }
-    }
-
-    pub(crate) fn grow(&mut self, place: &Place, size: u64) -> Result<(), AllocateError> {
-        let &Place {
-            tenant,
-            slot: index,
-            capacity,
-            ..
-        } = place;
-        if size > capacity {
-            return Err(AllocateError::OverCapacity { size, capacity });
-        }
-        let used = self
-            .device
-            .granule()
-            .round_up(size)
-            .ok_or(AllocateError::TooLarge { size })?;
-        let now = self.tick();
-        let gone = AllocateError::Unregistered {
-            tenant: String::new(),
-        };
-        let Some(slot) = self.slot_mut(tenant, index) else {
-            return Err(gone);
-        };
-        let Some(block) = &mut slot.block else {
-            return Err(gone);
-        };
-        if size < block.requested {
-            return Err(AllocateError::WouldShrink {
-                size: block.requested,
-                wanted: size,
-            });
-        }
-        if used <= block.used {
-            block.requested = size;
-            slot.touched = now;
-            return Ok(());
-        }
-        self.check_usable(tenant)?;
-        let Some(mut slot) = self.take_slot(tenant, index) else {
-            return Err(gone);
-        };
-        let (home, from, zeroed) = match &slot.block {
-            Some(block) => (block.home.clone(), block.used, block.zeroed),
-            None => (None, 0, false),
-        };
-        // What was given up a moment ago may still be written to by work that was queued before:
-        // zeros must come after that.
-        let revived = zeroed && from < slot.space.bytes();
-        let outcome = match revived {
-            true => self.settle_before(tenant, &mut slot, home.as_ref(), used - from),
-            false => Ok(()),
-        };
-        let outcome = outcome
-            .and_then(|()| self.furnish(tenant, &mut slot, (from, used), home.as_ref(), zeroed));
-        if outcome.is_ok() {
-            slot.space.stain(from, used, tenant.0);
-            slot.touched = now;
-            if let Some(block) = &mut slot.block {
-                block.requested = size;
-                block.used = used;
-            }
-        }
-        self.put_slot(tenant, index, slot);
-        outcome
-    }
-
-    /// Makes sure that what the fence of a slot covers comes before what is done next: on the home
-    /// stream by events, elsewhere only if it has passed.
-    fn settle_before(
-        &mut self,
-        id: TenantId,
-        slot: &mut Slot,
-        home: Option<&Stream>,
-        bytes: u64,
-    ) -> Result<(), AllocateError> {
-        if slot.fence.is_passed() || home.is_some_and(|home| slot.fence.precedes(home)) {
-            return Ok(());
-        }
-        if self.capturing > 0 {
-            return Err(AllocateError::Capturing(self.shortage(id, bytes, 0)));
-        }
-        let ordered = match home {
-            Some(home) => slot.fence.order_before(home)?,
-            None => false,
-        };
-        let needs = &mut self.needs_synchronise;
-        if ordered || Self::poll(0, needs, &mut slot.fence)? {
-            return Ok(());
-        }
-        Err(AllocateError::OutOfMemory(self.shortage(id, bytes, 0)))
     }
 }

@@ -1,17 +1,20 @@
 //! Memory that a tenant has allocated.
 //!
-//! `unsafe` here: naming the block's own memory as a range to copy in.
+//! `unsafe` here: naming the block's own memory as a range to copy in, and taking what a block
+//! holds out of it when it is dropped.
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cuvmm_driver::DeviceAddress;
 
-use super::budget::TenantId;
-use super::core::{Core, Place, Wanted};
+use super::core::{Core, Owner, Place, Wanted};
 use super::lease::Lease;
+use super::shelf::{Held, Shape};
 use crate::error::{AllocateError, CallError, CopyError, FreeError, FreeRefusal, ShrinkError};
 use crate::own::{Span, Stream};
 use crate::region::Extent;
@@ -20,14 +23,13 @@ use crate::region::Extent;
 #[derive(Clone, Debug)]
 #[must_use = "nothing is allocated before `allocate` or `try_allocate`"]
 pub struct BlockBuilder<'a> {
-    core: &'a Arc<Core>,
-    tenant: TenantId,
-    wanted: Wanted,
+    owner: &'a Arc<Owner>,
+    wanted: Wanted<'a>,
     wait: Option<Duration>,
 }
 
 impl<'a> BlockBuilder<'a> {
-    pub(super) const fn new(core: &'a Arc<Core>, tenant: TenantId, size: u64) -> Self {
+    pub(super) const fn new(owner: &'a Arc<Owner>, size: u64) -> Self {
         let wanted = Wanted {
             size,
             capacity: size,
@@ -36,8 +38,7 @@ impl<'a> BlockBuilder<'a> {
             zeroed: false,
         };
         Self {
-            core,
-            tenant,
+            owner,
             wanted,
             wait: None,
         }
@@ -56,13 +57,13 @@ impl<'a> BlockBuilder<'a> {
     /// capture on any stream of the context, whoever makes it, unless a
     /// [capture guard](super::Pool::capture_guard) lives meanwhile: the driver marks no work of a
     /// context that captures (`cuCtxRecordEvent`).
-    pub fn home_stream(mut self, stream: &Stream) -> Self {
-        self.wanted.home = Some(stream.clone());
+    pub const fn home_stream(mut self, stream: &'a Stream) -> Self {
+        self.wanted.home = Some(stream);
         self
     }
 
     /// A word that the statistics show beside the block.
-    pub fn tag(mut self, tag: impl Into<String>) -> Self {
+    pub fn tag(mut self, tag: impl Into<Arc<str>>) -> Self {
         self.wanted.tag = Some(tag.into());
         self
     }
@@ -90,9 +91,13 @@ impl<'a> BlockBuilder<'a> {
     /// # Errors
     /// [`AllocateError`] with the figures; every block is as before then.
     pub fn allocate(self) -> Result<Block, AllocateError> {
-        let deadline = self.wait.map(after);
-        let place = self.core.allocate(self.tenant, &self.wanted, deadline)?;
-        Ok(self.block(place))
+        if let Some(held) = self.shelved() {
+            return Ok(self.block(held));
+        }
+        let Owner { core, tenant, .. } = &**self.owner;
+        let place = core.allocate(*tenant, &self.wanted, self.wait.map(after))?;
+        let held = self.held(place);
+        Ok(self.block(held))
     }
 
     /// Allocates if that needs no waiting: neither for the GPU's work nor for anybody's memory.
@@ -105,16 +110,55 @@ impl<'a> BlockBuilder<'a> {
     /// # Errors
     /// [`AllocateError`] with the figures; every block is as before then.
     pub fn try_allocate(self) -> Result<Block, AllocateError> {
-        let place = self.core.try_allocate(self.tenant, &self.wanted)?;
-        Ok(self.block(place))
+        if let Some(held) = self.shelved() {
+            return Ok(self.block(held));
+        }
+        let Owner { core, tenant, .. } = &**self.owner;
+        let place = core.try_allocate(*tenant, &self.wanted)?;
+        let held = self.held(place);
+        Ok(self.block(held))
     }
 
-    fn block(self, place: Place) -> Block {
-        Block {
-            core: Arc::clone(self.core),
+    /// A block of the same shape that was freed on the home stream a moment ago.
+    fn shelved(&self) -> Option<Held> {
+        let Wanted {
+            size,
+            capacity,
+            home,
+            ref tag,
+            zeroed,
+        } = self.wanted;
+        let device = &self.owner.core.device;
+        let usable = !zeroed && device.lost().is_none() && device.forked().is_none();
+        let home = home.filter(|_| usable)?;
+        let tag = tag.as_ref();
+        let shape = Shape {
+            size,
+            capacity,
+            tag,
+        };
+        self.owner.shelves.of(home)?.take(home, shape)
+    }
+
+    fn held(&self, place: Place) -> Held {
+        Held {
+            owner: Arc::clone(self.owner),
             place,
             size: self.wanted.size,
-            home: self.wanted.home,
+            tag: self.wanted.tag.clone(),
+            home: self.wanted.home.cloned(),
+            shelf: self
+                .wanted
+                .home
+                .and_then(|home| self.owner.shelves.of(home))
+                .cloned(),
+        }
+    }
+
+    fn block(self, held: Held) -> Block {
+        Block {
+            held: ManuallyDrop::new(held),
+            plain: AtomicBool::new(!self.wanted.zeroed),
             wait: self.wait,
         }
     }
@@ -132,36 +176,44 @@ fn after(wait: Duration) -> Instant {
 /// Dropping makes no driver call and never waits: the memory stays mapped, stays charged to the
 /// tenant, and is handed on only after the work that may use it.
 pub struct Block {
-    core: Arc<Core>,
-    place: Place,
-    size: u64,
-    home: Option<Stream>,
+    held: ManuallyDrop<Held>,
+    /// Whether only the home stream used it, no lease was taken on it, and no zeros are owed in
+    /// it: then the next block of its shape can have it as it is.
+    plain: AtomicBool,
     wait: Option<Duration>,
 }
 
 impl Block {
+    fn core(&self) -> &Arc<Core> {
+        &self.held.owner.core
+    }
+
+    fn place(&self) -> &Place {
+        &self.held.place
+    }
+
     /// The first address.
     #[must_use]
-    pub const fn address(&self) -> DeviceAddress {
-        self.place.address
+    pub fn address(&self) -> DeviceAddress {
+        self.place().address
     }
 
     /// The size in bytes, as asked for.
     #[must_use]
-    pub const fn size(&self) -> u64 {
-        self.size
+    pub fn size(&self) -> u64 {
+        self.held.size
     }
 
     /// What it may grow to, in bytes.
     #[must_use]
-    pub const fn capacity(&self) -> u64 {
-        self.place.capacity
+    pub fn capacity(&self) -> u64 {
+        self.place().capacity
     }
 
     /// The stream it was allocated on.
     #[must_use]
-    pub const fn home_stream(&self) -> Option<&Stream> {
-        self.home.as_ref()
+    pub fn home_stream(&self) -> Option<&Stream> {
+        self.held.home.as_ref()
     }
 
     /// Grows in place, asking pressure hooks and waiting as its builder said.
@@ -170,8 +222,8 @@ impl Block {
     /// [`AllocateError`] with the figures; the block is as before then.
     pub fn grow_to(&mut self, size: u64) -> Result<(), AllocateError> {
         let deadline = self.wait.map(after);
-        self.core.grow(&self.place, size, deadline)?;
-        self.size = size;
+        self.core().grow(self.place(), size, deadline)?;
+        self.held.size = size;
         Ok(())
     }
 
@@ -180,8 +232,8 @@ impl Block {
     /// # Errors
     /// [`AllocateError`] with the figures; the block is as before then.
     pub fn try_grow_to(&mut self, size: u64) -> Result<(), AllocateError> {
-        self.core.try_grow(&self.place, size)?;
-        self.size = size;
+        self.core().try_grow(self.place(), size)?;
+        self.held.size = size;
         Ok(())
     }
 
@@ -191,8 +243,8 @@ impl Block {
     /// # Errors
     /// [`ShrinkError`] when `size` is zero or more than the block has.
     pub fn shrink_to(&mut self, size: u64) -> Result<(), ShrinkError> {
-        self.core.shrink(&self.place, size)?;
-        self.size = size;
+        self.core().shrink(self.place(), size)?;
+        self.held.size = size;
         Ok(())
     }
 
@@ -202,14 +254,21 @@ impl Block {
     /// # Errors
     /// [`CallError::WrongDriver`] when the stream is another driver's.
     pub fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
-        self.core.lock().record_use(&self.place, stream)
+        self.plain.store(false, Ordering::Relaxed);
+        self.core().lock().record_use(self.place(), stream)
     }
 
     /// Proof that somebody uses the block: while it lives, nothing under the block is unmapped or
     /// handed on, whatever becomes of the block.
     #[must_use]
     pub fn lease(&self) -> Lease {
-        Lease::new(Arc::clone(&self.core), self.place)
+        self.plain.store(false, Ordering::Relaxed);
+        self.keep()
+    }
+
+    /// Keeps what lies under the block in place.
+    fn keep(&self) -> Lease {
+        Lease::new(Arc::clone(self.core()), self.held.place)
     }
 
     /// Every extent under the block, those behind its end included, in order: what whoever
@@ -217,7 +276,7 @@ impl Block {
     /// grow.
     #[must_use]
     pub fn extents(&self) -> Vec<Extent> {
-        self.core.extents(&self.place)
+        self.core().extents(self.place())
     }
 
     /// Writes bytes behind what the home stream (or the legacy default stream) has queued, and
@@ -227,6 +286,7 @@ impl Block {
     /// [`CopyError`] when the range leaves the block, or while a capture guard lives.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), CopyError> {
         let stream = self.copy_stream(offset, bytes.len() as u64)?;
+        let _stays = self.keep();
         self.span().write(&stream, offset, bytes)
     }
 
@@ -236,6 +296,7 @@ impl Block {
     /// [`CopyError`] when the range leaves the block, or while a capture guard lives.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), CopyError> {
         let stream = self.copy_stream(offset, bytes.len() as u64)?;
+        let _stays = self.keep();
         self.span().read(&stream, offset, bytes)
     }
 
@@ -243,6 +304,7 @@ impl Block {
     ///
     /// # Errors
     /// [`FreeError`] with the block in it.
+    #[allow(clippy::result_large_err, reason = "the block is handed back as it is")]
     pub fn free(self) -> Result<(), FreeError<Self>> {
         match self.may_be_freed() {
             Ok(()) => Ok(()),
@@ -255,10 +317,10 @@ impl Block {
 
     fn may_be_freed(&self) -> Result<(), FreeRefusal> {
         // Asked only while a guard says that there are captures: the usual free asks nobody.
-        if self.core.lock().capturing == 0 {
+        if self.core().lock().capturing == 0 {
             return Ok(());
         }
-        match &self.home {
+        match &self.held.home {
             Some(home) if home.is_capturing()? => Err(FreeRefusal::Capturing),
             _ => Ok(()),
         }
@@ -267,32 +329,44 @@ impl Block {
     fn span(&self) -> Span<'_> {
         // SAFETY: the memory of a block stays mapped while the block lives, which the borrow sees
         // to: taking back takes only what lies behind its end.
-        unsafe { Span::new(&self.core.device, self.address(), self.size) }
+        unsafe { Span::new(&self.core().device, self.address(), self.size()) }
     }
 
     fn copy_stream(&self, offset: u64, size: u64) -> Result<Stream, CopyError> {
-        if offset.checked_add(size).is_none_or(|end| end > self.size) {
+        if offset.checked_add(size).is_none_or(|end| end > self.size()) {
             return Err(CopyError::OutOfRange {
                 offset,
                 size,
-                bytes: self.size,
+                bytes: self.size(),
             });
         }
-        if self.core.lock().capturing > 0 {
+        if self.core().lock().capturing > 0 {
             return Err(CopyError::Capturing);
         }
         Ok(self
-            .home
-            .clone()
-            .unwrap_or_else(|| Stream::legacy(&self.core.device)))
+            .home_stream()
+            .cloned()
+            .unwrap_or_else(|| Stream::legacy(&self.core().device)))
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
+        // SAFETY: `held` is taken here and nowhere else, and not used after.
+        let held = unsafe { ManuallyDrop::take(&mut self.held) };
+        let core = &held.owner.core;
         // A forked child owns nothing, and the lock may have been held when it was forked.
-        if self.core.device.forked().is_none() {
-            self.core.free(&self.place);
+        if core.device.forked().is_some() {
+            return;
+        }
+        let plain = self.plain.load(Ordering::Relaxed) && !core.is_awaited();
+        let shelf = held.shelf.clone().filter(|_| plain);
+        let held = match shelf {
+            Some(shelf) => shelf.put(held).err(),
+            None => Some(held),
+        };
+        if let Some(held) = held {
+            held.owner.core.free(&held.place);
         }
     }
 }
@@ -301,7 +375,7 @@ impl fmt::Debug for Block {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Block")
             .field("address", &self.address())
-            .field("size", &self.size)
+            .field("size", &self.size())
             .field("capacity", &self.capacity())
             .finish_non_exhaustive()
     }

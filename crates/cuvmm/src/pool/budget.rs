@@ -29,12 +29,25 @@ pub(crate) struct Account {
     pub(crate) peak: u64,
 }
 
-/// All accounts of a pool.
+impl Account {
+    fn claim(&self) -> u64 {
+        self.guarantee.max(self.held)
+    }
+
+    fn missing_to_guarantee(&self) -> u64 {
+        self.guarantee.saturating_sub(self.held)
+    }
+}
+
+/// All accounts of a pool. Every question but that of a new guarantee is answered without going
+/// through the accounts.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limits: Limits,
     accounts: BTreeMap<TenantId, Account>,
     held: u64,
+    /// What tenants hold or can always have, whichever is more, of each.
+    claimed: u64,
     mappings: u64,
     addresses: u64,
     /// Bytes had from the driver: held by tenants, in stock, in flight, quarantined.
@@ -50,6 +63,7 @@ impl Budget {
             limits,
             accounts: BTreeMap::new(),
             held: 0,
+            claimed: 0,
             mappings: 0,
             addresses: 0,
             obtained: 0,
@@ -112,35 +126,60 @@ impl Budget {
     }
 
     pub(crate) fn open(&mut self, tenant: TenantId, guarantee: u64, limit: u64) {
-        self.accounts.insert(
-            tenant,
-            Account {
-                guarantee,
-                limit,
-                ..Account::default()
-            },
-        );
+        self.accounts.insert(tenant, Account::default());
+        self.change(tenant, |account| {
+            account.guarantee = guarantee;
+            account.limit = limit;
+        });
+    }
+
+    /// Changes an account, and what all accounts add up to with it.
+    fn change(&mut self, tenant: TenantId, change: impl FnOnce(&mut Account)) {
+        if let Some(account) = self.accounts.get_mut(&tenant) {
+            let before = (account.claim(), account.held);
+            change(account);
+            let after = (account.claim(), account.held);
+            self.claimed = self.claimed - before.0 + after.0;
+            self.held = self.held - before.1 + after.1;
+        }
     }
 
     /// Ends a tenant's guarantee; its charges stay.
     pub(crate) fn drain(&mut self, tenant: TenantId) {
-        if let Some(account) = self.accounts.get_mut(&tenant) {
-            account.guarantee = 0;
-        }
+        self.change(tenant, |account| account.guarantee = 0);
     }
 
     /// Forgets a tenant that holds nothing.
     pub(crate) fn close(&mut self, tenant: TenantId) {
+        self.change(tenant, |account| {
+            account.guarantee = 0;
+            account.held = 0;
+        });
         self.accounts.remove(&tenant);
     }
 
     /// What is kept for the guarantees of all others.
     pub(crate) fn guaranteed_to_others(&self, tenant: TenantId) -> u64 {
-        self.accounts
-            .iter()
-            .filter(|&(&other, _)| other != tenant)
-            .map(|(_, account)| account.guarantee.saturating_sub(account.held))
-            .sum()
+        self.claimed - self.held - self.account(tenant).missing_to_guarantee()
+    }
+
+    /// Whether more is claimed than there is. A guarantee can be given while others still hold
+    /// idle memory beyond what it leaves them, which is taken back when somebody wants it.
+    pub(crate) const fn is_overdrawn(&self) -> bool {
+        self.claimed + self.quarantined > self.limits.bytes
+    }
+
+    /// Bytes that others must give back before a tenant may have `kept` bytes in use, which it is
+    /// charged for already. Nothing below its guarantee.
+    pub(crate) fn overdrawn_by(&self, tenant: TenantId, kept: u64) -> u64 {
+        let account = self.account(tenant);
+        if kept <= account.guarantee {
+            return 0;
+        }
+        let others = self.claimed - account.claim();
+        (others + self.quarantined)
+            .saturating_add(kept)
+            .saturating_sub(self.limits.bytes)
     }
 
     /// Bytes a tenant can be charged now without anything being taken back.
@@ -158,8 +197,6 @@ impl Budget {
             .held
             .saturating_add(bytes)
             .saturating_sub(account.limit);
-        // More may be spoken for than there is: a guarantee can be given while others still hold
-        // idle memory beyond what it leaves them.
         let all = self
             .spoken_for(tenant)
             .saturating_add(bytes)
@@ -191,19 +228,15 @@ impl Budget {
             bytes <= self.available_to(tenant),
             "charged beyond the limits"
         );
-        if let Some(account) = self.accounts.get_mut(&tenant) {
+        self.change(tenant, |account| {
             account.held += bytes;
             account.peak = account.peak.max(account.held);
-            self.held += bytes;
-            self.peak = self.peak.max(self.held);
-        }
+        });
+        self.peak = self.peak.max(self.held);
     }
 
     pub(crate) fn refund(&mut self, tenant: TenantId, bytes: u64) {
-        if let Some(account) = self.accounts.get_mut(&tenant) {
-            account.held -= bytes;
-            self.held -= bytes;
-        }
+        self.change(tenant, |account| account.held -= bytes);
     }
 
     pub(crate) fn charge_mappings(&mut self, tenant: TenantId, count: u64) {
@@ -328,6 +361,23 @@ mod tests {
         );
         assert_eq!(budget.available_to(B), 60);
         assert_eq!(budget.held(), 10);
+    }
+
+    #[test]
+    fn a_guarantee_given_over_idle_memory_overdraws_until_that_is_given_back() {
+        let mut budget = budget();
+        budget.charge(B, 60);
+        let late = TenantId(2);
+        assert!(!budget.is_overdrawn());
+        // B uses 5 of its 60: with A's 30 kept, 50 can be promised.
+        budget.open(late, 50, 100);
+        assert!(budget.is_overdrawn());
+        assert_eq!(budget.overdrawn_by(B, 20), 0, "as far as it is guaranteed");
+        assert_eq!(budget.overdrawn_by(B, 25), 5, "beyond, others come first");
+        assert_eq!(budget.available_to(late), 10);
+        budget.refund(B, 40);
+        assert!(!budget.is_overdrawn());
+        assert_eq!(budget.available_to(late), 50);
     }
 
     #[test]

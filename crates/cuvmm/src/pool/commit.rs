@@ -5,29 +5,59 @@ use super::slot::Slot;
 use super::state::{Scrub, State};
 use crate::error::{AllocateError, CallError, CommitError};
 use crate::own::Stream;
-use crate::region::PlaceError;
+use crate::region::{Fence, PlaceError};
+
+/// What memory a block is to find in its slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fit<'a> {
+    /// Up to where the block uses memory.
+    pub(crate) to: u64,
+    /// Up to where there shall be memory: more than it uses is margin.
+    pub(crate) end: u64,
+    /// The stream it is used on.
+    pub(crate) home: Option<&'a Stream>,
+    /// Whether new memory must read as zero.
+    pub(crate) zeroed: bool,
+    /// The part of the memory that is there already which must read as zero.
+    pub(crate) zeros: Option<(u64, u64)>,
+}
+
+impl<'a> Fit<'a> {
+    /// For the first `used` bytes of a slot and no more.
+    pub(crate) fn new(used: u64, home: Option<&'a Stream>, zeroed: bool) -> Self {
+        Self {
+            to: used,
+            end: used,
+            home,
+            zeroed,
+            zeros: zeroed.then_some((0, used)),
+        }
+    }
+
+    /// Whether what it takes may be taken from others: margin is made of what nobody has.
+    const fn claims(&self) -> bool {
+        self.end == self.to
+    }
+}
 
 impl State {
-    /// Gets a slot, which has been taken out, ready for a block that used `from` bytes of it and
-    /// now uses `to`: memory under all of it, no other tenant's data in it, and zeros in the new
-    /// part if the block wants them. On failure the slot is as before, except for what is
-    /// quarantined.
+    /// Gets a slot, which has been taken out, ready for a block: memory where it is to be, no other
+    /// tenant's data in it, and zeros where they are owed. On failure the slot is as before, except
+    /// for what is quarantined.
     pub(crate) fn furnish(
         &mut self,
         id: TenantId,
         slot: &mut Slot,
-        (from, to): (u64, u64),
-        home: Option<&Stream>,
-        zeroed: bool,
+        fit: &Fit<'_>,
     ) -> Result<(), AllocateError> {
         let begun = slot.space.bytes();
-        let bytes = to.saturating_sub(begun);
+        let bytes = fit.end.saturating_sub(begun);
         let count = if bytes > 0 {
-            self.commit(id, slot, begun, bytes)?
+            self.commit(id, slot, begun, bytes, fit.claims())?
         } else {
             0
         };
-        if let Err(error) = self.cleanse(id, slot, begun, (from, to), home, zeroed) {
+        if let Err(error) = self.cleanse(id, slot, begun, fit) {
             self.uncommit(slot, begun);
             self.budget.refund(id, bytes);
             self.budget.refund_mappings(id, count);
@@ -45,6 +75,7 @@ impl State {
         slot: &mut Slot,
         begun: u64,
         bytes: u64,
+        claims: bool,
     ) -> Result<u64, AllocateError> {
         let end = begun + bytes;
         let stuck = slot.space.stuck_in(begun, end);
@@ -58,7 +89,7 @@ impl State {
         }
         self.make_room(id, bytes)?;
         self.budget.charge(id, bytes);
-        self.place(id, slot, begun, bytes)
+        self.place(id, slot, begun, bytes, claims)
             .inspect_err(|_| self.budget.refund(id, bytes))
     }
 
@@ -68,10 +99,11 @@ impl State {
         slot: &mut Slot,
         begun: u64,
         bytes: u64,
+        claims: bool,
     ) -> Result<u64, AllocateError> {
-        let pieces = self.gather(id, bytes)?;
+        let pieces = self.gather(id, bytes, claims)?;
         let count = pieces.len() as u64;
-        if let Err(error) = self.make_mapping_room(id, count) {
+        if let Err(error) = self.make_mapping_room(id, count, claims) {
             self.put_back(pieces);
             return Err(error);
         }
@@ -97,10 +129,16 @@ impl State {
         Ok(count)
     }
 
-    fn make_mapping_room(&mut self, id: TenantId, count: u64) -> Result<(), AllocateError> {
-        if let Some(missing) = count
-            .checked_sub(self.budget.mappings_left())
-            .filter(|&n| n > 0)
+    fn make_mapping_room(
+        &mut self,
+        id: TenantId,
+        count: u64,
+        claims: bool,
+    ) -> Result<(), AllocateError> {
+        if claims
+            && let Some(missing) = count
+                .checked_sub(self.budget.mappings_left())
+                .filter(|&n| n > 0)
         {
             self.take_back_mappings(id, missing)?;
         }
@@ -139,7 +177,7 @@ impl State {
     }
 
     /// Books bytes that are stuck in a slot as quarantined.
-    fn set_aside(&mut self, slot: &mut Slot, bytes: u64, mappings: u64) {
+    pub(crate) fn set_aside(&mut self, slot: &mut Slot, bytes: u64, mappings: u64) {
         if bytes > 0 {
             slot.broken = true;
             self.budget.quarantine(bytes, mappings);
@@ -147,33 +185,41 @@ impl State {
     }
 
     /// Zeroes what another tenant wrote to in the memory behind `begun`, and whatever was written
-    /// to in the new part of a block that wants zeros; ordered before the new owner's work.
+    /// to where a block wants zeros; ordered before the new owner's work.
     fn cleanse(
         &mut self,
         id: TenantId,
         slot: &mut Slot,
         begun: u64,
-        (from, to): (u64, u64),
-        home: Option<&Stream>,
-        zeroed: bool,
+        fit: &Fit<'_>,
     ) -> Result<(), AllocateError> {
-        let foreign = |stain: u64| stain != id.0 && self.policy.scrub != Scrub::Never;
-        let first = if zeroed { from } else { begun.min(to) };
-        let soiled = slot.space.stained(first, to);
-        let mut soiled = soiled
-            .into_iter()
-            .filter(|&(_, _, stain)| zeroed || foreign(stain));
-        let Some((start, size, _)) = soiled.next() else {
+        let scrubs = self.policy.scrub != Scrub::Never;
+        let owed = |stain: u64| fit.zeroed || (scrubs && stain != id.0);
+        let revived = fit.zeros.map_or((0, 0), |(from, to)| (from, to.min(begun)));
+        let placed = (begun, slot.space.bytes());
+        let mut soiled: Option<(u64, u64)> = None;
+        for (from, to) in [revived, placed] {
+            for (offset, size, stain) in slot.space.stained(from, to) {
+                if owed(stain) {
+                    let start = soiled.map_or(offset, |(start, _)| start);
+                    soiled = Some((start, offset + size));
+                }
+            }
+        }
+        let Some((start, end)) = soiled else {
             return Ok(());
         };
-        let end = soiled
-            .next_back()
-            .map_or(start + size, |(offset, size, _)| offset + size);
         // A fill on a stream that captures would become part of the graph, and not run now.
-        if self.capturing > 0 || is_capturing(home)? {
-            return Err(AllocateError::Capturing(self.shortage(id, to - from, 0)));
+        if self.capturing > 0 || is_capturing(fit.home)? {
+            let bytes = fit.to.saturating_sub(slot.used());
+            return Err(AllocateError::Capturing(self.shortage(id, bytes, 0)));
         }
-        self.zero(slot, start, end - start, home)
+        self.zero(slot, start, end - start, fit.home)?;
+        // Margin that is being zeroed must not be unmapped under the fill.
+        if let Some(home) = fit.home.filter(|_| end > fit.to) {
+            slot.fence.merge(Fence::streams(vec![home.clone()]));
+        }
+        Ok(())
     }
 
     /// Fills a range with zeros on the home stream, or on a stream of ours that is waited for. One

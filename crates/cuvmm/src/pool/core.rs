@@ -1,15 +1,17 @@
 //! The lock around a pool's state, and waiting, which happens here and nowhere below.
 
 use std::fmt;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cuvmm_driver::DeviceAddress;
 
 use super::budget::TenantId;
+use super::shelf::Shelves;
 use super::state::{Pressure, PressureHook, State};
 use crate::device::Device;
-use crate::error::{AllocateError, ShrinkError};
+use crate::error::{AllocateError, CallError, ShrinkError};
 use crate::own::Stream;
 use crate::region::Extent;
 
@@ -21,15 +23,31 @@ pub(crate) struct Core {
     state: Mutex<State>,
     /// Told when memory becomes idle.
     freed: Condvar,
+    /// Those who wait for that.
+    waiting: AtomicUsize,
+    /// Told when the mapper has placed something.
+    placed: Condvar,
+}
+
+type Locked<'a> = MutexGuard<'a, State>;
+
+/// What came of an attempt, and the lock it was made under.
+type Attempt<'a, T> = (Locked<'a>, Result<T, AllocateError>);
+
+/// A tenant as its blocks know it.
+pub(crate) struct Owner {
+    pub(crate) core: Arc<Core>,
+    pub(crate) tenant: TenantId,
+    pub(crate) shelves: Arc<Shelves>,
 }
 
 /// What a block is to be.
 #[derive(Clone, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct Wanted<'a> {
     pub(crate) size: u64,
     pub(crate) capacity: u64,
-    pub(crate) home: Option<Stream>,
-    pub(crate) tag: Option<String>,
+    pub(crate) home: Option<&'a Stream>,
+    pub(crate) tag: Option<Arc<str>>,
     pub(crate) zeroed: bool,
 }
 
@@ -48,6 +66,8 @@ impl Core {
             device,
             state: Mutex::new(state),
             freed: Condvar::new(),
+            waiting: AtomicUsize::new(0),
+            placed: Condvar::new(),
         }
     }
 
@@ -62,28 +82,41 @@ impl Core {
 
     /// Memory became idle: whoever waits may try again.
     pub(crate) fn announce(&self) {
-        self.freed.notify_all();
+        if self.is_awaited() {
+            self.freed.notify_all();
+        }
+    }
+
+    /// Whether somebody waits for memory. One who begins to wait just now tries once more after
+    /// having said so.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst) > 0
+    }
+
+    /// An extent was placed ahead: whoever waits for it can go on.
+    pub(crate) fn placed(&self) {
+        self.placed.notify_all();
     }
 
     pub(crate) fn try_allocate(
         &self,
         tenant: TenantId,
-        wanted: &Wanted,
+        wanted: &Wanted<'_>,
     ) -> Result<Place, AllocateError> {
-        let mut state = self.lock();
-        state
-            .allocate(tenant, wanted)
-            .inspect_err(|error| state.count_refusal(tenant, error))
+        let (mut state, outcome) = self.attempt_to_allocate(self.lock(), tenant, wanted);
+        let outcome = outcome.inspect_err(|error| state.count_refusal(tenant, error));
+        Self::let_go(state);
+        outcome
     }
 
     pub(crate) fn allocate(
         &self,
         tenant: TenantId,
-        wanted: &Wanted,
+        wanted: &Wanted<'_>,
         deadline: Option<Instant>,
     ) -> Result<Place, AllocateError> {
         self.insist(tenant, wanted.size, deadline, |state| {
-            state.allocate(tenant, wanted)
+            self.attempt_to_allocate(state, tenant, wanted)
         })
     }
 
@@ -95,41 +128,83 @@ impl Core {
     ) -> Result<(), AllocateError> {
         let more = size.saturating_sub(self.lock().size_of(place));
         self.insist(place.tenant, more, deadline, |state| {
-            state.grow(place, size)
+            self.attempt_to_grow(state, place, size)
         })
     }
 
     pub(crate) fn try_grow(&self, place: &Place, size: u64) -> Result<(), AllocateError> {
-        let mut state = self.lock();
-        state
-            .grow(place, size)
-            .inspect_err(|error| state.count_refusal(place.tenant, error))
+        let (mut state, outcome) = self.attempt_to_grow(self.lock(), place, size);
+        let outcome = outcome.inspect_err(|error| state.count_refusal(place.tenant, error));
+        Self::let_go(state);
+        outcome
+    }
+
+    fn attempt_to_allocate<'a>(
+        &'a self,
+        mut state: Locked<'a>,
+        tenant: TenantId,
+        wanted: &Wanted<'_>,
+    ) -> Attempt<'a, Place> {
+        let outcome = state.allocate(tenant, wanted);
+        state.look_behind();
+        (state, outcome)
+    }
+
+    /// Grows; where the mapper is just placing what the block wants, behind that.
+    fn attempt_to_grow<'a>(
+        &'a self,
+        mut state: Locked<'a>,
+        place: &Place,
+        size: u64,
+    ) -> Attempt<'a, ()> {
+        while state.waits_for_mapper(place.tenant, place.slot, size) {
+            state = self
+                .placed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        let outcome = state.grow(place, size);
+        if outcome.is_ok() {
+            state.look_ahead(place.tenant, place.slot);
+            state.look_behind();
+        }
+        (state, outcome)
+    }
+
+    /// Lets the lock go, and rings for the mapper if somebody asked for it.
+    fn let_go(mut state: Locked<'_>) {
+        let bell = state.take_ring();
+        drop(state);
+        if let Some(bell) = bell {
+            bell.ring();
+        }
     }
 
     /// Tries, asks other tenants to give memory back, and tries again until the deadline.
-    fn insist<T>(
-        &self,
+    fn insist<'a, T>(
+        &'a self,
         tenant: TenantId,
         bytes: u64,
         deadline: Option<Instant>,
-        attempt: impl Fn(&mut State) -> Result<T, AllocateError>,
+        attempt: impl Fn(Locked<'a>) -> Attempt<'a, T>,
     ) -> Result<T, AllocateError> {
-        self.try_until(tenant, bytes, deadline, attempt)
-            .inspect_err(|error| self.lock().count_refusal(tenant, error))
+        let (mut state, outcome) = self.try_until(tenant, bytes, deadline, attempt)?;
+        let outcome = outcome.inspect_err(|error| state.count_refusal(tenant, error));
+        Self::let_go(state);
+        outcome
     }
 
-    fn try_until<T>(
-        &self,
+    fn try_until<'a, T>(
+        &'a self,
         tenant: TenantId,
         bytes: u64,
         deadline: Option<Instant>,
-        attempt: impl Fn(&mut State) -> Result<T, AllocateError>,
-    ) -> Result<T, AllocateError> {
-        let mut state = self.lock();
-        let mut refusal = match attempt(&mut state) {
-            Err(error) if error.is_shortage() => error,
-            outcome => return outcome,
-        };
+        attempt: impl Fn(Locked<'a>) -> Attempt<'a, T>,
+    ) -> Result<Attempt<'a, T>, CallError> {
+        let (mut state, mut outcome) = attempt(self.lock());
+        if !is_shortage(&outcome) {
+            return Ok((state, outcome));
+        }
         let (name, hooks) = state.hooks_of_others(tenant);
         for hook in hooks {
             drop(state);
@@ -138,21 +213,21 @@ impl Core {
                 bytes,
                 deadline,
             });
-            state = self.lock();
-            match attempt(&mut state) {
-                Err(error) if error.is_shortage() => refusal = error,
-                outcome => return outcome,
+            (state, outcome) = attempt(self.lock());
+            if !is_shortage(&outcome) {
+                return Ok((state, outcome));
             }
         }
         let Some(deadline) = deadline else {
-            return Err(refusal);
+            return Ok((state, outcome));
         };
-        loop {
+        let _waiter = Waiter::of(&self.waiting);
+        while is_shortage(&outcome) {
             let Some(left) = deadline.checked_duration_since(Instant::now()) else {
-                return Err(refusal);
+                break;
             };
             if state.needs_synchronise && state.capturing == 0 {
-                let since = state.clock;
+                let since = state.now();
                 drop(state);
                 self.device.synchronize()?;
                 state = self.lock();
@@ -164,11 +239,9 @@ impl Core {
                     .unwrap_or_else(PoisonError::into_inner)
                     .0;
             }
-            match attempt(&mut state) {
-                Err(error) if error.is_shortage() => refusal = error,
-                outcome => return outcome,
-            }
+            (state, outcome) = attempt(state);
         }
+        Ok((state, outcome))
     }
 
     /// Every extent of the slot that a block is or was in, in order.
@@ -181,7 +254,21 @@ impl Core {
     pub(crate) fn free(&self, place: &Place) {
         let mut state = self.lock();
         state.free(place);
-        drop(state);
+        Self::let_go(state);
+        self.announce();
+    }
+
+    pub(crate) fn end_lease(&self, place: &Place) {
+        let mut state = self.lock();
+        state.end_lease(place);
+        Self::let_go(state);
+        self.announce();
+    }
+
+    pub(crate) fn unregister(&self, tenant: TenantId) {
+        let mut state = self.lock();
+        state.unregister(tenant);
+        Self::let_go(state);
         self.announce();
     }
 
@@ -189,6 +276,26 @@ impl Core {
         self.lock().shrink(place, size)?;
         self.announce();
         Ok(())
+    }
+}
+
+fn is_shortage<T>(outcome: &Result<T, AllocateError>) -> bool {
+    matches!(outcome, Err(error) if error.is_shortage())
+}
+
+/// One who waits, counted while it lives.
+struct Waiter<'a>(&'a AtomicUsize);
+
+impl<'a> Waiter<'a> {
+    fn of(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(count)
+    }
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -227,6 +334,12 @@ impl State {
                 tenancy.refusals += 1;
             }
         }
+    }
+}
+
+impl fmt::Debug for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Owner").field(&self.tenant).finish()
     }
 }
 

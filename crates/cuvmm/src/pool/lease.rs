@@ -56,8 +56,7 @@ impl Clone for Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if self.core.device.forked().is_none() {
-            self.core.lock().end_lease(&self.place);
-            self.core.announce();
+            self.core.end_lease(&self.place);
         }
     }
 }

@@ -9,20 +9,26 @@
 //! No driver is named here, nothing is rounded here ([`size`](crate) does), and nothing waits but
 //! [`BlockBuilder::allocate`] and [`Block::grow_to`] with a deadline, and the end of the pool.
 
+mod ahead;
 mod allocate;
 mod block;
 mod budget;
 mod capture;
 mod commit;
+mod compact;
 mod core;
+mod grow;
 mod lease;
+mod pace;
 mod reclaim;
+mod shelf;
 mod slot;
 mod state;
 mod stats;
 mod stock;
 mod supply;
 mod teardown;
+mod tenancy;
 mod tenant;
 mod withdraw;
 
@@ -36,14 +42,15 @@ use self::core::Core;
 use self::state::{Policy, State};
 use crate::calls::CallCounts;
 use crate::device::Device;
-use crate::error::{BuildPoolError, CallError};
+use crate::error::{BuildPoolError, CallError, CompactError};
 use crate::own::{CloseError, CloseRefusal};
-use crate::region::DEFAULT_LARGEST_EXTENT;
+use crate::region::{DEFAULT_LARGEST_EXTENT, Mapper};
 
 pub use block::{Block, BlockBuilder};
 pub use capture::CaptureGuard;
+pub use compact::Compaction;
 pub use lease::Lease;
-pub use state::{Pressure, PressureHook, Scrub};
+pub use state::{Growth, Pressure, PressureHook, Scrub};
 pub use stats::{PoolStats, TenantStats};
 pub use tenant::{Tenant, TenantBuilder};
 
@@ -73,9 +80,11 @@ pub struct PoolBuilder<'a> {
     mappings: u64,
     addresses: u64,
     policy: Policy,
+    mapper: Option<&'a Mapper>,
+    ready: u64,
 }
 
-impl PoolBuilder<'_> {
+impl<'a> PoolBuilder<'a> {
     /// How much memory the pool may hold; by default it leaves 1 GiB free, or a
     /// sixteenth of a device with less than 16 GiB.
     pub const fn limit(mut self, limit: Limit) -> Self {
@@ -120,6 +129,31 @@ impl PoolBuilder<'_> {
         self
     }
 
+    /// How much memory a block that outgrows what it has gets at once; a quarter of its size by
+    /// default.
+    pub const fn growth(mut self, growth: Growth) -> Self {
+        self.policy.growth = growth;
+        self
+    }
+
+    /// The thread that maps ahead of this pool's growing blocks and unmaps behind. It must be the
+    /// same device's. The pool works without one, and goes on when the mapper ends.
+    ///
+    /// Driver calls made by the mapper's thread are counted apart from then on
+    /// ([`Device::mapper_calls`]) for this device handle.
+    pub const fn mapper(mut self, mapper: &'a Mapper) -> Self {
+        self.mapper = Some(mapper);
+        self
+    }
+
+    /// How many bytes of the limit the mapper keeps unmapped and ready, taking idle memory above
+    /// guarantees back before anybody asks for it; 0 by default. Without a mapper nothing is kept
+    /// ready.
+    pub const fn ready(mut self, bytes: u64) -> Self {
+        self.ready = bytes;
+        self
+    }
+
     /// Builds the pool. Takes no memory yet.
     ///
     /// # Errors
@@ -131,6 +165,8 @@ impl PoolBuilder<'_> {
             mappings,
             addresses,
             mut policy,
+            mapper,
+            ready,
         } = self;
         let granule = device.granule();
         let total = device.total_memory();
@@ -168,15 +204,23 @@ impl PoolBuilder<'_> {
         if !(largest.is_power_of_two() && granule.divides(largest)) {
             return bad("largest_extent", largest);
         }
+        if ready > bytes {
+            return bad("ready", ready);
+        }
+        if mapper.is_some_and(|mapper| !mapper.device().is_same(device)) {
+            return Err(BuildPoolError::WrongMapper);
+        }
         let budget = Budget::new(Limits {
             bytes,
             mappings,
             addresses,
         });
         let state = State::new(device.clone(), policy, budget);
-        Ok(Pool {
-            core: Arc::new(Core::new(device.clone(), state)),
-        })
+        let core = Arc::new(Core::new(device.clone(), state));
+        if let Some(bell) = mapper.and_then(Mapper::bell) {
+            Core::attach(&core, bell, ready);
+        }
+        Ok(Pool { core })
     }
 }
 
@@ -198,6 +242,8 @@ impl Pool {
             mappings: DEFAULT_MAPPING_LIMIT,
             addresses: DEFAULT_ADDRESS_LIMIT,
             policy: Policy::new(device, DEFAULT_LARGEST_EXTENT),
+            mapper: None,
+            ready: 0,
         }
     }
 
@@ -235,6 +281,27 @@ impl Pool {
         self.core.lock().trim(keep)
     }
 
+    /// Makes few large extents of many small ones, at the same addresses, and gives what is free in
+    /// small pieces to the driver. Works in steps, each of which moves at most the largest extent
+    /// and asks `go_on` then with what was done so far: false ends it.
+    ///
+    /// Bytes under a block are copied on the device (`cuMemcpyDtoDAsync`, waited for), and the copy
+    /// takes the place of the original. It needs room within the limit for one run at a time.
+    ///
+    /// Blocks that have a [`Lease`], or work queued on their streams, stay as they are. What is not
+    /// queued yet when a block is looked at cannot be seen: while this runs, launch work only on
+    /// blocks with a lease. Reading and writing blocks by [`Block::read`] and [`Block::write`] is
+    /// safe meanwhile.
+    ///
+    /// # Errors
+    /// [`CompactError`]; what was done until then stays.
+    pub fn compact(
+        &self,
+        go_on: impl FnMut(&Compaction) -> bool,
+    ) -> Result<Compaction, CompactError> {
+        self.core.compact(go_on)
+    }
+
     /// Keeps the pool from doing anything that could break a capture on its context.
     #[must_use]
     pub fn capture_guard(&self) -> CaptureGuard {
@@ -248,7 +315,12 @@ impl Pool {
     /// [`CloseError`] with the pool in it while clones, tenants, blocks or leases live, or when
     /// the driver refuses.
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
+        // While the mapper's thread is at it, it holds the core too.
+        let mapper = self.core.detach();
         let Some(core) = Arc::get_mut(&mut self.core) else {
+            if let Some((bell, ready)) = mapper {
+                Core::attach(&self.core, bell, ready);
+            }
             return Err(CloseError {
                 owner: self,
                 reason: CloseRefusal::InUse,

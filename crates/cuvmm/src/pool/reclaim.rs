@@ -1,11 +1,16 @@
 //! Taking idle memory back: from whom, in which order, and what a guarantee keeps.
 //!
 //! A taking back is planned before it is begun: if it would not be enough, nothing is taken.
-//! Order: the tenant's own idle memory, then that of others, draining tenants first, then lower
-//! priority first, then what was used least recently.
+//! Order: the tenant's own idle memory, then that of others, then margins, the tenant's own first.
+//! Among others draining tenants give first, then lower priorities, then what was used least
+//! recently. Whole extents move, so that many bytes cost few driver calls.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 
 use super::budget::TenantId;
 use super::state::State;
+use super::tenancy::{Aged, Give};
 use crate::error::{AllocateError, CallError};
 use crate::region::Piece;
 
@@ -18,6 +23,16 @@ struct Take {
     size: u64,
 }
 
+/// Extents to be taken, and what that brings.
+#[derive(Debug, Default)]
+struct Plan {
+    takes: Vec<Take>,
+    /// Bytes that count for whoever wants them.
+    gained: u64,
+    /// Bytes taken, by owner.
+    taken: BTreeMap<TenantId, u64>,
+}
+
 impl State {
     /// Makes room for `bytes` more charged to a tenant.
     pub(crate) fn make_room(&mut self, id: TenantId, bytes: u64) -> Result<(), AllocateError> {
@@ -25,174 +40,242 @@ impl State {
         if total == 0 {
             return Ok(());
         }
-        let (takes, gained) = self.plan(id, own, total)?;
-        if gained < total {
-            let shortage = self.shortage(id, bytes, gained);
-            return Err(if self.capturing > 0 && shortage.limbo > 0 {
-                AllocateError::Capturing(shortage)
-            } else {
-                AllocateError::OutOfMemory(shortage)
-            });
+        let plan = self.plan(id, own, total)?;
+        self.carry_out_if_enough(id, bytes, total, &plan)
+    }
+
+    /// Makes sure that a tenant may use `bytes` of its own idle memory again. They are charged to
+    /// it, but may have been promised to another since: then others give first.
+    pub(crate) fn permit_reuse(&mut self, id: TenantId, bytes: u64) -> Result<(), AllocateError> {
+        if bytes == 0 || !self.budget.is_overdrawn() {
+            return Ok(());
         }
-        self.carry_out(&takes)?;
-        Ok(())
+        self.sweep_all();
+        let kept = self.kept_by(id) + bytes;
+        let total = self.budget.overdrawn_by(id, kept);
+        if total == 0 {
+            return Ok(());
+        }
+        let mut plan = Plan::default();
+        for give in [Give::Idle, Give::Margin] {
+            self.plan_others(id, give, total, &mut plan)?;
+        }
+        self.carry_out_if_enough(id, bytes, total, &plan)
+    }
+
+    fn carry_out_if_enough(
+        &mut self,
+        id: TenantId,
+        bytes: u64,
+        total: u64,
+        plan: &Plan,
+    ) -> Result<(), AllocateError> {
+        if plan.gained >= total {
+            self.carry_out(plan)?;
+            return Ok(());
+        }
+        let shortage = self.shortage(id, bytes, plan.gained);
+        Err(if self.capturing > 0 && shortage.limbo > 0 {
+            AllocateError::Capturing(shortage)
+        } else {
+            AllocateError::OutOfMemory(shortage)
+        })
     }
 
     /// Takes back at least one extent from anybody, at most about `bytes`; returns what it got.
     pub(crate) fn take_back_any(&mut self, id: TenantId, bytes: u64) -> Result<u64, CallError> {
-        let (takes, _) = self.plan(id, 0, bytes)?;
-        self.carry_out(&takes)
+        let plan = self.plan(id, 0, bytes)?;
+        self.carry_out(&plan)
     }
 
     /// Takes back up to `count` extents, for their mappings.
     pub(crate) fn take_back_mappings(&mut self, id: TenantId, count: u64) -> Result<(), CallError> {
-        let (mut takes, _) = self.plan(id, 0, u64::MAX)?;
-        takes.truncate(usize::try_from(count).unwrap_or(usize::MAX));
-        self.carry_out(&takes).map(|_| ())
+        let mut plan = self.plan(id, 0, u64::MAX)?;
+        plan.takes
+            .truncate(usize::try_from(count).unwrap_or(usize::MAX));
+        self.carry_out(&plan).map(|_| ())
     }
 
     /// Takes back everything idle of one tenant whose fence has passed.
     pub(crate) fn take_back_all_of(&mut self, id: TenantId) -> Result<u64, CallError> {
-        let mut takes = vec![];
-        self.take_from(
-            id,
-            &self.slots_by_age(&[id]),
-            u64::MAX,
-            u64::MAX,
-            &mut takes,
-        )?;
-        self.carry_out(&takes)
+        let mut plan = Plan::default();
+        for give in [Give::Idle, Give::Margin] {
+            self.plan_from(&[id], give, u64::MAX, false, &mut plan)?;
+        }
+        self.carry_out(&plan)
     }
 
     /// What to take so that the tenant can be charged `total` bytes more, `own` of which its own
-    /// limit asks of itself; and how many of the `total` bytes that would bring.
-    fn plan(&mut self, id: TenantId, own: u64, total: u64) -> Result<(Vec<Take>, u64), CallError> {
-        let mut takes = vec![];
-        let mine = self.slots_by_age(&[id]);
-        let got = self.take_from(id, &mine, total.max(own), u64::MAX, &mut takes)?;
-        if got < own {
-            return Ok((takes, got.min(total.saturating_sub(1))));
+    /// limit asks of itself. If there is not so much of its own, the plan gains less than `total`.
+    fn plan(&mut self, id: TenantId, own: u64, total: u64) -> Result<Plan, CallError> {
+        self.sweep_all();
+        let mut plan = Plan::default();
+        self.plan_from(&[id], Give::Idle, total.max(own), false, &mut plan)?;
+        if plan.gained < own {
+            self.plan_from(&[id], Give::Margin, own, false, &mut plan)?;
         }
-        let mut gained = got;
+        if plan.gained < own {
+            plan.gained = plan.gained.min(total.saturating_sub(1));
+            return Ok(plan);
+        }
+        self.plan_others(id, Give::Idle, total, &mut plan)?;
+        self.plan_from(&[id], Give::Margin, total, false, &mut plan)?;
+        self.plan_others(id, Give::Margin, total, &mut plan)?;
+        Ok(plan)
+    }
+
+    /// Plans to take from all others, rank by rank, until the plan gains `total`.
+    fn plan_others(
+        &mut self,
+        id: TenantId,
+        give: Give,
+        total: u64,
+        plan: &mut Plan,
+    ) -> Result<(), CallError> {
+        if plan.gained >= total {
+            return Ok(());
+        }
         let mut others: Vec<((bool, i32), TenantId)> = self
             .tenants
             .iter()
-            .filter(|&(&other, _)| other != id)
+            .filter(|&(&other, tenancy)| other != id && tenancy.next_giving(give, None).is_some())
             .map(|(&other, tenancy)| ((tenancy.registered, tenancy.priority), other))
             .collect();
         others.sort_unstable();
         for equals in others.chunk_by(|one, other| one.0 == other.0) {
             let rank: Vec<TenantId> = equals.iter().map(|&(_, other)| other).collect();
-            let slots = self.slots_by_age(&rank);
-            for chunk in slots.chunk_by(|one, other| one.0 == other.0) {
-                if gained >= total {
-                    return Ok((takes, gained));
-                }
-                let Some(&(owner, _)) = chunk.first() else {
-                    continue;
-                };
-                let account = self.budget.account(owner);
-                let planned: u64 = takes
-                    .iter()
-                    .filter(|take| take.from == owner)
-                    .map(|take| take.size)
-                    .sum();
-                let held = account.held.saturating_sub(planned);
-                let spare = held.saturating_sub(account.guarantee);
-                gained += self.take_from(owner, chunk, total - gained, spare, &mut takes)?;
-            }
+            self.plan_from(&rank, give, total, true, plan)?;
         }
-        Ok((takes, gained))
+        Ok(())
     }
 
-    /// The slots of some tenants, least recently used first.
-    fn slots_by_age(&self, ids: &[TenantId]) -> Vec<(TenantId, usize)> {
-        let mut slots: Vec<(u64, TenantId, usize)> = ids
-            .iter()
-            .filter_map(|&id| Some((id, self.tenants.get(&id)?)))
-            .flat_map(|(id, tenancy)| {
-                tenancy
-                    .live_slots()
-                    .map(move |(index, slot)| (slot.touched, id, index))
-            })
-            .collect();
-        slots.sort_unstable();
-        slots
-            .into_iter()
-            .map(|(_, id, index)| (id, index))
-            .collect()
-    }
-
-    /// Plans to take extents from slots of one tenant until they bring `wanted` bytes; returns
-    /// what they bring. Of what is taken only the first `spare` bytes, those above the owner's
-    /// guarantee, bring anything to others: an extent that reaches below is taken whole, and what
-    /// the owner then lacks of its guarantee stays kept for it by the budget.
-    fn take_from(
+    /// Plans to take from some tenants, what was used least recently first, until the plan gains
+    /// `total`. If the memory is for `others` than its owners, only what they hold above their
+    /// guarantees brings anything: an extent that reaches below is taken whole, and what the owner
+    /// then lacks of its guarantee stays kept for it by the budget.
+    fn plan_from(
         &mut self,
-        id: TenantId,
-        slots: &[(TenantId, usize)],
-        wanted: u64,
-        spare: u64,
-        takes: &mut Vec<Take>,
-    ) -> Result<u64, CallError> {
-        let mut got = 0;
-        for &(owner, index) in slots {
-            if got >= wanted.min(spare) {
+        ids: &[TenantId],
+        give: Give,
+        total: u64,
+        others: bool,
+        plan: &mut Plan,
+    ) -> Result<(), CallError> {
+        let mut oldest: BinaryHeap<Reverse<(Aged, TenantId)>> = BinaryHeap::new();
+        for &id in ids {
+            let first = self
+                .tenants
+                .get(&id)
+                .and_then(|tenancy| tenancy.next_giving(give, None));
+            oldest.extend(first.map(|aged| Reverse((aged, id))));
+        }
+        while let Some(Reverse((aged, id))) = oldest.pop() {
+            if plan.gained >= total {
                 break;
             }
-            let (capturing, needs) = (self.capturing, &mut self.needs_synchronise);
-            let Some(slot) = self
-                .tenants
-                .get_mut(&owner)
-                .and_then(|tenancy| tenancy.slots.get_mut(index)?.as_mut())
-            else {
-                continue;
+            let spare = match others {
+                true => self.spare_of(id, plan),
+                false => u64::MAX,
             };
-            if owner != id || slot.spare().next().is_none() {
+            if spare == 0 {
                 continue;
             }
-            if !Self::poll(capturing, needs, &mut slot.fence)? {
-                continue;
-            }
-            for extent in slot.spare() {
-                if got >= wanted.min(spare) {
-                    break;
-                }
-                takes.push(Take {
-                    from: owner,
-                    slot: index,
-                    offset: extent.offset,
-                    size: extent.size,
-                });
-                got += extent.size.min(spare - got);
-            }
+            self.plan_slot(id, aged.1, total, spare, plan)?;
+            let next = self
+                .tenants
+                .get(&id)
+                .and_then(|tenancy| tenancy.next_giving(give, Some(aged)));
+            oldest.extend(next.map(|aged| Reverse((aged, id))));
         }
-        Ok(got)
+        Ok(())
+    }
+
+    /// What a tenant holds above its guarantee, once a plan is carried out.
+    fn spare_of(&self, id: TenantId, plan: &Plan) -> u64 {
+        let account = self.budget.account(id);
+        let planned = plan.taken.get(&id).copied().unwrap_or(0);
+        account
+            .held
+            .saturating_sub(planned)
+            .saturating_sub(account.guarantee)
+    }
+
+    /// Plans to take extents from one slot, last first, as long as that brings something.
+    fn plan_slot(
+        &mut self,
+        id: TenantId,
+        index: usize,
+        total: u64,
+        mut spare: u64,
+        plan: &mut Plan,
+    ) -> Result<(), CallError> {
+        let (capturing, needs) = (self.capturing, &mut self.needs_synchronise);
+        let Some(slot) = self
+            .tenants
+            .get_mut(&id)
+            .and_then(|tenancy| tenancy.slot_mut(index))
+        else {
+            return Ok(());
+        };
+        if !Self::poll(capturing, needs, &mut slot.fence)? {
+            return Ok(());
+        }
+        for extent in slot.spare() {
+            if plan.gained >= total || spare == 0 {
+                break;
+            }
+            plan.takes.push(Take {
+                from: id,
+                slot: index,
+                offset: extent.offset,
+                size: extent.size,
+            });
+            let gain = extent.size.min(spare);
+            plan.gained = plan.gained.saturating_add(gain);
+            spare -= gain;
+            *plan.taken.entry(id).or_default() += extent.size;
+        }
+        Ok(())
     }
 
     /// Unmaps what was planned and puts it into stock; returns the bytes.
-    fn carry_out(&mut self, takes: &[Take]) -> Result<u64, CallError> {
+    fn carry_out(&mut self, plan: &Plan) -> Result<u64, CallError> {
         let mut got = 0;
         let mut outcome = Ok(());
-        for take in takes {
-            let Some(slot) = self.slot_mut(take.from, take.slot) else {
+        // Extents of a slot lie side by side in the plan.
+        for takes in plan
+            .takes
+            .chunk_by(|one, other| (one.from, one.slot) == (other.from, other.slot))
+        {
+            let Some(&Take {
+                from, slot: index, ..
+            }) = takes.first()
+            else {
                 continue;
             };
-            match slot.space.withdraw(take.offset) {
-                Ok(Some(piece)) => {
-                    got += take.size;
-                    self.taken(take.from, piece);
-                }
-                Ok(None) => {}
-                Err(error) => {
-                    outcome = Err(error);
-                    break;
+            let Some(mut slot) = self.take_slot(from, index) else {
+                continue;
+            };
+            for take in takes {
+                match slot.space.withdraw(take.offset) {
+                    Ok(Some(piece)) => {
+                        got += take.size;
+                        self.taken(from, piece);
+                    }
+                    Ok(None) => {}
+                    Err(error) => {
+                        outcome = Err(error);
+                        break;
+                    }
                 }
             }
+            slot.receded();
+            self.put_slot(from, index, slot);
+            if outcome.is_err() {
+                break;
+            }
         }
-        let mut owners: Vec<TenantId> = takes.iter().map(|take| take.from).collect();
-        owners.dedup();
-        for owner in owners {
+        for &owner in plan.taken.keys() {
             self.drop_empty_slots_if_draining(owner);
         }
         outcome.map(|()| got)
@@ -218,32 +301,28 @@ impl State {
     }
 
     /// Gives back addresses of empty, unused slots of a tenant until there are `wanted` bytes.
-    pub(crate) fn drop_empty_slots(&mut self, id: TenantId, wanted: u64) -> u64 {
-        let empty: Vec<usize> = match self.tenants.get(&id) {
-            Some(tenancy) => tenancy
-                .live_slots()
-                .filter(|(_, slot)| {
-                    slot.block.is_none() && slot.leases == 0 && slot.space.bytes() == 0
-                })
-                .map(|(index, _)| index)
-                .collect(),
-            None => return 0,
+    fn drop_empty_slots(&mut self, id: TenantId, wanted: u64) {
+        let Some(tenancy) = self.tenants.get(&id) else {
+            return;
         };
         let mut got = 0;
-        for index in empty {
+        for index in tenancy.bare() {
             if got >= wanted {
                 break;
             }
             if let Some(slot) = self.take_slot(id, index) {
                 got += slot.class;
-                self.drop_slot(id, slot);
+                self.drop_slot(id, index, slot);
             }
         }
-        got
     }
 
     /// Makes room for `bytes` of addresses.
     pub(crate) fn make_address_room(&mut self, bytes: u64) {
+        if self.budget.addresses_left() >= bytes {
+            return;
+        }
+        self.sweep_all();
         let ids: Vec<TenantId> = self.tenants.keys().copied().collect();
         for id in ids {
             let left = self.budget.addresses_left();

@@ -1,9 +1,13 @@
 //! A place for a block: addresses, the memory under them, and who uses it.
 //!
-//! Memory lies in a slot as a prefix of its addresses. The first `used` bytes belong to the block;
-//! what lies behind them, and everything when the block is gone, is idle: it stays mapped, waits
-//! for its fence, and can be revived or taken back from the end.
+//! Memory lies in a slot as a prefix of its addresses. The first `used` bytes belong to the block.
+//! Up to `reach` it has been used before: that part is idle. What lies behind was put there ahead
+//! of the block's growth and never used: margin. When the block is gone, everything is idle: it
+//! stays mapped, waits for its fence, and can be revived or taken back from the end.
 
+use std::sync::Arc;
+
+use super::pace::Pace;
 use crate::own::Stream;
 use crate::region::{Extent, Fence, Space};
 
@@ -33,6 +37,9 @@ pub(crate) struct Slot {
     pub(crate) touched: u64,
     /// A roll-back failed in it: it serves its block and no other.
     pub(crate) broken: bool,
+    /// The mapper is putting memory behind what is there: until it is done the memory in the slot
+    /// neither grows nor is taken back.
+    pub(crate) busy: bool,
 }
 
 #[derive(Debug)]
@@ -41,11 +48,17 @@ pub(crate) struct Occupant {
     pub(crate) requested: u64,
     /// The same in whole granules.
     pub(crate) used: u64,
+    /// What it may grow to, in whole granules.
+    pub(crate) most: u64,
+    /// Up to where memory was used since it was placed.
+    pub(crate) reach: u64,
+    /// How fast it grows.
+    pub(crate) pace: Pace,
     /// The stream it was allocated on.
     pub(crate) home: Option<Stream>,
     /// Other streams that used it.
     pub(crate) users: Vec<Stream>,
-    pub(crate) tag: Option<String>,
+    pub(crate) tag: Option<Arc<str>>,
     pub(crate) zeroed: bool,
 }
 
@@ -54,7 +67,8 @@ impl Occupant {
     pub(crate) fn fence(&self, space: &Space) -> Fence {
         match &self.home {
             Some(home) => {
-                let mut streams = vec![home.clone()];
+                let mut streams = Vec::with_capacity(1 + self.users.len());
+                streams.push(home.clone());
                 streams.extend(self.users.iter().cloned());
                 Fence::streams(streams)
             }
@@ -64,6 +78,19 @@ impl Occupant {
 }
 
 impl Slot {
+    pub(crate) const fn new(space: Space, class: u64, now: u64) -> Self {
+        Self {
+            space,
+            class,
+            block: None,
+            leases: 0,
+            fence: Fence::passed(),
+            touched: now,
+            broken: false,
+            busy: false,
+        }
+    }
+
     pub(crate) fn used(&self) -> u64 {
         self.block.as_ref().map_or(0, |block| block.used)
     }
@@ -72,9 +99,20 @@ impl Slot {
         self.block.as_ref().map_or(0, |block| block.requested)
     }
 
-    /// Bytes of memory that are not in use.
+    /// Bytes of memory put ahead of the block's growth.
+    pub(crate) fn margin(&self) -> u64 {
+        let reach = |block: &Occupant| block.reach.max(block.used);
+        self.block
+            .as_ref()
+            .map_or(0, |block| self.space.bytes().saturating_sub(reach(block)))
+    }
+
+    /// Bytes of memory that were in use and are not.
     pub(crate) fn idle(&self) -> u64 {
-        self.space.bytes().saturating_sub(self.used())
+        self.space
+            .bytes()
+            .saturating_sub(self.used())
+            .saturating_sub(self.margin())
     }
 
     pub(crate) const fn idle_state(&self) -> Idle {
@@ -87,12 +125,16 @@ impl Slot {
         }
     }
 
-    /// Idle bytes that share an extent with bytes in use, and so cannot be taken back.
+    /// Idle bytes, margin included, that share an extent with bytes in use, and so cannot be taken
+    /// back.
     pub(crate) fn stranded(&self) -> u64 {
-        let used = self.used();
+        self.stranded_by(self.used())
+    }
+
+    /// The same if the first `used` bytes were in use.
+    pub(crate) fn stranded_by(&self, used: u64) -> u64 {
         self.space
-            .extents_in(used, used.saturating_add(1))
-            .first()
+            .extent_around(used)
             .filter(|extent| extent.offset < used)
             .map_or(0, |extent| extent.offset + extent.size - used)
     }
@@ -106,13 +148,36 @@ impl Slot {
         }
     }
 
+    /// Whether another block may be put in it.
+    pub(crate) const fn is_vacant(&self) -> bool {
+        self.block.is_none() && self.leases == 0 && !self.busy
+    }
+
+    /// Whether memory could be taken from it, if its fence has passed.
+    pub(crate) fn has_spare(&self) -> bool {
+        self.spare().next().is_some()
+    }
+
     /// The extents that could be taken back now, last first, if their fence has passed.
     pub(crate) fn spare(&self) -> impl Iterator<Item = Extent> + '_ {
         let used = self.used();
-        let free = self.leases == 0;
+        let free = self.leases == 0 && !self.busy;
         self.space
             .extents()
             .rev()
             .take_while(move |extent| free && extent.offset >= used)
+    }
+
+    /// Whether something that could not be unmapped lies in a range.
+    pub(crate) fn stuck_at(&self, offset: u64, size: u64) -> bool {
+        self.space.stuck_in(offset, offset.saturating_add(size)) > 0
+    }
+
+    /// Memory was taken from its end.
+    pub(crate) fn receded(&mut self) {
+        let bytes = self.space.bytes();
+        if let Some(block) = &mut self.block {
+            block.reach = block.reach.min(bytes);
+        }
     }
 }

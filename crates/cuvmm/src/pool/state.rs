@@ -3,13 +3,16 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use cuvmm_driver::{HandleTypes, PhysicalProps};
 
 use super::budget::{Budget, TenantId};
+use super::pace::Ahead;
 use super::slot::Slot;
 use super::stock::Stock;
+use super::tenancy::Tenancy;
 use crate::device::Device;
 use crate::error::{CallError, Shortage};
 use crate::own::{Physical, Stream};
@@ -21,6 +24,7 @@ pub(crate) struct Policy {
     pub(crate) props: PhysicalProps,
     pub(crate) largest_extent: u64,
     pub(crate) scrub: Scrub,
+    pub(crate) growth: Growth,
     /// Bytes that must stay free on the device after a creation.
     pub(crate) leave_free: u64,
 }
@@ -31,12 +35,31 @@ impl Policy {
             props: PhysicalProps::device(device.ordinal()),
             largest_extent,
             scrub: Scrub::default(),
+            growth: Growth::default(),
             leave_free: 0,
         }
     }
 
     pub(crate) const fn shareable(&mut self, types: HandleTypes) {
         self.props.handle_types = types;
+    }
+}
+
+/// How much memory a block that outgrows what it has gets at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Growth {
+    /// What it asks for and no more: an extent a granule for a block that grows by granules.
+    Exact,
+    /// Up to one nth of its size, rounded down to a power of two, if that is more than it asks
+    /// for: 4 by default. What is ahead of its use is margin: charged to the tenant, counted
+    /// apart, never taken from others, and given up before anybody is refused.
+    Part(u64),
+}
+
+impl Default for Growth {
+    fn default() -> Self {
+        Self::Part(4)
     }
 }
 
@@ -66,43 +89,14 @@ pub struct Pressure {
 /// What a tenant installs to be asked for memory.
 pub type PressureHook = Arc<dyn Fn(&Pressure) + Send + Sync>;
 
-pub(crate) struct Tenancy {
-    pub(crate) name: String,
-    pub(crate) priority: i32,
-    pub(crate) hook: Option<PressureHook>,
-    pub(crate) registered: bool,
-    pub(crate) slots: Vec<Option<Slot>>,
-    /// Slots with no block and no lease, by class, the one used last at the end.
-    pub(crate) idle: BTreeMap<u64, Vec<usize>>,
-    pub(crate) refusals: u64,
-}
-
-impl Tenancy {
-    pub(crate) fn live_slots(&self) -> impl Iterator<Item = (usize, &Slot)> {
-        self.slots
-            .iter()
-            .enumerate()
-            .filter_map(|(index, slot)| Some((index, slot.as_ref()?)))
-    }
-
-    fn unlist(&mut self, index: usize, class: u64) {
-        if let Some(indices) = self.idle.get_mut(&class) {
-            indices.retain(|&listed| listed != index);
-            if indices.is_empty() {
-                self.idle.remove(&class);
-            }
-        }
-    }
-}
-
 pub(crate) struct State {
     pub(crate) device: Device,
     pub(crate) policy: Policy,
     pub(crate) budget: Budget,
     pub(crate) stock: Stock,
     pub(crate) tenants: BTreeMap<TenantId, Tenancy>,
-    /// Counts uses, to tell what was used least recently.
-    pub(crate) clock: u64,
+    /// Counts uses, to tell what was used least recently. The shelves move it too.
+    pub(crate) clock: Arc<AtomicU64>,
     /// Capture guards that live.
     pub(crate) capturing: u64,
     /// Set when a poll found that only a synchronisation can tell.
@@ -110,31 +104,37 @@ pub(crate) struct State {
     /// Physicals that the driver would not take back, and spaces with mappings stuck in them.
     pub(crate) quarantine: (Vec<Physical>, Vec<Space>),
     pub(crate) refusals: u64,
+    /// What the mapper does for it, if it has one.
+    pub(crate) ahead: Option<Ahead>,
     next_tenant: u64,
     scrubber: Option<Stream>,
 }
 
 impl State {
-    pub(crate) const fn new(device: Device, policy: Policy, budget: Budget) -> Self {
+    pub(crate) fn new(device: Device, policy: Policy, budget: Budget) -> Self {
         Self {
             device,
             policy,
             budget,
             stock: Stock::new(),
             tenants: BTreeMap::new(),
-            clock: 0,
+            clock: Arc::default(),
             capturing: 0,
             needs_synchronise: false,
             quarantine: (Vec::new(), Vec::new()),
             refusals: 0,
+            ahead: None,
             next_tenant: 0,
             scrubber: None,
         }
     }
 
-    pub(crate) fn tick(&mut self) -> u64 {
-        self.clock += 1;
-        self.clock
+    pub(crate) fn now(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn tick(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     pub(crate) fn register(&mut self, tenancy: Tenancy, guarantee: u64, limit: u64) -> TenantId {
@@ -146,63 +146,43 @@ impl State {
     }
 
     /// Bytes that a new tenant can be guaranteed.
-    pub(crate) fn guaranteeable(&self) -> u64 {
-        self.budget.guaranteeable(|id| {
-            let slots = self
-                .tenants
-                .get(&id)
-                .into_iter()
-                .flat_map(Tenancy::live_slots);
-            slots.map(|(_, slot)| slot.kept()).sum()
-        })
+    pub(crate) fn guaranteeable(&mut self) -> u64 {
+        self.sweep_all();
+        self.budget.guaranteeable(|id| self.kept_by(id))
+    }
+
+    /// Bytes of a tenant that cannot be taken back, however long one waits for the GPU.
+    pub(crate) fn kept_by(&self, id: TenantId) -> u64 {
+        let tenancy = self.tenants.get(&id);
+        tenancy.map_or(0, |tenancy| tenancy.slots().map(Slot::kept).sum())
     }
 
     pub(crate) fn slot(&self, id: TenantId, index: usize) -> Option<&Slot> {
-        self.tenants.get(&id)?.slots.get(index)?.as_ref()
+        self.tenants.get(&id)?.slot(index)
     }
 
+    /// For changes that do not alter where a slot is listed.
     pub(crate) fn slot_mut(&mut self, id: TenantId, index: usize) -> Option<&mut Slot> {
-        self.tenants.get_mut(&id)?.slots.get_mut(index)?.as_mut()
+        self.tenants.get_mut(&id)?.slot_mut(index)
     }
 
     /// Takes a slot out, so that nothing done for it can take from it.
     pub(crate) fn take_slot(&mut self, id: TenantId, index: usize) -> Option<Slot> {
-        let tenancy = self.tenants.get_mut(&id)?;
-        let slot = tenancy.slots.get_mut(index)?.take()?;
-        tenancy.unlist(index, slot.class);
-        Some(slot)
+        self.tenants.get_mut(&id)?.take(index)
     }
 
-    /// Puts a slot where it was taken out, and lists it if it is idle.
+    /// Puts a slot where it was taken out, and lists it for what it has to give.
     pub(crate) fn put_slot(&mut self, id: TenantId, index: usize, slot: Slot) {
-        let Some(tenancy) = self.tenants.get_mut(&id) else {
-            return;
-        };
-        if slot.block.is_none() && slot.leases == 0 && !slot.broken {
-            tenancy.idle.entry(slot.class).or_default().push(index);
-        }
-        if let Some(place) = tenancy.slots.get_mut(index) {
-            *place = Some(slot);
+        if let Some(tenancy) = self.tenants.get_mut(&id) {
+            tenancy.put(index, slot);
         }
     }
 
-    /// A place for a new slot.
-    pub(crate) fn vacancy(&mut self, id: TenantId) -> Option<usize> {
-        let tenancy = self.tenants.get_mut(&id)?;
-        Some(
-            tenancy
-                .slots
-                .iter()
-                .position(Option::is_none)
-                .unwrap_or_else(|| {
-                    tenancy.slots.push(None);
-                    tenancy.slots.len() - 1
-                }),
-        )
-    }
-
-    /// Gives a slot's addresses back. What is stuck in it is kept.
-    pub(crate) fn drop_slot(&mut self, id: TenantId, slot: Slot) {
+    /// Gives the addresses of a slot that was taken out back. What is stuck in it is kept.
+    pub(crate) fn drop_slot(&mut self, id: TenantId, index: usize, slot: Slot) {
+        if let Some(tenancy) = self.tenants.get_mut(&id) {
+            tenancy.vacate(index);
+        }
         if slot.space.stuck_count() > 0 {
             self.budget.quarantine_addresses(id, slot.class);
             self.quarantine.1.push(slot.space);
@@ -217,7 +197,7 @@ impl State {
         let drained = self
             .tenants
             .get(&id)
-            .is_some_and(|tenancy| !tenancy.registered && tenancy.live_slots().next().is_none());
+            .is_some_and(|tenancy| !tenancy.registered && tenancy.is_empty());
         if drained {
             self.tenants.remove(&id);
             self.budget.close(id);
@@ -249,11 +229,7 @@ impl State {
     /// Takes note of a synchronisation of the device that began when the clock stood at `since`.
     pub(crate) fn synchronised(&mut self, since: u64) {
         self.needs_synchronise = false;
-        for slot in self
-            .tenants
-            .values_mut()
-            .flat_map(|tenancy| tenancy.slots.iter_mut().flatten())
-        {
+        for slot in self.tenants.values_mut().flat_map(Tenancy::slots_mut) {
             if slot.touched <= since && slot.leases == 0 && slot.fence.is_open_device() {
                 slot.fence.synchronised();
             }
@@ -286,9 +262,9 @@ impl State {
         let idle = |state: Idle| -> u64 {
             self.tenants
                 .values()
-                .flat_map(Tenancy::live_slots)
-                .filter(|(_, slot)| slot.idle_state() == state)
-                .map(|(_, slot)| slot.idle())
+                .flat_map(Tenancy::slots)
+                .filter(|slot| slot.idle_state() == state)
+                .map(|slot| slot.idle() + slot.margin())
                 .sum()
         };
         let creatable = self.budget.creatable().min(self.policy.largest_extent);

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use super::budget::TenantId;
 use super::slot::{Idle, Slot};
-use super::state::{State, Tenancy};
+use super::state::State;
+use super::tenancy::Tenancy;
 use crate::calls::CallCounts;
 
 /// A pool's figures. Sizes in bytes.
 ///
-/// `committed = in_use + padding + warm + limbo + leased`; what the driver gave is
+/// `committed = in_use + padding + margin + warm + limbo + leased`; what the driver gave is
 /// `committed + free + quarantined`.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -24,6 +25,8 @@ pub struct PoolStats {
     pub in_use: u64,
     /// What blocks have beyond that because memory comes in granules.
     pub padding: u64,
+    /// Put ahead of the growth of blocks and never used; given up before anybody is refused.
+    pub margin: u64,
     /// Idle and mapped; its fence has passed.
     pub warm: u64,
     /// Idle and mapped; whether its fence has passed is not known, and is asked when somebody
@@ -88,6 +91,8 @@ pub struct TenantStats {
     pub in_use: u64,
     /// What its blocks have beyond that because memory comes in granules.
     pub padding: u64,
+    /// Put ahead of the growth of blocks and never used; given up before anybody is refused.
+    pub margin: u64,
     /// Idle, fence passed.
     pub warm: u64,
     /// Idle, fence not known to have passed.
@@ -114,6 +119,7 @@ impl TenantStats {
     fn add(&mut self, slot: &Slot) {
         self.in_use += slot.requested();
         self.padding += slot.used() - slot.requested();
+        self.margin += slot.margin();
         self.stranded += slot.stranded();
         self.leases += slot.leases;
         match slot.idle_state() {
@@ -124,14 +130,15 @@ impl TenantStats {
         if let Some(block) = &slot.block {
             self.blocks += 1;
             if let Some(tag) = &block.tag {
-                *self.tags.entry(tag.clone()).or_default() += block.requested;
+                *self.tags.entry(tag.to_string()).or_default() += block.requested;
             }
         }
     }
 }
 
 impl State {
-    pub(crate) fn tenant_stats(&self, id: TenantId) -> TenantStats {
+    pub(crate) fn tenant_stats(&mut self, id: TenantId) -> TenantStats {
+        self.sweep(id);
         self.tenants
             .get(&id)
             .map(|tenancy| self.stats_of(id, tenancy))
@@ -153,11 +160,12 @@ impl State {
             refusals: tenancy.refusals,
             ..TenantStats::default()
         };
-        tenancy.live_slots().for_each(|(_, slot)| stats.add(slot));
+        tenancy.slots().for_each(|slot| stats.add(slot));
         stats
     }
 
-    pub(crate) fn stats(&self) -> PoolStats {
+    pub(crate) fn stats(&mut self) -> PoolStats {
+        self.sweep_all();
         let tenants: Vec<TenantStats> = self
             .tenants
             .iter()
@@ -171,6 +179,7 @@ impl State {
             peak: self.budget.peak(),
             in_use: sum(|tenant| tenant.in_use),
             padding: sum(|tenant| tenant.padding),
+            margin: sum(|tenant| tenant.margin),
             warm: sum(|tenant| tenant.warm),
             limbo: sum(|tenant| tenant.limbo),
             leased: sum(|tenant| tenant.leased),

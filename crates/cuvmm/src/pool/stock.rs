@@ -43,6 +43,11 @@ impl Stock {
             None if scrub => pieces.len().checked_sub(1)?,
             None => return None,
         };
+        self.take_at(size, index)
+    }
+
+    fn take_at(&mut self, size: u64, index: usize) -> Option<Piece> {
+        let pieces = self.by_size.get_mut(&size)?;
         let piece = pieces.swap_remove(index);
         if pieces.is_empty() {
             self.by_size.remove(&size);
@@ -51,22 +56,60 @@ impl Stock {
         Some(piece)
     }
 
+    /// A piece of exactly `size` that nobody wrote to, or nobody but `own`.
+    pub(crate) fn take_clean(&mut self, size: u64, own: Option<u64>) -> Option<Piece> {
+        let pieces = self.by_size.get_mut(&size)?;
+        let clean = |piece: &Piece| piece.stain.is_none() || piece.stain == own;
+        let index = pieces.iter().rposition(clean)?;
+        self.take_at(size, index)
+    }
+
     /// The largest piece of at most `size`, as [`Self::take`].
     pub(crate) fn take_within(&mut self, size: u64, tenant: u64, scrub: bool) -> Option<Piece> {
-        let sizes: Vec<u64> = self
-            .by_size
-            .range(..=size)
-            .map(|(&size, _)| size)
-            .rev()
-            .collect();
-        sizes
-            .into_iter()
-            .find_map(|size| self.take(size, tenant, scrub))
+        let mut below = size;
+        loop {
+            let (&size, _) = self.by_size.range(..=below).next_back()?;
+            if let Some(piece) = self.take(size, tenant, scrub) {
+                return Some(piece);
+            }
+            below = size.checked_sub(1)?;
+        }
+    }
+
+    /// How many pieces make up `bytes`, the largest that fit first; as good as endless if they do
+    /// not suffice.
+    pub(crate) fn pieces_for(&self, bytes: u64) -> u64 {
+        let mut left = bytes;
+        let mut count = 0;
+        for (&size, pieces) in self.by_size.range(..=bytes).rev() {
+            let fit = (left / size).min(pieces.len() as u64);
+            count += fit;
+            left -= fit * size;
+        }
+        if left == 0 { count } else { u64::MAX }
     }
 
     /// The largest piece, whoever wrote to it, to be given back to the driver.
     pub(crate) fn take_largest(&mut self) -> Option<Piece> {
         let size = self.largest();
+        self.take(size, 0, true)
+    }
+
+    /// The smallest piece, to be given back.
+    pub(crate) fn take_smallest(&mut self) -> Option<Piece> {
+        let (&size, _) = self.by_size.first_key_value()?;
+        self.take(size, 0, true)
+    }
+
+    /// The smallest piece that is smaller than `size`, to be given back.
+    pub(crate) fn take_below(&mut self, size: u64) -> Option<Piece> {
+        let (&smallest, _) = self.by_size.first_key_value()?;
+        (smallest < size).then(|| self.take(smallest, 0, true))?
+    }
+
+    /// The smallest piece larger than `size`, to be given back.
+    pub(crate) fn take_smallest_above(&mut self, size: u64) -> Option<Piece> {
+        let (&size, _) = self.by_size.range(size.checked_add(1)?..).next()?;
         self.take(size, 0, true)
     }
 }

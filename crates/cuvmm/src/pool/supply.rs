@@ -1,19 +1,31 @@
 //! Where memory comes from: the stock, else the driver; and where it goes back to.
 
 use super::budget::TenantId;
-use super::state::{Scrub, State};
+use super::state::{Policy, Scrub, State};
+use crate::device::Device;
 use crate::error::{AllocateError, CreateError};
 use crate::own::{CloseRefusal, Physical};
 use crate::region::Piece;
 
+/// How many small pieces are mapped sooner than released and created anew as one: each costs the
+/// driver about 25 us to open and 11 us to release, and a creation at least 20 us
+/// (`docs/measurements.md`).
+const WORTH_MAPPING: u64 = 4;
+
 impl State {
-    /// Pieces that make up `bytes` (whole granules), which the tenant has been charged. On
-    /// failure nothing has changed, except that the driver may have got stock back.
-    pub(crate) fn gather(&mut self, id: TenantId, bytes: u64) -> Result<Vec<Piece>, AllocateError> {
+    /// Pieces that make up `bytes` (whole granules), which the tenant has been charged; taken from
+    /// others if it `claims` them and the driver has no more. On failure nothing has changed,
+    /// except that the driver may have got stock back.
+    pub(crate) fn gather(
+        &mut self,
+        id: TenantId,
+        bytes: u64,
+        claims: bool,
+    ) -> Result<Vec<Piece>, AllocateError> {
         let mut pieces = vec![];
         let mut left = bytes;
         while left > 0 {
-            match self.one_piece(id, left) {
+            match self.one_piece(id, left, claims) {
                 Ok(piece) => {
                     left -= piece.size();
                     pieces.push(piece);
@@ -28,7 +40,7 @@ impl State {
     }
 
     /// One piece of at most `left` bytes, as large as can be.
-    fn one_piece(&mut self, id: TenantId, left: u64) -> Result<Piece, AllocateError> {
+    fn one_piece(&mut self, id: TenantId, left: u64, claims: bool) -> Result<Piece, AllocateError> {
         let want = self
             .device
             .granule()
@@ -40,6 +52,9 @@ impl State {
                 return Ok(piece);
             }
             let mut refused = None;
+            if self.budget.creatable() < want {
+                self.merge_stock(want);
+            }
             if self.budget.creatable() >= want {
                 match self.create(want) {
                     Ok(piece) => return Ok(piece),
@@ -62,34 +77,39 @@ impl State {
             };
             // Below our own limit, and yet the driver has no more: others have it. What lies
             // idle with us is worth more in use.
-            if self.take_back_any(id, want)? == 0 {
+            if !claims || self.take_back_any(id, want)? == 0 {
                 let shortage = self.shortage(id, left, 0);
                 return Err(AllocateError::DriverOutOfMemory { cause, shortage });
             }
         }
     }
 
-    fn create(&mut self, size: u64) -> Result<Piece, CreateError> {
-        let refuse = |cause| CreateError::Call {
-            size,
-            location: self.policy.props.location,
-            cause,
-        };
-        if self.policy.leave_free > 0 {
-            let info = self.device.memory_info().map_err(refuse)?;
-            if info.free < size.saturating_add(self.policy.leave_free) {
-                return Err(refuse(out_of_memory()));
-            }
+    /// Releases many small pieces of stock, so that one of `want` bytes can be created instead,
+    /// where that costs less than mapping them all; or one that is larger.
+    fn merge_stock(&mut self, want: u64) {
+        let missing = want - self.budget.creatable();
+        if self.stock.pieces_for(want) <= WORTH_MAPPING {
+            return;
         }
-        let physical = Physical::builder(&self.device, size)
-            .with_props(self.policy.props)
-            .create()?;
+        if let Some(piece) = self.stock.take_smallest_above(want) {
+            self.release(piece);
+            return;
+        }
+        if self.stock.bytes() < missing {
+            return;
+        }
+        while self.budget.creatable() < want {
+            let Some(piece) = self.stock.take_smallest() else {
+                return;
+            };
+            self.release(piece);
+        }
+    }
+
+    fn create(&mut self, size: u64) -> Result<Piece, CreateError> {
+        let physical = self.policy.create(&self.device, size)?;
         self.budget.created(size);
-        Ok(Piece {
-            physical,
-            stain: None,
-            fresh: true,
-        })
+        Ok(Piece::fresh(physical))
     }
 
     /// Undoes [`Self::gather`]: what it created goes back to the driver, the rest to the stock.
@@ -132,6 +152,26 @@ impl State {
             released += self.release(piece);
         }
         released
+    }
+}
+
+impl Policy {
+    /// Creates memory of the pool's kind, unless that would leave less free than it promised.
+    pub(crate) fn create(&self, device: &Device, size: u64) -> Result<Physical, CreateError> {
+        let refuse = |cause| CreateError::Call {
+            size,
+            location: self.props.location,
+            cause,
+        };
+        if self.leave_free > 0 {
+            let info = device.memory_info().map_err(refuse)?;
+            if info.free < size.saturating_add(self.leave_free) {
+                return Err(refuse(out_of_memory()));
+            }
+        }
+        Physical::builder(device, size)
+            .with_props(self.props)
+            .create()
     }
 }
 

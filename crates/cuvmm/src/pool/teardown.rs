@@ -2,11 +2,13 @@
 
 use super::budget::TenantId;
 use super::state::State;
+use super::tenancy::Tenancy;
 use crate::error::CallError;
 
 impl State {
     pub(crate) fn trim(&mut self, keep: u64) -> Result<u64, CallError> {
         let mut released = 0;
+        self.sweep_all();
         let excess = |state: &Self| state.budget.obtained().saturating_sub(keep);
         if excess(self) > self.stock.bytes() {
             let wanted = excess(self) - self.stock.bytes();
@@ -39,10 +41,7 @@ impl State {
 
     fn has_limbo(&mut self) -> Result<bool, CallError> {
         let (capturing, needs) = (self.capturing, &mut self.needs_synchronise);
-        let slots = self
-            .tenants
-            .values_mut()
-            .flat_map(|tenancy| tenancy.slots.iter_mut().flatten());
+        let slots = self.tenants.values_mut().flat_map(Tenancy::slots_mut);
         for slot in slots {
             if !Self::poll(capturing, needs, &mut slot.fence)? {
                 return Ok(true);
@@ -54,7 +53,7 @@ impl State {
     /// Unmaps everything of a tenant, whose fences have passed.
     fn empty(&mut self, id: TenantId) -> Result<(), CallError> {
         let indices: Vec<usize> = match self.tenants.get(&id) {
-            Some(tenancy) => tenancy.live_slots().map(|(index, _)| index).collect(),
+            Some(tenancy) => tenancy.indices().collect(),
             None => return Ok(()),
         };
         for index in indices {
@@ -72,7 +71,7 @@ impl State {
                     }
                 }
             }
-            self.drop_slot(id, slot);
+            self.drop_slot(id, index, slot);
         }
         self.budget.drain(id);
         Ok(())

@@ -1,14 +1,14 @@
 //! A named user of a pool.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use super::block::{Block, BlockBuilder};
-use super::budget::TenantId;
-use super::core::Core;
-use super::state::{Pressure, PressureHook, Tenancy};
+use super::core::{Core, Owner};
+use super::shelf::Shelves;
+use super::state::{Pressure, PressureHook};
 use super::stats::TenantStats;
+use super::tenancy::Tenancy;
 use crate::error::{AllocateError, RegisterError};
 use crate::own::Stream;
 
@@ -98,21 +98,18 @@ impl<'a> TenantBuilder<'a> {
         {
             return Err(RegisterError::NameTaken { name });
         }
-        let tenancy = Tenancy {
-            name: name.clone(),
-            priority,
-            hook,
-            registered: true,
-            slots: Vec::new(),
-            idle: BTreeMap::new(),
-            refusals: 0,
-        };
+        let shelves = Arc::new(Shelves::new(Arc::clone(&state.clock)));
+        let tenancy = Tenancy::new(name.clone(), priority, hook, Arc::clone(&shelves));
         let id = state.register(tenancy, guarantee, limit);
         drop(state);
+        let owner = Owner {
+            core: Arc::clone(core),
+            tenant: id,
+            shelves,
+        };
         Ok(Tenant {
             shared: Arc::new(Shared {
-                core: Arc::clone(core),
-                id,
+                owner: Arc::new(owner),
                 name,
             }),
         })
@@ -140,9 +137,14 @@ pub struct Tenant {
 }
 
 struct Shared {
-    core: Arc<Core>,
-    id: TenantId,
+    owner: Arc<Owner>,
     name: String,
+}
+
+impl Shared {
+    fn unregister(&self) {
+        self.owner.core.unregister(self.owner.tenant);
+    }
 }
 
 impl Tenant {
@@ -154,7 +156,7 @@ impl Tenant {
 
     /// Sets out to allocate a block of `size` bytes.
     pub fn block(&self, size: u64) -> BlockBuilder<'_> {
-        BlockBuilder::new(&self.shared.core, self.shared.id, size)
+        BlockBuilder::new(&self.shared.owner, size)
     }
 
     /// Allocates a block, asking pressure hooks if memory is short.
@@ -184,22 +186,21 @@ impl Tenant {
     /// Its figures now.
     #[must_use]
     pub fn stats(&self) -> TenantStats {
-        self.shared.core.lock().tenant_stats(self.shared.id)
+        let owner = &self.shared.owner;
+        owner.core.lock().tenant_stats(owner.tenant)
     }
 
     /// Stops all further allocation and growth, gives what is idle back to the pool, and leaves
     /// what is in use charged until it ends. Other clones find themselves unregistered.
     pub fn unregister(self) {
-        self.shared.core.lock().unregister(self.shared.id);
-        self.shared.core.announce();
+        self.shared.unregister();
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if self.core.device.forked().is_none() {
-            self.core.lock().unregister(self.id);
-            self.core.announce();
+        if self.owner.core.device.forked().is_none() {
+            self.unregister();
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use super::budget::TenantId;
 use super::core::Place;
+use super::slot::Slot;
 use super::state::State;
 use crate::error::{CallError, ShrinkError};
 use crate::own::Stream;
@@ -15,9 +16,16 @@ impl State {
         }
         let granule = self.device.granule();
         let now = self.tick();
-        let Some(slot) = self.slot_mut(place.tenant, place.slot) else {
+        let Some(mut slot) = self.take_slot(place.tenant, place.slot) else {
             return Ok(());
         };
+        let outcome = Self::give_up(&mut slot, size, granule.round_up(size), now);
+        self.put_slot(place.tenant, place.slot, slot);
+        outcome
+    }
+
+    /// Takes what lies behind the first `size` bytes, `used` in whole granules, from a block.
+    fn give_up(slot: &mut Slot, size: u64, used: Option<u64>, now: u64) -> Result<(), ShrinkError> {
         let Some(block) = &mut slot.block else {
             return Ok(());
         };
@@ -27,9 +35,10 @@ impl State {
                 wanted: size,
             });
         }
-        let used = granule.round_up(size).unwrap_or(block.used);
+        let used = used.unwrap_or(block.used);
         block.requested = size;
         if used < block.used {
+            block.reach = block.reach.max(block.used);
             block.used = used;
             let fence = block.fence(&slot.space);
             slot.fence.merge(fence);
@@ -40,6 +49,11 @@ impl State {
 
     pub(crate) fn free(&mut self, place: &Place) {
         let now = self.tick();
+        self.free_at(place, now);
+        self.collect_if_draining(place.tenant);
+    }
+
+    fn free_at(&mut self, place: &Place, now: u64) {
         let Some(mut slot) = self.take_slot(place.tenant, place.slot) else {
             return;
         };
@@ -49,7 +63,25 @@ impl State {
         }
         slot.touched = now;
         self.put_slot(place.tenant, place.slot, slot);
-        self.collect_if_draining(place.tenant);
+    }
+
+    /// Frees for good what lies on a tenant's shelves; whether there was anything.
+    pub(crate) fn sweep(&mut self, id: TenantId) -> bool {
+        let shelved = match self.tenants.get(&id) {
+            Some(tenancy) => tenancy.shelves.clear(),
+            None => return false,
+        };
+        for shelved in &shelved {
+            self.free_at(&shelved.held.place, shelved.freed);
+        }
+        !shelved.is_empty()
+    }
+
+    pub(crate) fn sweep_all(&mut self) {
+        let ids: Vec<TenantId> = self.tenants.keys().copied().collect();
+        for id in ids {
+            self.sweep(id);
+        }
     }
 
     /// Unregisters a tenant: no more allocations, and what is idle goes back to the pool.
@@ -61,6 +93,10 @@ impl State {
             return;
         }
         tenancy.hook = None;
+        let shelved = tenancy.shelves.close();
+        for shelved in &shelved {
+            self.free_at(&shelved.held.place, shelved.freed);
+        }
         self.budget.drain(id);
         self.collect_if_draining(id);
     }
@@ -79,11 +115,18 @@ impl State {
             tracing::warn!(%error, "idle memory of an unregistered tenant stays mapped for now");
         }
         self.drop_empty_slots_if_draining(id);
+        // What still waits for its fence is the mapper's to look after.
+        if self.tenants.contains_key(&id)
+            && let Some(ahead) = &mut self.ahead
+        {
+            ahead.ring = true;
+        }
     }
 
     pub(crate) fn take_lease(&mut self, place: &Place) {
-        if let Some(slot) = self.slot_mut(place.tenant, place.slot) {
+        if let Some(mut slot) = self.take_slot(place.tenant, place.slot) {
             slot.leases += 1;
+            self.put_slot(place.tenant, place.slot, slot);
         }
     }
 

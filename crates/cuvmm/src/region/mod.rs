@@ -10,6 +10,7 @@
 
 mod builder;
 mod fence;
+mod mapper;
 mod space;
 
 use std::collections::BTreeMap;
@@ -26,8 +27,10 @@ use crate::size::range_within;
 
 pub use builder::RegionBuilder;
 pub(crate) use fence::{Fence, Poll};
+pub use mapper::Mapper;
+pub(crate) use mapper::{Bell, Chores};
 pub use space::Extent;
-pub(crate) use space::{Piece, PlaceError, Space};
+pub(crate) use space::{Ground, Piece, PlaceError, PlaceFailure, Placed, Space};
 
 /// The largest extent by default: 1 GiB.
 pub const DEFAULT_LARGEST_EXTENT: u64 = 1 << 30;

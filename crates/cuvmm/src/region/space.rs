@@ -1,6 +1,7 @@
 //! Addresses with extents in them: placed and withdrawn whole, and rolled back when that fails.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use cuvmm_driver::DeviceAddress;
 
@@ -31,13 +32,23 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
+    /// One that was just created.
+    pub(crate) const fn fresh(physical: Physical) -> Self {
+        Self {
+            physical,
+            stain: None,
+            fresh: true,
+        }
+    }
+
     pub(crate) fn size(&self) -> u64 {
         self.physical.size()
     }
 }
 
+/// An extent.
 #[derive(Debug)]
-struct Placed {
+pub(crate) struct Placed {
     mapping: Mapping,
     stain: Option<u64>,
     /// As in [`Piece`], until the operation that placed it has [settled](Space::settle).
@@ -63,6 +74,88 @@ pub(crate) struct PlaceError {
     pub(crate) pieces: Vec<Piece>,
     /// Bytes of pieces that could not be unmapped again. They stay in the space.
     pub(crate) stuck: u64,
+}
+
+/// The same before a space has kept what is stuck.
+pub(crate) struct PlaceFailure {
+    pub(crate) error: CommitError,
+    pub(crate) pieces: Vec<Piece>,
+    pub(crate) stuck: Vec<Mapping>,
+}
+
+impl PlaceFailure {
+    /// Unmaps what a roll-back takes out again.
+    fn take_out(&mut self, placed: Placed) {
+        let Placed {
+            mapping,
+            stain,
+            fresh,
+        } = placed;
+        match mapping.close() {
+            Ok(physical) => self.pieces.push(Piece {
+                physical,
+                stain,
+                fresh,
+            }),
+            Err(failed) => {
+                tracing::error!(error = %failed, "a roll-back could not unmap: quarantined");
+                self.stuck.push(failed.owner);
+            }
+        }
+    }
+}
+
+/// A space's addresses and who has access there, to place extents without the space.
+#[derive(Debug)]
+pub(crate) struct Ground {
+    reservation: Reservation,
+    access: Vec<Access>,
+}
+
+impl Ground {
+    /// Places a piece at an offset that nobody else places at.
+    pub(crate) fn place(&self, offset: u64, piece: Piece) -> Result<Placed, PlaceFailure> {
+        place_one(&self.reservation, &self.access, offset, piece)
+    }
+}
+
+fn place_one(
+    reservation: &Reservation,
+    access: &[Access],
+    offset: u64,
+    piece: Piece,
+) -> Result<Placed, PlaceFailure> {
+    let size = piece.size();
+    let mapping = match reservation.map(offset, &piece.physical) {
+        Ok(mapping) => mapping,
+        Err(error) => {
+            return Err(PlaceFailure {
+                error: CommitError::Map(error),
+                pieces: vec![piece],
+                stuck: vec![],
+            });
+        }
+    };
+    let opened = mapping.set_access(access);
+    let placed = Placed {
+        mapping,
+        stain: piece.stain,
+        fresh: piece.fresh,
+    };
+    // The mapping holds the physical: this is no longer a holder, or it could not be taken back.
+    drop(piece);
+    match opened {
+        Ok(()) => Ok(placed),
+        Err(error) => {
+            let mut failed = PlaceFailure {
+                error: access_failed(offset, size, error),
+                pieces: vec![],
+                stuck: vec![],
+            };
+            failed.take_out(placed);
+            Err(failed)
+        }
+    }
 }
 
 impl Space {
@@ -119,22 +212,45 @@ impl Space {
         })
     }
 
+    /// The extent that an offset lies in.
+    pub(crate) fn extent_around(&self, offset: u64) -> Option<Extent> {
+        let (&start, placed) = self.extents.range(..=offset).next_back()?;
+        let size = placed.mapping.size();
+        (offset - start < size).then(|| Extent {
+            offset: start,
+            size,
+            address: placed.mapping.address(),
+        })
+    }
+
     /// The extents that meet a range.
-    pub(crate) fn extents_in(&self, start: u64, end: u64) -> Vec<Extent> {
-        let first = self
-            .extents
-            .range(..=start)
-            .next_back()
-            .filter(|(offset, placed)| *offset + placed.mapping.size() > start)
-            .map_or(start, |(&offset, _)| offset);
+    pub(crate) fn extents_in(&self, start: u64, end: u64) -> impl Iterator<Item = Extent> + '_ {
         self.extents
-            .range(first..end.max(first))
+            .range(self.covering(start, end))
             .map(|(&offset, placed)| Extent {
                 offset,
                 size: placed.mapping.size(),
                 address: placed.mapping.address(),
             })
-            .collect()
+    }
+
+    /// Where the extents that meet a range begin.
+    fn covering(&self, start: u64, end: u64) -> Range<u64> {
+        if start >= end {
+            return start..start;
+        }
+        let first = self
+            .extent_around(start)
+            .map_or(start, |extent| extent.offset);
+        first..end
+    }
+
+    /// Where another thread can place pieces, for [`Self::adopt`] to take them in.
+    pub(crate) fn ground(&self) -> Ground {
+        Ground {
+            reservation: self.reservation.another(),
+            access: self.access.clone(),
+        }
     }
 
     /// Places pieces side by side from `offset` and opens them to those who have access: all of
@@ -145,82 +261,51 @@ impl Space {
         let mut at = offset;
         while let Some(piece) = pieces.next() {
             let size = piece.size();
-            let outcome = self
-                .reservation
-                .map(at, &piece.physical)
-                .map_err(|error| (None, CommitError::Map(error)))
-                .and_then(|mapping| match mapping.set_access(&self.access) {
-                    Ok(()) => Ok(mapping),
-                    Err(error) => Err((Some(mapping), access_failed(at, size, error))),
-                });
-            match outcome {
-                Ok(mapping) => {
-                    placed.push(Placed {
-                        mapping,
-                        stain: piece.stain,
-                        fresh: piece.fresh,
-                    });
-                }
-                Err((mapping, error)) => {
-                    let mut back = vec![];
-                    let mut stuck = 0;
-                    match mapping {
-                        Some(mapping) => {
-                            let Piece { stain, fresh, .. } = piece;
-                            stuck += self.take_out(
-                                Placed {
-                                    mapping,
-                                    stain,
-                                    fresh,
-                                },
-                                &mut back,
-                            );
-                        }
-                        None => back.push(piece),
-                    }
+            match place_one(&self.reservation, &self.access, at, piece) {
+                Ok(mapped) => placed.push(mapped),
+                Err(mut failed) => {
                     for earlier in placed.into_iter().rev() {
-                        stuck += self.take_out(earlier, &mut back);
+                        failed.take_out(earlier);
                     }
+                    let PlaceFailure {
+                        error,
+                        pieces: mut back,
+                        stuck,
+                    } = failed;
                     back.extend(pieces);
                     return Err(PlaceError {
                         error,
                         pieces: back,
-                        stuck,
+                        stuck: self.keep_stuck(stuck),
                     });
                 }
             }
             at += size;
         }
-        for placed in placed {
-            self.bytes += placed.mapping.size();
-            self.extents.insert(placed.mapping.offset(), placed);
-        }
+        placed.into_iter().for_each(|placed| self.adopt(placed));
         Ok(())
     }
 
-    /// Unmaps what a roll-back takes out again; returns the bytes that are stuck.
-    fn take_out(&mut self, placed: Placed, back: &mut Vec<Piece>) -> u64 {
-        let Placed {
-            mapping,
-            stain,
-            fresh,
-        } = placed;
-        match mapping.close() {
-            Ok(physical) => {
-                back.push(Piece {
-                    physical,
-                    stain,
-                    fresh,
-                });
-                0
-            }
-            Err(failed) => {
-                tracing::error!(error = %failed, "a roll-back could not unmap: quarantined");
-                let size = failed.owner.size();
-                self.stuck.push(failed.owner);
-                size
-            }
-        }
+    /// Takes in an extent that was placed on this space's ground.
+    pub(crate) fn adopt(&mut self, placed: Placed) {
+        self.bytes += placed.mapping.size();
+        self.extents.insert(placed.mapping.offset(), placed);
+    }
+
+    /// Keeps mappings that could not be undone; returns their bytes.
+    pub(crate) fn keep_stuck(&mut self, stuck: Vec<Mapping>) -> u64 {
+        let bytes = stuck.iter().map(Mapping::size).sum();
+        self.stuck.extend(stuck);
+        bytes
+    }
+
+    /// The physicals of all extents in order, to be placed elsewhere as well.
+    pub(crate) fn clones(&self, stain: u64) -> impl Iterator<Item = Piece> + '_ {
+        self.extents.values().map(move |placed| Piece {
+            physical: placed.mapping.physical().clone(),
+            stain: Some(stain),
+            fresh: false,
+        })
     }
 
     /// Unmaps the extent that begins at `offset`. Whoever calls has made sure that no work uses
@@ -298,30 +383,44 @@ impl Space {
 
     /// The parts of a range that somebody wrote to since the driver zeroed them, as offset, size
     /// and who it was.
-    pub(crate) fn stained(&self, start: u64, end: u64) -> Vec<(u64, u64, u64)> {
-        self.extents_in(start, end)
-            .iter()
-            .filter_map(|extent| {
-                let stain = self.extents.get(&extent.offset)?.stain?;
-                let from = extent.offset.max(start);
-                let to = (extent.offset + extent.size).min(end);
-                Some((from, to - from, stain))
+    pub(crate) fn stained(
+        &self,
+        start: u64,
+        end: u64,
+    ) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
+        self.extents
+            .range(self.covering(start, end))
+            .filter_map(move |(&offset, placed)| {
+                let from = offset.max(start);
+                let to = (offset + placed.mapping.size()).min(end);
+                Some((from, to - from, placed.stain?))
             })
-            .collect()
     }
 
     /// Notes who writes to the extents that meet a range from now on.
     pub(crate) fn stain(&mut self, start: u64, end: u64, who: u64) {
-        for extent in self.extents_in(start, end) {
-            if let Some(placed) = self.extents.get_mut(&extent.offset) {
-                placed.stain = Some(who);
-            }
-        }
+        let range = self.covering(start, end);
+        self.extents
+            .range_mut(range)
+            .for_each(|(_, placed)| placed.stain = Some(who));
     }
 
     /// Queues filling a committed range with zeros on a stream that its next user waits for.
     pub(crate) fn zero(&self, stream: &Stream, offset: u64, size: u64) -> Result<(), CopyError> {
         self.span(offset, size)?.fill_async(stream, offset, 0, size)
+    }
+
+    /// Queues a copy of a range of another space to the beginning of this one.
+    pub(crate) fn copy_from(
+        &self,
+        stream: &Stream,
+        other: &Self,
+        offset: u64,
+        size: u64,
+    ) -> Result<(), CopyError> {
+        let from = other.span(offset, size)?;
+        self.span(0, size)?
+            .copy_async(stream, 0, &from, offset, size)
     }
 
     /// Writes behind what `stream` has queued.

@@ -66,7 +66,7 @@ pub(crate) const CRATES: &[Place] = &[
                 open: true,
             },
             Floor {
-                rooms: &["calls", "drops", "device"],
+                rooms: &["calls", "drops", "fork", "device"],
                 open: true,
             },
             room(&["own"]),

@@ -1,0 +1,396 @@
+//! Making few large extents of many small ones, at the same addresses.
+//!
+//! A step takes one run of extents of one slot, at most as much as the largest extent. Under a
+//! block the bytes are copied to new extents, which then take the place of the old ones; idle
+//! memory that lies in pieces goes back to the pool. What is free is merged by giving small pieces
+//! to the driver, which makes large ones of them when they are wanted.
+
+use super::budget::TenantId;
+use super::core::Core;
+use super::slot::Slot;
+use super::state::State;
+use crate::error::{CallError, CompactError};
+use crate::own::Stream;
+use crate::region::{Extent, Piece, Poll, Space};
+
+/// What a compaction has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Compaction {
+    /// Steps made: each moves at most the pool's largest extent.
+    pub steps: u64,
+    /// Extents mapped when it began.
+    pub extents_before: u64,
+    /// Extents mapped now.
+    pub extents_after: u64,
+    /// Bytes copied from old extents to new ones.
+    pub copied: u64,
+    /// Bytes of small pieces given to the driver.
+    pub released: u64,
+    /// Runs that were left because a lease lives, work is still running on them, or the mapper is
+    /// at it.
+    pub in_use: u64,
+    /// Runs that were left because there was no room for the copy.
+    pub no_room: u64,
+    /// Whether it was stopped before it had seen everything.
+    pub stopped: bool,
+}
+
+/// Where a compaction stands: the slot, and how much of it has been seen.
+#[derive(Clone, Copy, Debug)]
+struct Cursor {
+    tenant: TenantId,
+    slot: usize,
+    offset: u64,
+}
+
+/// Extents side by side that fewer could replace.
+#[derive(Debug)]
+struct Run {
+    offset: u64,
+    size: u64,
+    extents: Vec<Extent>,
+}
+
+/// What came of a run.
+enum Moved {
+    Copied(u64),
+    InUse,
+    NoRoom,
+}
+
+impl Core {
+    pub(crate) fn compact(
+        &self,
+        mut go_on: impl FnMut(&Compaction) -> bool,
+    ) -> Result<Compaction, CompactError> {
+        let mut report = Compaction::default();
+        let mut cursor = Cursor {
+            tenant: TenantId(0),
+            slot: 0,
+            offset: 0,
+        };
+        let mut state = self.lock();
+        state.sweep_all();
+        report.extents_before = state.budget.mappings();
+        loop {
+            let stepped = state.compact_step(&mut cursor, &mut report);
+            report.extents_after = state.budget.mappings();
+            drop(state);
+            self.announce();
+            if !stepped? {
+                return Ok(report);
+            }
+            if !go_on(&report) {
+                report.stopped = true;
+                return Ok(report);
+            }
+            state = self.lock();
+        }
+    }
+}
+
+impl State {
+    /// Does one step from the cursor on; false when there is none left.
+    fn compact_step(
+        &mut self,
+        cursor: &mut Cursor,
+        report: &mut Compaction,
+    ) -> Result<bool, CompactError> {
+        if self.capturing > 0 {
+            return Err(CompactError::Capturing);
+        }
+        if let Some(error) = self.device.lost() {
+            return Err(CallError::ContextLost(error).into());
+        }
+        loop {
+            let Some(run) = self.next_run(cursor) else {
+                report.released += self.release_small_stock();
+                return Ok(false);
+            };
+            let (id, index) = (cursor.tenant, cursor.slot);
+            cursor.offset = run.offset + run.size;
+            match self.compact_run(id, index, &run)? {
+                Moved::Copied(bytes) => {
+                    report.steps += 1;
+                    report.copied += bytes;
+                    report.released += self.release_small_stock();
+                    return Ok(true);
+                }
+                Moved::InUse => report.in_use += 1,
+                Moved::NoRoom => report.no_room += 1,
+            }
+        }
+    }
+
+    /// The next run from the cursor on, which then points to its slot.
+    fn next_run(&self, cursor: &mut Cursor) -> Option<Run> {
+        for (&id, tenancy) in self.tenants.range(cursor.tenant..) {
+            let indices = tenancy
+                .indices()
+                .filter(|&index| id != cursor.tenant || index >= cursor.slot);
+            for index in indices {
+                let same = (id, index) == (cursor.tenant, cursor.slot);
+                let from = if same { cursor.offset } else { 0 };
+                let run = tenancy.slot(index).and_then(|slot| self.run_of(slot, from));
+                if run.is_some() {
+                    *cursor = Cursor {
+                        tenant: id,
+                        slot: index,
+                        offset: from,
+                    };
+                    return run;
+                }
+            }
+        }
+        None
+    }
+
+    /// The first run of a slot from an offset on, as long as may be.
+    fn run_of(&self, slot: &Slot, from: u64) -> Option<Run> {
+        let granule = self.device.granule();
+        let largest = self.policy.largest_extent;
+        let extents: Vec<Extent> = slot
+            .space
+            .extents()
+            .filter(|extent| extent.offset >= from)
+            .collect();
+        (0..extents.len()).find_map(|first| {
+            let rest = extents.get(first..)?;
+            let mut size = 0;
+            let mut best = None;
+            for (count, extent) in rest.iter().enumerate() {
+                size += extent.size;
+                if size > largest {
+                    break;
+                }
+                if granule.cover(size, largest).count() < count + 1 {
+                    best = Some((count + 1, size));
+                }
+            }
+            let (count, size) = best?;
+            Some(Run {
+                offset: rest.first()?.offset,
+                size,
+                extents: rest.get(..count)?.to_vec(),
+            })
+        })
+    }
+
+    fn compact_run(
+        &mut self,
+        id: TenantId,
+        index: usize,
+        run: &Run,
+    ) -> Result<Moved, CompactError> {
+        let Some(mut slot) = self.take_slot(id, index) else {
+            return Ok(Moved::InUse);
+        };
+        let moved = self.move_run(id, &mut slot, run);
+        slot.receded();
+        self.put_slot(id, index, slot);
+        moved
+    }
+
+    fn move_run(
+        &mut self,
+        id: TenantId,
+        slot: &mut Slot,
+        run: &Run,
+    ) -> Result<Moved, CompactError> {
+        if slot.leases > 0 || slot.busy || slot.broken {
+            return Ok(Moved::InUse);
+        }
+        if let Some(block) = &slot.block {
+            let fence = block.fence(&slot.space);
+            slot.fence.merge(fence);
+        }
+        if slot.fence.poll()? != Poll::Passed {
+            return Ok(Moved::InUse);
+        }
+        if slot.block.is_none() {
+            self.take_all(id, slot)?;
+            return Ok(Moved::Copied(0));
+        }
+        let pieces = match self.gather(id, run.size, false) {
+            Ok(pieces) => pieces,
+            Err(error) if error.is_shortage() => return Ok(Moved::NoRoom),
+            Err(error) => return Err(CompactError::Create(Box::new(error))),
+        };
+        let count = pieces.len() as u64;
+        let room = count < run.extents.len() as u64
+            && count <= self.budget.mappings_left()
+            && run.size <= self.budget.addresses_left();
+        if !room {
+            self.put_back(pieces);
+            return Ok(Moved::NoRoom);
+        }
+        let copy = self.copy_out(slot, run, pieces)?;
+        self.swap(id, slot, run, copy)?;
+        Ok(Moved::Copied(run.size))
+    }
+
+    /// Takes everything from a slot without a block, whose fence has passed.
+    fn take_all(&mut self, id: TenantId, slot: &mut Slot) -> Result<(), CompactError> {
+        let offsets: Vec<u64> = slot
+            .space
+            .extents()
+            .rev()
+            .map(|extent| extent.offset)
+            .collect();
+        for offset in offsets {
+            if let Some(piece) = slot.space.withdraw(offset)? {
+                self.taken(id, piece);
+            }
+        }
+        Ok(())
+    }
+
+    /// Places pieces at addresses of their own and copies a run to them.
+    fn copy_out(
+        &mut self,
+        slot: &Slot,
+        run: &Run,
+        pieces: Vec<Piece>,
+    ) -> Result<Space, CompactError> {
+        let stream = match self.scrubber() {
+            Ok(stream) => stream,
+            Err(error) => {
+                self.put_back(pieces);
+                return Err(error.into());
+            }
+        };
+        let mut copy = match Space::reserve(&self.device, run.size) {
+            Ok(space) => space,
+            Err(error) => {
+                self.put_back(pieces);
+                return Err(error.into());
+            }
+        };
+        if let Err(failed) = copy.place(0, pieces) {
+            self.put_back(failed.pieces);
+            self.discard(copy, &stream);
+            return Err(failed.error.into());
+        }
+        let copied = copy
+            .copy_from(&stream, &slot.space, run.offset, run.size)
+            .map_err(CompactError::Copy)
+            .and_then(|()| Ok(self.device.relaxed(|| stream.synchronize())??));
+        if let Err(error) = copied {
+            self.discard(copy, &stream);
+            return Err(error);
+        }
+        Ok(copy)
+    }
+
+    /// Gives the memory of a copy that is of no use back, or keeps what cannot be given back.
+    fn discard(&mut self, mut copy: Space, stream: &Stream) {
+        // A copy that could not be waited for may still be running.
+        let quiet = self.device.lost().is_some() || stream.is_done().unwrap_or(false);
+        let offsets: Vec<u64> = copy.extents().map(|extent| extent.offset).collect();
+        for offset in offsets.into_iter().filter(|_| quiet) {
+            if let Ok(Some(piece)) = copy.withdraw(offset) {
+                self.put_back(vec![piece]);
+            }
+        }
+        self.keep_copy(copy, true);
+    }
+
+    /// Keeps what of a copy could not be unmapped, until the pool is closed.
+    fn keep_copy(&mut self, copy: Space, with_memory: bool) {
+        let mappings = copy.extents().count() as u64 + copy.stuck_count();
+        if mappings > 0 {
+            let bytes = copy.bytes() + copy.stuck_bytes();
+            self.budget
+                .quarantine(if with_memory { bytes } else { 0 }, mappings);
+            self.quarantine.1.push(copy);
+        }
+    }
+
+    /// Puts the copy's memory where the run lies.
+    fn swap(
+        &mut self,
+        id: TenantId,
+        slot: &mut Slot,
+        run: &Run,
+        mut copy: Space,
+    ) -> Result<(), CompactError> {
+        let stream = self.scrubber()?;
+        let mut old = vec![];
+        for extent in &run.extents {
+            match slot.space.withdraw(extent.offset) {
+                Ok(piece) => old.extend(piece),
+                Err(error) => {
+                    let outcome = self.put_run_back(id, slot, run.offset, old);
+                    self.discard(copy, &stream);
+                    return Err(outcome.err().unwrap_or_else(|| error.into()));
+                }
+            }
+        }
+        let new: Vec<Piece> = copy.clones(id.0).collect();
+        let count = new.len() as u64;
+        if let Err(failed) = slot.space.place(run.offset, new) {
+            // They are the copy's pieces too, which it gives back itself.
+            drop(failed.pieces);
+            self.budget.quarantine(0, slot.space.stuck_count());
+            slot.broken |= failed.stuck > 0;
+            let outcome = self.put_run_back(id, slot, run.offset, old);
+            self.discard(copy, &stream);
+            return Err(outcome.err().unwrap_or_else(|| failed.error.into()));
+        }
+        slot.space.settle(run.offset);
+        self.budget.refund_mappings(id, run.extents.len() as u64);
+        self.budget.charge_mappings(id, count);
+        for piece in old {
+            self.stock.add(piece);
+        }
+        // The second mapping of the same memory goes.
+        let offsets: Vec<u64> = copy.extents().map(|extent| extent.offset).collect();
+        for offset in offsets {
+            if let Err(error) = copy.withdraw(offset) {
+                tracing::error!(%error, "a second mapping could not be unmapped: quarantined");
+                copy.quarantine(offset);
+            }
+        }
+        self.keep_copy(copy, false);
+        Ok(())
+    }
+
+    /// Places what was just taken out again. If even that fails, the block has lost it.
+    fn put_run_back(
+        &mut self,
+        id: TenantId,
+        slot: &mut Slot,
+        offset: u64,
+        old: Vec<Piece>,
+    ) -> Result<(), CompactError> {
+        let (bytes, count) = old.iter().fold((0, 0), |(bytes, count), piece| {
+            (bytes + piece.size(), count + 1)
+        });
+        let before = slot.space.stuck_count();
+        let Err(failed) = slot.space.place(offset, old) else {
+            return Ok(());
+        };
+        self.budget.refund(id, bytes);
+        self.budget.refund_mappings(id, count);
+        let stuck = slot.space.stuck_count() - before;
+        self.set_aside(slot, failed.stuck, stuck);
+        slot.broken = true;
+        self.put_back(failed.pieces);
+        Err(CompactError::Lost {
+            address: slot.space.address(),
+            offset,
+            bytes,
+            cause: failed.error,
+        })
+    }
+
+    /// Gives free pieces that are smaller than the largest extent to the driver.
+    fn release_small_stock(&mut self) -> u64 {
+        let mut released = 0;
+        while let Some(piece) = self.stock.take_below(self.policy.largest_extent) {
+            released += self.release(piece);
+        }
+        released
+    }
+}

@@ -1,0 +1,170 @@
+//! Growing in place: into memory that is there, or in steps ahead of the block's use.
+
+use super::budget::TenantId;
+use super::commit::Fit;
+use super::core::Place;
+use super::slot::Slot;
+use super::state::{Growth, State};
+use crate::error::AllocateError;
+use crate::own::Stream;
+
+/// What growing from where a slot stands asks for.
+struct Step {
+    from: u64,
+    to: u64,
+    zeroed: bool,
+    home: Option<Stream>,
+    /// Up to where memory may have been written to.
+    reach: u64,
+    most: u64,
+}
+
+impl State {
+    pub(crate) fn grow(&mut self, place: &Place, size: u64) -> Result<(), AllocateError> {
+        let &Place {
+            tenant,
+            slot: index,
+            capacity,
+            ..
+        } = place;
+        if size > capacity {
+            return Err(AllocateError::OverCapacity { size, capacity });
+        }
+        let Some(used) = self.device.granule().round_up(size) else {
+            return Err(AllocateError::TooLarge { size });
+        };
+        let gone = AllocateError::Unregistered {
+            tenant: String::new(),
+        };
+        let now = self.now();
+        let overdrawn = self.budget.is_overdrawn();
+        let usable = self.check_usable(tenant);
+        let Some(slot) = self.slot_mut(tenant, index) else {
+            return Err(gone);
+        };
+        let bytes = slot.space.bytes();
+        let Some(block) = &mut slot.block else {
+            return Err(gone);
+        };
+        if size < block.requested {
+            return Err(AllocateError::WouldShrink {
+                size: block.requested,
+                wanted: size,
+            });
+        }
+        if used <= block.used {
+            block.requested = size;
+            slot.touched = now;
+            return Ok(());
+        }
+        usable?;
+        let from = block.used;
+        // Zeros are owed only where memory was used before.
+        let clean = !block.zeroed || from >= block.reach;
+        if used <= bytes && clean && !overdrawn {
+            block.requested = size;
+            block.used = used;
+            slot.space.stain(from, used, tenant.0);
+            slot.touched = now;
+            return Ok(());
+        }
+        self.permit_reuse(tenant, used.min(bytes).saturating_sub(from))?;
+        let Some(mut slot) = self.take_slot(tenant, index) else {
+            return Err(gone);
+        };
+        let outcome = self.extend(tenant, &mut slot, used);
+        if outcome.is_ok() {
+            slot.space.stain(from, used, tenant.0);
+            slot.touched = self.tick();
+            if let Some(block) = &mut slot.block {
+                block.requested = size;
+                block.used = used;
+            }
+        }
+        self.put_slot(tenant, index, slot);
+        outcome
+    }
+
+    /// Gets memory under the first `to` bytes of a block's slot, which has been taken out, and
+    /// margin behind them if there is enough for that.
+    fn extend(&mut self, id: TenantId, slot: &mut Slot, to: u64) -> Result<(), AllocateError> {
+        let Some(block) = &slot.block else {
+            return Ok(());
+        };
+        let step = Step {
+            from: block.used,
+            to,
+            zeroed: block.zeroed,
+            home: block.home.clone(),
+            reach: block.reach.max(block.used),
+            most: block.most,
+        };
+        // What was given up a moment ago may still be written to by work that was queued before:
+        // zeros must come after that.
+        if step.zeroed && step.from < step.reach {
+            self.settle_before(id, slot, step.home.as_ref(), to - step.from)?;
+        }
+        let begun = slot.space.bytes();
+        let end = begun + self.step_of(id, begun, &step);
+        let fit = Fit {
+            zeros: step.zeroed.then_some((step.from, to.min(step.reach))),
+            ..Fit::new(to, step.home.as_ref(), step.zeroed)
+        };
+        if end > to {
+            match self.furnish(id, slot, &Fit { end, ..fit }) {
+                // It was more than was asked for: without it there may be enough.
+                Err(error) if error.is_shortage() => self.furnish(id, slot, &fit),
+                outcome => outcome,
+            }
+        } else {
+            self.furnish(id, slot, &fit)
+        }
+    }
+
+    /// How much memory to put behind a block's, `begun` bytes, whose growth asks for a step.
+    fn step_of(&self, id: TenantId, begun: u64, step: &Step) -> u64 {
+        let need = step.to.saturating_sub(begun);
+        let Growth::Part(part) = self.policy.growth else {
+            return need;
+        };
+        if need == 0 {
+            return 0;
+        }
+        let granule = self.device.granule();
+        let ahead = granule.step(step.to / part.max(1), self.policy.largest_extent);
+        let room = step.most.saturating_sub(begun);
+        let wished = need.max(ahead).min(room);
+        // Margin is made of what nobody else has.
+        if wished > need && wished <= self.budget.available_to(id) {
+            wished
+        } else {
+            need
+        }
+    }
+
+    /// Makes sure that what the fence of a slot covers comes before what is done next: on the home
+    /// stream by events, elsewhere only if it has passed.
+    fn settle_before(
+        &mut self,
+        id: TenantId,
+        slot: &mut Slot,
+        home: Option<&Stream>,
+        bytes: u64,
+    ) -> Result<(), AllocateError> {
+        if slot.fence.is_passed() || home.is_some_and(|home| slot.fence.precedes(home)) {
+            return Ok(());
+        }
+        if self.capturing > 0 {
+            return Err(AllocateError::Capturing(self.shortage(id, bytes, 0)));
+        }
+        let ordered = match home {
+            Some(home) => slot.fence.order_before(home)?,
+            None => false,
+        };
+        let needs = &mut self.needs_synchronise;
+        if ordered || Self::poll(0, needs, &mut slot.fence)? {
+            return Ok(());
+        }
+        Err(AllocateError::OutOfMemory(self.shortage(id, bytes, 0)))
+    }
+}

@@ -1,0 +1,76 @@
+//! How fast blocks grow, and who is told when one runs out of margin.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::budget::TenantId;
+use crate::region::Bell;
+
+/// The mapper is called when a block has less margin than it uses up in so long.
+const LEAD: Duration = Duration::from_millis(20);
+
+/// What a pool has for its mapper.
+#[derive(Debug)]
+pub(crate) struct Ahead {
+    pub(crate) bell: Bell,
+    /// What the bell knows the pool as.
+    pub(crate) attached: u64,
+    /// Blocks whose margin runs out.
+    pub(crate) growing: VecDeque<(TenantId, usize)>,
+    /// Whether to ring once the lock is let go.
+    pub(crate) ring: bool,
+    /// Bytes of physical memory to keep ready.
+    pub(crate) ready: u64,
+}
+
+/// How fast a block grows, and how much margin it should have at least.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    /// When the mapper looked last, and how much the block used then.
+    seen: Option<(Instant, u64)>,
+    /// The mapper is called when the margin falls below.
+    pub(crate) low: u64,
+    /// The mapper knows of it.
+    pub(crate) called: bool,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            seen: None,
+            low: u64::MAX,
+            called: false,
+        }
+    }
+}
+
+impl Pace {
+    /// Bytes that the block uses up in [`LEAD`], going by what it did since the last look.
+    pub(crate) fn look(&mut self, used: u64) -> u64 {
+        let now = Instant::now();
+        let before = self.seen.replace((now, used));
+        let Some((then, less)) = before else {
+            return 0;
+        };
+        let grown = u128::from(used.saturating_sub(less)) * LEAD.as_nanos();
+        let nanos = now.duration_since(then).as_nanos().max(1);
+        u64::try_from(grown / nanos).unwrap_or(u64::MAX)
+    }
+}
+
+impl Ahead {
+    pub(crate) const fn new(bell: Bell, attached: u64, ready: u64) -> Self {
+        Self {
+            bell,
+            attached,
+            growing: VecDeque::new(),
+            ring: false,
+            ready,
+        }
+    }
+
+    /// The bell, if it is to be rung.
+    pub(crate) fn take_ring(&mut self) -> Option<Bell> {
+        std::mem::take(&mut self.ring).then(|| self.bell.clone())
+    }
+}

@@ -1,0 +1,206 @@
+//! What a pool knows of a tenant: its slots, and which of them can be reused or taken from.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::sync::Arc;
+
+use super::shelf::Shelves;
+use super::slot::Slot;
+use super::state::PressureHook;
+
+/// Where slots are listed that no block may be put in, though they are empty.
+const NO_CLASS: u64 = 0;
+
+/// A slot in a list, in the order of age.
+pub(crate) type Aged = (u64, usize);
+
+/// Memory that can be taken back from a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Give {
+    /// It was in use.
+    Idle,
+    /// It was put ahead of a block's growth.
+    Margin,
+}
+
+pub(crate) struct Tenancy {
+    pub(crate) name: String,
+    pub(crate) priority: i32,
+    pub(crate) hook: Option<PressureHook>,
+    pub(crate) registered: bool,
+    pub(crate) refusals: u64,
+    /// Blocks that were freed and that the lists do not know of yet.
+    pub(crate) shelves: Arc<Shelves>,
+    slots: Vec<Option<Place>>,
+    /// Places in `slots` without a slot.
+    vacant: Vec<usize>,
+    /// Slots with no block and no lease, by class, the one used last at the end.
+    reusable: BTreeMap<u64, BTreeSet<Aged>>,
+    /// Slots that memory can be taken from.
+    idle: BTreeSet<Aged>,
+    margin: BTreeSet<Aged>,
+}
+
+/// A slot and where it is listed.
+struct Place {
+    slot: Slot,
+    age: u64,
+    class: Option<u64>,
+    gives: Option<Give>,
+}
+
+impl Tenancy {
+    pub(crate) const fn new(
+        name: String,
+        priority: i32,
+        hook: Option<PressureHook>,
+        shelves: Arc<Shelves>,
+    ) -> Self {
+        Self {
+            name,
+            priority,
+            hook,
+            registered: true,
+            refusals: 0,
+            shelves,
+            slots: Vec::new(),
+            vacant: Vec::new(),
+            reusable: BTreeMap::new(),
+            idle: BTreeSet::new(),
+            margin: BTreeSet::new(),
+        }
+    }
+
+    pub(crate) fn slots(&self) -> impl Iterator<Item = &Slot> {
+        self.slots.iter().flatten().map(|place| &place.slot)
+    }
+
+    /// For changes that do not alter where a slot is listed.
+    pub(crate) fn slots_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
+        self.slots.iter_mut().flatten().map(|place| &mut place.slot)
+    }
+
+    pub(crate) fn indices(&self) -> impl Iterator<Item = usize> + '_ {
+        self.slots
+            .iter()
+            .enumerate()
+            .filter_map(|(index, place)| place.as_ref().map(|_| index))
+    }
+
+    pub(crate) fn slot(&self, index: usize) -> Option<&Slot> {
+        self.slots.get(index)?.as_ref().map(|place| &place.slot)
+    }
+
+    /// For changes that do not alter where a slot is listed.
+    pub(crate) fn slot_mut(&mut self, index: usize) -> Option<&mut Slot> {
+        self.slots
+            .get_mut(index)?
+            .as_mut()
+            .map(|place| &mut place.slot)
+    }
+
+    /// Whether it has no slot at all.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.slots.len() == self.vacant.len()
+    }
+
+    /// A number for a new slot.
+    pub(crate) fn vacancy(&mut self) -> usize {
+        self.vacant.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        })
+    }
+
+    /// A number that no slot has any more.
+    pub(crate) fn vacate(&mut self, index: usize) {
+        self.vacant.push(index);
+    }
+
+    /// Takes a slot out, and from all lists.
+    pub(crate) fn take(&mut self, index: usize) -> Option<Slot> {
+        let Place {
+            slot,
+            age,
+            class,
+            gives,
+        } = self.slots.get_mut(index)?.take()?;
+        let aged = (age, index);
+        if let Some(class) = class
+            && let Some(list) = self.reusable.get_mut(&class)
+        {
+            list.remove(&aged);
+            if list.is_empty() {
+                self.reusable.remove(&class);
+            }
+        }
+        if let Some(give) = gives {
+            self.giving_mut(give).remove(&aged);
+        }
+        Some(slot)
+    }
+
+    /// Puts a slot in its place, and on the lists it belongs on.
+    pub(crate) fn put(&mut self, index: usize, slot: Slot) {
+        let age = slot.touched;
+        let class = slot.is_vacant().then_some(match slot.broken {
+            true => NO_CLASS,
+            false => slot.class,
+        });
+        let gives = slot.has_spare().then_some(match slot.margin() {
+            0 => Give::Idle,
+            _ => Give::Margin,
+        });
+        if let Some(class) = class {
+            self.reusable.entry(class).or_default().insert((age, index));
+        }
+        if let Some(give) = gives {
+            self.giving_mut(give).insert((age, index));
+        }
+        if let Some(place) = self.slots.get_mut(index) {
+            *place = Some(Place {
+                slot,
+                age,
+                class,
+                gives,
+            });
+        }
+    }
+
+    /// Slots that a block of a class may be put in, the one used last first.
+    pub(crate) fn reusable(&self, class: u64) -> impl Iterator<Item = (usize, &Slot)> {
+        self.reusable
+            .get(&class)
+            .into_iter()
+            .flatten()
+            .rev()
+            .filter_map(|&(_, index)| Some((index, self.slot(index)?)))
+    }
+
+    /// Slots without a block that have no memory.
+    pub(crate) fn bare(&self) -> Vec<usize> {
+        self.reusable
+            .values()
+            .flatten()
+            .map(|&(_, index)| index)
+            .filter(|&index| self.slot(index).is_some_and(|slot| slot.space.bytes() == 0))
+            .collect()
+    }
+
+    /// The slot that gives and comes after another in age, the oldest first.
+    pub(crate) fn next_giving(&self, give: Give, after: Option<Aged>) -> Option<Aged> {
+        let list = match give {
+            Give::Idle => &self.idle,
+            Give::Margin => &self.margin,
+        };
+        let after = after.map_or(Bound::Unbounded, Bound::Excluded);
+        list.range((after, Bound::Unbounded)).next().copied()
+    }
+
+    const fn giving_mut(&mut self, give: Give) -> &mut BTreeSet<Aged> {
+        match give {
+            Give::Idle => &mut self.idle,
+            Give::Margin => &mut self.margin,
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! The thread that maps ahead and unmaps behind, one for a device.
+//!
+//! It knows neither pools nor blocks: those who have chores for it attach, ring when there is
+//! something to do, and are called on its thread. More threads would gain nothing, since the
+//! driver holds a lock while it maps. Everything works without it.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{self, JoinHandle, ThreadId};
+use std::time::Duration;
+
+use crate::device::Device;
+use crate::error::StartMapperError;
+
+/// Work for the mapper's thread.
+pub(crate) trait Chores: Send + Sync {
+    /// Does what there is to do, until `stop` says that it should not go on. Returns after what
+    /// time it wants to be called again if nobody rings.
+    fn work(&self, stop: &AtomicBool) -> Option<Duration>;
+}
+
+/// A thread that does driver calls for the pools of one device: it commits memory ahead of blocks
+/// that grow, as fast as they grow, and takes memory back behind those that went.
+///
+/// Give it to [`PoolBuilder::mapper`](crate::pool::PoolBuilder::mapper). It ends when it is
+/// stopped or dropped; pools go on without it then.
+pub struct Mapper {
+    shared: Arc<Shared>,
+    device: Device,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    /// Told when there is something to do.
+    rung: Condvar,
+    /// Told when the thread is done with somebody's chores.
+    done: Condvar,
+    stop: AtomicBool,
+    /// Whether a ring is still unheard: only the first has to wake the thread.
+    ringing: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    attached: Vec<(u64, Weak<dyn Chores>)>,
+    next: u64,
+    /// Whose chores are being done.
+    serving: Option<u64>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self) {
+        let mut again = None;
+        while !self.stop.load(Ordering::Acquire) {
+            self.sleep(again);
+            self.ringing.store(false, Ordering::SeqCst);
+            again = None;
+            let mut at = 0;
+            while let Some((id, chores)) = self.begin(at) {
+                at = id + 1;
+                let wish = chores.work(&self.stop);
+                // What ends here, ends before anybody is told that it was served.
+                drop(chores);
+                self.lock().serving = None;
+                self.done.notify_all();
+                again = [again, wish].into_iter().flatten().min();
+            }
+        }
+    }
+
+    /// Waits until somebody rings, or for so long.
+    fn sleep(&self, long: Option<Duration>) {
+        let state = self.lock();
+        let quiet = |_: &mut State| {
+            !self.ringing.load(Ordering::SeqCst) && !self.stop.load(Ordering::SeqCst)
+        };
+        match long {
+            Some(long) => drop(
+                self.rung
+                    .wait_timeout_while(state, long, quiet)
+                    .unwrap_or_else(PoisonError::into_inner),
+            ),
+            None => drop(
+                self.rung
+                    .wait_while(state, quiet)
+                    .unwrap_or_else(PoisonError::into_inner),
+            ),
+        }
+    }
+
+    /// The next to be served whose number is at least `at`.
+    fn begin(&self, at: u64) -> Option<(u64, Arc<dyn Chores>)> {
+        let mut state = self.lock();
+        state
+            .attached
+            .retain(|(_, chores)| chores.strong_count() > 0);
+        let (id, chores) = state
+            .attached
+            .iter()
+            .filter(|(id, _)| *id >= at)
+            .find_map(|(id, chores)| Some((*id, chores.upgrade()?)))?;
+        state.serving = Some(id);
+        Some((id, chores))
+    }
+
+    fn wake(&self) {
+        // Under the lock, so that a thread about to sleep hears it.
+        drop(self.lock());
+        self.rung.notify_one();
+    }
+}
+
+impl Mapper {
+    /// Starts the mapper of a device.
+    ///
+    /// # Errors
+    /// [`StartMapperError`] when the device has one already or the system gives no thread.
+    pub fn start(device: &Device) -> Result<Self, StartMapperError> {
+        if !device.claim_mapper() {
+            return Err(StartMapperError::Running);
+        }
+        let shared = Arc::new(Shared {
+            state: Mutex::default(),
+            rung: Condvar::new(),
+            done: Condvar::new(),
+            stop: AtomicBool::new(false),
+            ringing: AtomicBool::new(false),
+        });
+        let for_thread = Arc::clone(&shared);
+        let started = thread::Builder::new()
+            .name("cuvmm-mapper".into())
+            .spawn(move || for_thread.run());
+        match started {
+            Ok(thread) => Ok(Self {
+                shared,
+                device: device.clone(),
+                thread: Some(thread),
+            }),
+            Err(error) => {
+                device.disclaim_mapper();
+                Err(StartMapperError::Thread(error))
+            }
+        }
+    }
+
+    /// The device it maps for.
+    #[must_use]
+    pub const fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Ends the thread, after the chore it is at. Pools that used it go on without it.
+    pub fn stop(self) {
+        drop(self);
+    }
+
+    /// What lets somebody ring for it.
+    pub(crate) fn bell(&self) -> Option<Bell> {
+        Some(Bell {
+            shared: Arc::clone(&self.shared),
+            thread: self.thread.as_ref()?.thread().id(),
+        })
+    }
+}
+
+impl Drop for Mapper {
+    fn drop(&mut self) {
+        if self.device.forked().is_some() {
+            // The thread did not come along.
+            return;
+        }
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.wake();
+        if let Some(thread) = self.thread.take() {
+            // Its own thread cannot wait for itself: it ends behind this.
+            if thread.thread().id() != thread::current().id() && thread.join().is_err() {
+                tracing::error!("the mapper's thread panicked");
+            }
+        }
+        self.device.disclaim_mapper();
+    }
+}
+
+impl fmt::Debug for Mapper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mapper")
+            .field("device", &self.device)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A way to call the mapper.
+#[derive(Clone)]
+pub(crate) struct Bell {
+    shared: Arc<Shared>,
+    thread: ThreadId,
+}
+
+impl Bell {
+    /// Has the mapper look after somebody's chores; returns a number to end that with.
+    pub(crate) fn attach(&self, chores: Weak<dyn Chores>) -> u64 {
+        let mut state = self.shared.lock();
+        let id = state.next;
+        state.next += 1;
+        state.attached.push((id, chores));
+        id
+    }
+
+    /// Ends it, and waits until the mapper's thread is out of those chores.
+    pub(crate) fn detach(&self, id: u64) {
+        let mut state = self.shared.lock();
+        state.attached.retain(|(attached, _)| *attached != id);
+        if self.thread == thread::current().id() {
+            return;
+        }
+        while state.serving == Some(id) {
+            state = self
+                .shared
+                .done
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// There is something to do.
+    pub(crate) fn ring(&self) {
+        if !self.shared.ringing.swap(true, Ordering::SeqCst) {
+            self.shared.wake();
+        }
+    }
+
+    /// Whether nobody will hear it any more.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.shared.stop.load(Ordering::Relaxed)
+    }
+
+    /// The mapper's thread.
+    pub(crate) const fn thread(&self) -> ThreadId {
+        self.thread
+    }
+}
+
+impl fmt::Debug for Bell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Bell").field(&self.thread).finish()
+    }
+}

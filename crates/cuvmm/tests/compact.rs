@@ -1,0 +1,210 @@
+//! Few large extents made of many small ones, under the same addresses and bytes.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use common::{D0, G, Rig};
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::{CUresult, Call, Driver};
+use cuvmm::error::CompactError;
+use cuvmm::{Block, Growth, Limit, Pool, Stream, Tenant};
+
+fn pool<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> Pool
+where
+    Machine<B>: Driver,
+{
+    Pool::builder(&rig.device)
+        .limit(Limit::Bytes(granules * G))
+        .growth(Growth::Exact)
+        .largest_extent(8 * G)
+        .build()
+        .unwrap()
+}
+
+/// What a compaction calls, but for giving addresses back, whose failure is a drop's to report.
+const CALLS: &[Call] = &[
+    Call::MemAddressReserve,
+    Call::MemCreate,
+    Call::MemRelease,
+    Call::MemMap,
+    Call::MemSetAccess,
+    Call::MemUnmap,
+    Call::MemcpyDtoDAsync,
+    Call::StreamCreate,
+    Call::StreamSynchronize,
+    Call::StreamIsCapturing,
+    Call::StreamQuery,
+    Call::ThreadExchangeStreamCaptureMode,
+];
+
+/// A block of single granules, each stamped with its number.
+fn pieces(tenant: &Tenant, stream: &Stream, granules: u64) -> Block {
+    let block = tenant.block(G).capacity(32 * G).home_stream(stream);
+    let mut block = block.try_allocate().unwrap();
+    for granule in 1..granules {
+        block.try_grow_to((granule + 1) * G).unwrap();
+    }
+    for granule in 0..granules {
+        block.write(granule * G, &stamp(granule)).unwrap();
+        block.write((granule + 1) * G - 8, &stamp(granule)).unwrap();
+    }
+    block
+}
+
+fn stamp(granule: u64) -> [u8; 8] {
+    (granule + 1)
+        .wrapping_mul(0x0102_0304_0506_0709)
+        .to_le_bytes()
+}
+
+fn assert_stamped<B: Backing + 'static>(rig: &Rig<B>, block: &Block)
+where
+    Machine<B>: Driver,
+{
+    if rig.keeps_bytes() {
+        for granule in 0..block.size() / G {
+            let mut bytes = [[0; 8]; 2];
+            block.read(granule * G, &mut bytes[0]).unwrap();
+            block.read((granule + 1) * G - 8, &mut bytes[1]).unwrap();
+            assert_eq!(bytes, [stamp(granule); 2], "granule {granule}");
+        }
+    }
+}
+
+fn balanced<B: Backing + 'static>(rig: &Rig<B>, pool: &Pool)
+where
+    Machine<B>: Driver,
+{
+    let stats = pool.stats();
+    let live = rig.machine.live();
+    assert_eq!(
+        stats.committed + stats.free + stats.quarantined,
+        live.physical_bytes,
+        "{stats:#?}"
+    );
+    assert_eq!(stats.mappings, live.mappings as u64, "{stats:#?}");
+}
+
+on_both! {
+    fn many_small_extents_become_few_and_keep_their_bytes(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let block = pieces(&tenant, &stream, 20);
+        let address = block.address();
+        assert_eq!(block.extents().len(), 20);
+        let done = pool.compact(|_| true).unwrap();
+        assert_eq!((done.extents_before, done.extents_after), (20, 3), "8 + 8 + 4");
+        assert_eq!((done.copied, done.steps, done.stopped), (20 * G, 3, false));
+        assert_eq!(done.released, 20 * G, "the old pieces");
+        assert_eq!(block.address(), address);
+        let sizes: Vec<u64> = block.extents().iter().map(|extent| extent.size / G).collect();
+        assert_eq!(sizes, [8, 8, 4]);
+        assert_stamped(rig, &block);
+        balanced(rig, &pool);
+        assert_eq!(pool.stats().in_use, 20 * G);
+        let again = pool.compact(|_| true).unwrap();
+        assert_eq!((again.steps, again.copied), (0, 0));
+    }
+
+    fn it_stops_when_told_to_and_goes_on_later(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let (one, two) = (pieces(&tenant, &stream, 8), pieces(&tenant, &stream, 8));
+        let done = pool.compact(|so_far| so_far.steps < 1).unwrap();
+        assert_eq!((done.steps, done.stopped, done.extents_after), (1, true, 9));
+        let done = pool.compact(|_| true).unwrap();
+        assert_eq!((done.steps, done.stopped, done.extents_after), (1, false, 2));
+        assert_stamped(rig, &one);
+        assert_stamped(rig, &two);
+    }
+
+    fn what_is_leased_or_at_work_stays(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let (leased, busy) = (pieces(&tenant, &stream, 8), pieces(&tenant, &stream, 8));
+        let lease = leased.lease();
+        rig.machine.hold(D0, stream.as_raw());
+        let writes = vec![(busy.address(), G, 1)];
+        rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
+        let done = pool.compact(|_| true).unwrap();
+        assert_eq!((done.in_use, done.copied, done.extents_after), (2, 0, 16));
+        rig.machine.let_go(D0, stream.as_raw());
+        let done = pool.compact(|_| true).unwrap();
+        assert_eq!((done.in_use, done.copied), (1, 8 * G));
+        assert_eq!((leased.extents().len(), busy.extents().len()), (8, 1));
+        drop(lease);
+        let guard = pool.capture_guard();
+        assert!(matches!(pool.compact(|_| true), Err(CompactError::Capturing)));
+        drop(guard);
+        assert_eq!(pool.compact(|_| true).unwrap().extents_after, 2);
+        assert_stamped(rig, &leased);
+    }
+
+    fn without_room_for_a_copy_nothing_moves(rig) {
+        let pool = pool(rig, 20);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let block = pieces(&tenant, &stream, 16);
+        let done = pool.compact(|_| true).unwrap();
+        assert_eq!((done.no_room, done.copied, done.extents_after), (2, 0, 16));
+        assert!(rig.machine.live().physical_bytes <= 20 * G);
+        assert_stamped(rig, &block);
+        balanced(rig, &pool);
+    }
+
+    fn idle_memory_in_pieces_goes_back(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        drop(pieces(&tenant, &stream, 8));
+        let done = pool.compact(|_| true).unwrap();
+        assert_eq!((done.copied, done.released, done.extents_after), (0, 8 * G, 0));
+        assert_eq!(rig.machine.live().physical_bytes, 0);
+    }
+
+    fn every_call_of_a_compaction_may_fail_once(rig) {
+        for k in 1..200 {
+            let pool = pool(rig, 64);
+            let tenant = pool.tenant("a").register().unwrap();
+            let stream = Stream::new(&rig.device).unwrap();
+            let block = pieces(&tenant, &stream, 8);
+            rig.faults.forget();
+            rig.faults.arm(Fault::nth(k, CUresult::CUDA_ERROR_UNKNOWN).only(CALLS));
+            let outcome = pool.compact(|_| true);
+            let hit = rig.faults.injected() > 0;
+            rig.faults.disarm();
+            assert!(outcome.is_err() || !hit || pool.stats().quarantined > 0 || block.extents().len() == 1, "{k}");
+            assert_stamped(rig, &block);
+            assert_eq!(pool.stats().in_use, 8 * G);
+            balanced(rig, &pool);
+            if !hit {
+                assert!(k > 10, "only {k} calls were failed");
+                return;
+            }
+            drop((block, tenant));
+            pool.close().unwrap();
+            assert_eq!(rig.machine.live().physicals, 0, "call {k}");
+        }
+        panic!("a compaction of eight extents made 200 calls");
+    }
+
+    fn what_two_failures_lose_is_said(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let block = pieces(&tenant, &stream, 8);
+        rig.faults.forget();
+        // The copy's own mapping is the first; then neither the new nor the old can be mapped.
+        rig.faults.arm(Fault::from(2, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemMap));
+        let lost = pool.compact(|_| true);
+        assert!(matches!(lost, Err(CompactError::Lost { bytes, .. }) if bytes == 8 * G), "{lost:?}");
+        rig.faults.disarm();
+        balanced(rig, &pool);
+        drop((block, tenant));
+        pool.close().unwrap();
+    }
+}

@@ -1,0 +1,220 @@
+//! Memory that is there before it is asked for: shelves, margins, and what a late guarantee does
+//! to idle memory.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use common::{D0, G, pool};
+use cuvmm::driver::Call;
+use cuvmm::error::AllocateError;
+use cuvmm::{Growth, Limit, Pool, Stream};
+
+on_both! {
+    fn idle_memory_that_was_promised_to_another_is_not_revived(rig) {
+        let pool = pool(rig, 24);
+        let stream = Stream::new(&rig.device).unwrap();
+        let early = pool.tenant("early").register().unwrap();
+        // Idle, not on a shelf: another stream used it.
+        let block = early.allocate_on(&stream, 20 * G).unwrap();
+        let other = Stream::new(&rig.device).unwrap();
+        block.record_use(&other).unwrap();
+        drop(block);
+        let late = pool.tenant("late").guarantee(12 * G).register().unwrap();
+        // It is charged 20 and has all of it mapped, but only 12 are left for it.
+        let refused = early.block(20 * G).home_stream(&stream).try_allocate();
+        assert!(matches!(refused, Err(AllocateError::OutOfMemory(_))), "{refused:?}");
+        let small = early.block(12 * G).capacity(20 * G).home_stream(&stream);
+        let mut small = small.try_allocate().unwrap();
+        assert!(small.try_grow_to(13 * G).is_err());
+        let promised = late.try_allocate(12 * G).unwrap();
+        assert!(small.try_grow_to(13 * G).is_err());
+        drop((small, promised));
+    }
+
+    fn what_lies_on_a_shelf_is_seen_and_can_be_had_by_others(rig) {
+        let pool = pool(rig, 8);
+        let a = pool.tenant("a").register().unwrap();
+        let b = pool.tenant("b").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        drop(a.allocate_on(&stream, 8 * G).unwrap());
+        let stats = a.stats();
+        assert_eq!((stats.in_use, stats.blocks, stats.warm + stats.limbo), (0, 0, 8 * G));
+        // Off the shelf by now, and back by the long way: still without a driver call.
+        rig.faults.forget();
+        let again = a.allocate_on(&stream, 8 * G).unwrap();
+        assert_eq!(rig.faults.total(), 0);
+        drop(again);
+        let taken = b.try_allocate(5 * G).unwrap();
+        assert_eq!(b.stats().in_use, 5 * G);
+        drop(taken);
+    }
+
+    fn a_shelf_is_for_one_shape_and_for_nobody_who_may_still_use_it(rig) {
+        let pool = pool(rig, 32);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let first = tenant.block(2 * G).home_stream(&stream).tag("one").try_allocate().unwrap();
+        let address = first.address();
+        drop(first);
+        // Same size, other tag: the statistics must not say "one".
+        let second = tenant.block(2 * G).home_stream(&stream).tag("two").try_allocate().unwrap();
+        assert_eq!(tenant.stats().tags.keys().collect::<Vec<_>>(), ["two"]);
+        let lease = second.lease();
+        let leased_at = second.address();
+        drop(second);
+        let third = tenant.allocate_on(&stream, 2 * G).unwrap();
+        assert_ne!(third.address(), leased_at, "leased memory is nobody's");
+        drop(lease);
+        drop(third);
+        // Zeros are owed: what the block before wrote must not show.
+        let block = tenant.allocate_on(&stream, 2 * G).unwrap();
+        block.write(0, b"secret").unwrap();
+        drop(block);
+        let zeroed = tenant.block(2 * G).home_stream(&stream).zeroed(true).try_allocate().unwrap();
+        let mut bytes = [1; 6];
+        zeroed.read(0, &mut bytes).unwrap();
+        if rig.keeps_bytes() {
+            assert_eq!(bytes, [0; 6]);
+        }
+        let _ = address;
+    }
+
+    fn a_shelf_ends_with_its_tenant(rig) {
+        let pool = pool(rig, 8);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let late = tenant.allocate_on(&stream, G).unwrap();
+        drop(tenant.allocate_on(&stream, 7 * G).unwrap());
+        tenant.unregister();
+        assert_eq!(pool.stats().committed, G);
+        drop(late);
+        assert_eq!((pool.stats().committed, pool.stats().tenants.len()), (0, 0));
+        assert_eq!(rig.machine.live().reservations, 0);
+    }
+
+    fn growth_goes_in_steps_of_a_quarter(rig) {
+        let pool = pool(rig, 512);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let before = pool.calls();
+        let mut block = tenant.block(G).capacity(512 * G).home_stream(&stream).try_allocate().unwrap();
+        for granules in 2..=512 {
+            block.try_grow_to(granules * G).unwrap();
+            let stats = tenant.stats();
+            assert_eq!(stats.in_use, granules * G);
+            assert!(stats.margin <= granules * G / 4, "{granules}: {}", stats.margin / G);
+            assert_eq!(stats.committed, stats.in_use + stats.margin);
+        }
+        // Four extents for each time it doubled, and one a granule at first.
+        let made = pool.calls().since(&before).count(Call::MemCreate);
+        assert!(made <= 8 + 4 * 7, "{made} extents");
+        assert_eq!(tenant.stats().margin, 0, "none beyond its capacity");
+        drop(block);
+        pool.trim(0).unwrap();
+        let exact = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G)).growth(Growth::Exact);
+        let exact = exact.build().unwrap();
+        let tenant = exact.tenant("a").register().unwrap();
+        let mut block = tenant.block(32 * G).capacity(64 * G).try_allocate().unwrap();
+        block.try_grow_to(33 * G).unwrap();
+        assert_eq!(exact.stats().committed, 33 * G);
+    }
+
+    fn margin_is_given_up_before_anybody_is_refused(rig) {
+        let pool = pool(rig, 24);
+        let a = pool.tenant("a").register().unwrap();
+        let b = pool.tenant("b").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut grown = a.block(16 * G).capacity(64 * G).home_stream(&stream).try_allocate().unwrap();
+        grown.try_grow_to(17 * G).unwrap();
+        assert_eq!((a.stats().margin, pool.stats().committed), (3 * G, 20 * G));
+        // All that is free first, then margin, whole extents of it.
+        let first = b.try_allocate(4 * G).unwrap();
+        assert_eq!(a.stats().margin, 3 * G);
+        assert!(matches!(b.try_allocate(G), Err(AllocateError::OutOfMemory(_))), "an extent of 4 is in use");
+        grown.try_grow_to(20 * G).unwrap();
+        assert!(matches!(grown.try_grow_to(21 * G), Err(AllocateError::OutOfMemory(_))));
+        drop(first);
+        grown.try_grow_to(21 * G).unwrap();
+        assert_eq!(a.stats().margin, 0, "what b has idle is not taken for margin");
+    }
+
+    fn margin_never_eats_into_a_guarantee(rig) {
+        let pool = pool(rig, 24);
+        let a = pool.tenant("a").register().unwrap();
+        let b = pool.tenant("b").guarantee(6 * G).register().unwrap();
+        let mut grown = a.block(16 * G).capacity(64 * G).try_allocate().unwrap();
+        grown.try_grow_to(17 * G).unwrap();
+        assert_eq!(a.stats().margin, 0, "18 are left for it, a step would be 4");
+        drop(b.try_allocate(6 * G).unwrap());
+    }
+
+    fn margin_that_is_being_scrubbed_is_not_unmapped(rig) {
+        let pool = pool(rig, 32);
+        let a = pool.tenant("a").register().unwrap();
+        let b = pool.tenant("b").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let soiled = b.allocate_on(&stream, 8 * G).unwrap();
+        soiled.write(0, b"b's").unwrap();
+        drop(soiled);
+        // 31 of 32 in use: growth takes b's memory. Its scrub waits on a held stream.
+        let mut grown = a.block(16 * G).capacity(64 * G).home_stream(&stream).try_allocate().unwrap();
+        pool.trim(24 * G).unwrap();
+        rig.machine.hold(D0, stream.as_raw());
+        grown.try_grow_to(17 * G).unwrap();
+        let margin = a.stats().margin;
+        let wanted = 32 * G - 17 * G;
+        let refused = b.try_allocate(wanted);
+        assert!(refused.is_err(), "a step is in one extent with what is used");
+        assert_eq!(a.stats().margin, margin);
+        rig.machine.let_go_all(D0);
+        assert!(rig.device.lost().is_none());
+    }
+
+    fn a_zeroed_block_finds_zeros_in_its_margin(rig) {
+        let pool = pool(rig, 64);
+        let a = pool.tenant("a").register().unwrap();
+        let b = pool.tenant("b").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let soiled = b.allocate_on(&stream, 64 * G).unwrap();
+        for granule in 0..64 {
+            soiled.write(granule * G, b"soiled").unwrap();
+        }
+        drop(soiled);
+        let block = a.block(8 * G).capacity(32 * G).home_stream(&stream).zeroed(true);
+        let mut block = block.try_allocate().unwrap();
+        drop(b);
+        for granules in 9..=32 {
+            block.try_grow_to(granules * G).unwrap();
+            let mut bytes = [1; 6];
+            block.read((granules - 1) * G, &mut bytes).unwrap();
+            if rig.keeps_bytes() {
+                assert_eq!(bytes, [0; 6], "granule {granules}");
+            }
+            block.write((granules - 1) * G, b"mine").unwrap();
+        }
+        // Given up and grown again: zeros once more.
+        block.shrink_to(9 * G).unwrap();
+        block.try_grow_to(20 * G).unwrap();
+        let mut bytes = [1; 6];
+        block.read(15 * G, &mut bytes).unwrap();
+        if rig.keeps_bytes() {
+            assert_eq!(bytes, [0; 6]);
+        }
+    }
+
+    fn a_block_that_takes_idle_memory_over_strands_a_quarter_at_most(rig) {
+        let pool = pool(rig, 256);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        for size in [1, 3, 5, 8, 17, 31, 48, 63, 64] {
+            // One extent of 64 granules, then a smaller block of the same class.
+            drop(tenant.block(64 * G).home_stream(&stream).try_allocate().unwrap());
+            let block = tenant.block(size * G).capacity(64 * G).home_stream(&stream);
+            let block = block.try_allocate().unwrap();
+            let stats = tenant.stats();
+            assert!(stats.stranded <= (size * G / 4).max(G), "{size}: {}", stats.stranded / G);
+            drop(block);
+            pool.trim(0).unwrap();
+        }
+    }
+}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cuvmm::driver::auto::{self, OpenOptions, Wanted};
 use cuvmm::driver::cuda::CudaDriver;
 use cuvmm::driver::host::{HostDriver, HostOptions};
-use cuvmm::driver::model::{ModelDriver, ModelOptions};
+use cuvmm::driver::model::{Costs, ModelDriver, ModelOptions};
 use cuvmm::driver::{Driver, DriverKind};
 
 /// The word on the command line.
@@ -70,10 +70,23 @@ impl Choice {
     /// # Errors
     /// Why the real driver cannot be had, if it was asked for. The others can always be.
     pub(crate) fn open(self, capacity: Option<u64>) -> anyhow::Result<Opened> {
+        self.open_with(capacity, None)
+    }
+
+    /// Opens the driver as [`open`](Self::open) does. What calls cost matters to the model alone;
+    /// by default it is what they cost on an H200.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(crate) fn open_with(
+        self,
+        capacity: Option<u64>,
+        costs: Option<Costs>,
+    ) -> anyhow::Result<Opened> {
         match self {
             Self::Auto => {
                 let found = auto::open(OpenOptions::new().wanted(Wanted::Best))?;
-                let opened = Self::of(found.kind).open(capacity)?;
+                let opened = Self::of(found.kind).open_with(capacity, costs)?;
                 Ok(Opened {
                     reason: found.reason,
                     ..opened
@@ -102,7 +115,7 @@ impl Choice {
                 })
             }
             Self::Model => {
-                let options = ModelOptions::new();
+                let options = ModelOptions::new().costs(costs.unwrap_or_default());
                 let driver = Arc::new(ModelDriver::new(match capacity {
                     Some(bytes) => options.capacity(bytes),
                     None => options,

@@ -1,13 +1,16 @@
-//! The command `cuvmm`: look at drivers, check them, and replay request traces against an elastic
-//! pool.
+//! The command `cuvmm`: look at drivers, check them, replay request traces against an elastic pool,
+//! and measure it.
 //!
 //! Each command is a room of its own. Here is what they share: one line for each error, exit code
 //! 2 for usage and 1 for failure, and logs to standard error as `RUST_LOG` says.
 
+mod bench;
 mod conform;
 mod drivers;
+mod heap;
 mod info;
 mod replay;
+mod size;
 
 use std::fmt;
 use std::io::{self, Write as _};
@@ -31,6 +34,7 @@ enum Command {
     Info(info::Args),
     Conform(conform::Args),
     Replay(replay::Args),
+    Bench(bench::Args),
 }
 
 /// An option that means nothing here: exit code 2.
@@ -93,6 +97,7 @@ fn main() -> ExitCode {
         Command::Info(args) => args.run(),
         Command::Conform(args) => args.run(),
         Command::Replay(args) => args.run(),
+        Command::Bench(args) => args.run(),
     };
     match outcome {
         Ok(code) => code,

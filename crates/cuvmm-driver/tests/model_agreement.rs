@@ -292,6 +292,10 @@ impl Reference {
     }
 
     fn follow(&mut self, run: &Run<impl Backing>, step: &Step) {
+        if let (Step::Create(_), Some(&handle)) = (step, run.handles.last()) {
+            // Its value may have named another before.
+            self.bytes(handle).fill(0);
+        }
         match (step, run.touched(step)) {
             (&Step::Fill(.., byte), Some((start, _, size))) => {
                 for (handle, offset, length) in Self::each(run, start.0, size) {
@@ -403,5 +407,10 @@ proptest! {
     #[test]
     fn strict_ones_too(steps in program(60)) {
         agree(Manner::Strict, steps);
+    }
+
+    #[test]
+    fn hostile_ones_too(steps in program(60)) {
+        agree(Manner::Hostile, steps);
     }
 }

@@ -644,7 +644,7 @@ fn extents_whose_scrub_fails_and_that_stay_mapped_are_each_quarantined_once() {
 #[test]
 fn a_driver_that_has_no_more_mappings_is_told_from_one_that_fails() {
     let rig = common::rig(cuvmm::driver::model::ModelDriver::new(
-        cuvmm::driver::model::ModelOptions::default().mapping_ceiling(2),
+        common::model_options().mapping_ceiling(2),
     ));
     let pool = common::pool(&rig, 16);
     let tenant = pool.tenant("a").register().unwrap();

@@ -9,7 +9,7 @@ mod common;
 
 use common::{D0, G, Rig};
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::model::{Backing, Machine, Spite};
 use cuvmm::driver::{CUresult, Driver};
 use cuvmm::error::{AllocateError, RegisterError};
 use cuvmm::{Block, Lease, Limit, Pool, Region, Stream, Tenant};
@@ -66,6 +66,9 @@ enum Step {
     Trim {
         keep: u64,
     },
+    Compact {
+        steps: u64,
+    },
     /// Unregisters a tenant and registers it anew; its blocks live on.
     Renew {
         tenant: usize,
@@ -95,6 +98,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..STREAMS).prop_map(|stream| Step::Hold { stream }),
         3 => (0..STREAMS).prop_map(|stream| Step::LetGo { stream }),
         1 => (0u64..LIMIT).prop_map(|keep| Step::Trim { keep }),
+        1 => (1u64..4).prop_map(|steps| Step::Compact { steps }),
         1 => (0..TENANTS).prop_map(|tenant| Step::Renew { tenant }),
         3 => (1u64..12, any::<bool>()).prop_map(|(k, memory)| Step::Fault { k, memory }),
         2 => Just(Step::Check),
@@ -324,6 +328,10 @@ where
                 Ok(_) => {}
                 Err(error) => assert!(faulted, "{error}"),
             },
+            Step::Compact { steps } => match self.pool.compact(|done| done.steps < steps) {
+                Ok(_) => {}
+                Err(error) => assert!(faulted, "{error}"),
+            },
             Step::Renew { tenant } => {
                 let gone = self.tenants[tenant].clone();
                 gone.unregister();
@@ -356,12 +364,8 @@ where
     /// The pool's figures add up, and agree with the reference and with the driver.
     fn books(&self) {
         let stats = self.pool.stats();
-        let balance = stats.in_use
-            + stats.padding
-            + stats.margin
-            + stats.warm
-            + stats.limbo
-            + stats.leased;
+        let balance =
+            stats.in_use + stats.padding + stats.margin + stats.warm + stats.limbo + stats.leased;
         assert_eq!(stats.committed, balance, "{stats:#?}");
         assert!(
             stats.committed + stats.free + stats.quarantined <= LIMIT * G,
@@ -419,13 +423,14 @@ where
     }
 }
 
-fn program<B: Backing + 'static>(rig: Rig<B>, steps: &[Step])
+/// With `spite`, one driver call in so many fails out of the blue besides.
+fn program<B: Backing + 'static>(rig: Rig<B>, steps: &[Step], spite: Option<u64>)
 where
     Machine<B>: Driver,
 {
     let mut world = World::new(&rig);
     let mut next: Option<(u64, bool)> = None;
-    for step in steps {
+    for (seed, step) in (0..).zip(steps) {
         if let Step::Fault { k, memory } = *step {
             next = Some((k, memory));
             continue;
@@ -443,7 +448,15 @@ where
             };
             rig.faults.arm(Fault::nth(k, code));
         }
-        world.run(step, fault.is_some());
+        // Two failures in one compaction may lose what they move (`CompactError::Lost`).
+        if spite.is_some() && matches!(step, Step::Compact { .. }) {
+            continue;
+        }
+        let spite = spite.filter(|_| !matches!(step, Step::Check));
+        rig.machine
+            .set_spite(spite.map(|one_in| Spite::new(seed, one_in).giving_back(4 * one_in)));
+        world.run(step, fault.is_some() || spite.is_some());
+        rig.machine.set_spite(None);
         rig.faults.disarm();
     }
     world.check();
@@ -468,7 +481,7 @@ where
 
 fn run(cases: u32, program: impl Fn(&[Step])) {
     let config = Config {
-        cases,
+        cases: common::cases(cases),
         max_shrink_iters: 4000,
         failure_persistence: None,
         ..Config::default()
@@ -484,12 +497,18 @@ fn run(cases: u32, program: impl Fn(&[Step])) {
 
 #[test]
 fn programs_on_the_model() {
-    run(8000, |steps| program(common::model(), steps));
+    run(8000, |steps| program(common::model(), steps, None));
 }
 
 #[test]
 fn programs_on_the_host() {
-    run(2500, |steps| program(common::host(), steps));
+    run(2500, |steps| program(common::host(), steps, None));
+}
+
+#[test]
+fn programs_in_spite_of_failures() {
+    run(600, |steps| program(common::model(), steps, Some(6)));
+    run(200, |steps| program(common::host(), steps, Some(6)));
 }
 
 #[derive(Clone, Debug)]
@@ -636,7 +655,7 @@ fn region_programs() {
     let steps = prop::collection::vec(region_step(), 1..30);
     let run = |cases, program: fn(&[RegionStep])| {
         TestRunner::new(Config {
-            cases,
+            cases: common::cases(cases),
             failure_persistence: None,
             ..Config::default()
         })

@@ -158,7 +158,7 @@ on_both! {
 #[test]
 fn out_of_memory_in_the_middle_changes_nothing() {
     let rig = common::rig(cuvmm::driver::model::ModelDriver::new(
-        cuvmm::driver::model::ModelOptions::default().capacity(10 * G),
+        common::model_options().capacity(10 * G),
     ));
     let mut region = Region::reserve(&rig.device, GIB).unwrap();
     region.commit(0..2 * G).unwrap();

@@ -9,6 +9,7 @@ use super::policy::Policy;
 use super::settings::Settings;
 use super::workload::{self, Workload};
 use crate::drivers::Choice;
+use crate::size::size;
 use crate::usage;
 
 /// Replay a request trace: several models share one GPU's memory.
@@ -164,14 +165,6 @@ fn model(text: &str) -> Result<(String, PathBuf), String> {
             Ok((name.to_owned(), file.into()))
         }
         _ => Err("a model is NAME=FILE".to_owned()),
-    }
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    match text.parse::<ByteSize>() {
-        Ok(ByteSize(0)) => Err("a size is at least one byte".to_owned()),
-        Ok(ByteSize(bytes)) => Ok(bytes),
-        Err(_) => Err("a size is a number of bytes, or like 512MiB or 8GiB".to_owned()),
     }
 }
 

@@ -30,9 +30,9 @@ pub struct HostMemory {
 }
 
 impl HostMemory {
-    pub(super) fn new(granularity: u64) -> Self {
+    pub(super) fn new(granularity: u64, gap: u64) -> Self {
         Self {
-            addresses: Addresses::new(granularity),
+            addresses: Addresses::new(gap),
             files: Files::new(granularity),
             pages: BTreeMap::new(),
             buffer: Vec::new(),

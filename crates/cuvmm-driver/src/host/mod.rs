@@ -11,7 +11,8 @@
 //! - **Addresses**: the 47 bits that the system gives a process on x86-64. A reservation of 2^46
 //!   bytes succeeds while the upper half is free enough, and all in all a little under 2^47.
 //!   Reservations lie in larger ranges that are taken from the system, so their number is bounded
-//!   by the addresses alone. Before each and behind the last of a range is a granule of nothing.
+//!   by the addresses alone. Before each and behind the last of a range is a granule of nothing,
+//!   save in the hostile manner.
 //! - **Mappings**: each takes one of the system's memory areas (`vm.max_map_count`, 65,530 by
 //!   default), and each hole beside one takes another. About 63,000 fit side by side, half as
 //!   many with holes between. What goes beyond is `OUT_OF_MEMORY` at `map`, with nothing changed;
@@ -52,7 +53,7 @@ impl Machine<HostMemory> {
     #[must_use]
     pub fn new(options: HostOptions) -> Self {
         let rules = options.into_rules();
-        let memory = HostMemory::new(rules.granularity);
+        let memory = HostMemory::new(rules.granularity, rules.gap());
         Self::build(rules, memory)
     }
 }

@@ -4,7 +4,7 @@ use cuvmm_sys::CudaVersion;
 
 use super::system;
 use crate::DeviceAttribute;
-use crate::model::{Costs, Manner, Rules, shared_options};
+use crate::model::{Costs, Manner, Rules, Spite, shared_options};
 
 /// How a [`HostDriver`](super::HostDriver) is set up. The default is one device called "host
 /// memory" with half of the memory that the system has available.

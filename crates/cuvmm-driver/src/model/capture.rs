@@ -62,13 +62,14 @@ impl<B: Backing> State<B> {
         self.context(device)?;
         known(mode)?;
         let origin = self.stream(device, stream)?;
-        require(origin.handle != 0, UNSUPPORTED)?;
-        let id = self.new_handle();
+        require(!origin.is_legacy(), UNSUPPORTED)?;
+        let id = self.captures_begun + 1;
         let Some(stream) = self.streams.get_mut(origin) else {
             return Err(ILLEGAL_STATE);
         };
         require(stream.capture.is_none(), ILLEGAL_STATE)?;
         stream.capture = Some(id);
+        self.captures_begun = id;
         let thread = thread::current().id();
         self.captures.insert(
             id,
@@ -105,7 +106,7 @@ impl<B: Backing> State<B> {
             return Err(ILLEGAL_STATE);
         };
         require(!capture.broken, INVALIDATED)?;
-        let graph = self.new_handle();
+        let graph = self.handles.take();
         self.graphs.insert(graph, capture.nodes);
         Ok(GraphHandle(graph))
     }
@@ -158,7 +159,7 @@ impl<B: Backing> State<B> {
             }
             return Ok(true);
         }
-        if key.handle == 0 {
+        if key.is_legacy() {
             let blocking = self.streams.capturing(key.device, true);
             if self.break_captures(|id, _| blocking.contains(&id)) {
                 return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);

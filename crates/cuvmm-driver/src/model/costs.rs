@@ -1,5 +1,9 @@
 //! What each call costs on the virtual clock.
 
+mod text;
+
+pub use text::ParseCostsError;
+
 use crate::Call;
 
 const MIB: f64 = 1048576.0;
@@ -49,6 +53,9 @@ impl Curve {
 ///
 /// The costs by size are of one mapping each: the driver charges per mapping, so a call over many
 /// mappings costs their sum.
+///
+/// Written and parsed as text, a line for each cost: `launch 2.8`, or by size as
+/// MiB:microseconds, `map 2:0.9 1024:0.7`. What a text leaves out keeps its default.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Costs {

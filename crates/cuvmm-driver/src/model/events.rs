@@ -25,7 +25,7 @@ impl<B: Backing> State<B> {
         self.context(device)?;
         let known = EventFlags::BLOCKING_SYNC.bits() | EventFlags::DISABLE_TIMING.bits();
         require(flags.bits() & !known == 0, INVALID_VALUE)?;
-        let handle = self.new_handle();
+        let handle = self.handles.take();
         let event = Event {
             device: device.0,
             covers: Vec::new(),
@@ -40,6 +40,7 @@ impl<B: Backing> State<B> {
         self.device(device)?;
         self.event(device, event)?;
         self.events.remove(&event.0);
+        self.handles.give_back(event.0);
         self.context(device).map(drop)
     }
 

@@ -14,7 +14,7 @@ impl<B: Backing> State<B> {
     ) -> Answer<GraphExecHandle> {
         self.context(device)?;
         let nodes = self.graphs.get(&graph.0).ok_or(INVALID_VALUE)?.clone();
-        let handle = self.new_handle();
+        let handle = self.handles.take();
         self.graph_execs.insert(handle, (device.0, nodes));
         Ok(GraphExecHandle(handle))
     }
@@ -38,12 +38,14 @@ impl<B: Backing> State<B> {
     pub(crate) fn graph_destroy(&mut self, device: Ordinal, graph: GraphHandle) -> Answer {
         self.device(device)?;
         self.graphs.remove(&graph.0).ok_or(INVALID_VALUE)?;
+        self.handles.give_back(graph.0);
         self.context(device).map(drop)
     }
 
     pub(crate) fn graph_exec_destroy(&mut self, device: Ordinal, graph: GraphExecHandle) -> Answer {
         self.device(device)?;
         self.graph_execs.remove(&graph.0).ok_or(INVALID_VALUE)?;
+        self.handles.give_back(graph.0);
         self.context(device).map(drop)
     }
 }

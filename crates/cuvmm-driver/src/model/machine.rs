@@ -12,6 +12,7 @@ use super::backing::Backing;
 use super::copies::Use;
 use super::options::Rules;
 use super::picture::{Live, Snapshot};
+use super::spite::{Spite, Spiting};
 use super::state::State;
 use super::streams::Mark;
 use super::work::Work;
@@ -68,7 +69,11 @@ impl<B: Backing> Machine<B> {
         self.with(|state| {
             let cost = state.rules.costs.of_call(call);
             state.clock.spend(cost);
-            question(state)
+            if let Some(code) = state.spited(call) {
+                return Err(code);
+            }
+            let answer = question(state);
+            answer.map_err(|code| state.refusal(call, code))
         })
         .map_err(|code| DriverError::new(call, code))
     }
@@ -87,7 +92,8 @@ impl<B: Backing> Machine<B> {
         loop {
             state.context(device).map_err(named)?;
             if state.streams.are_done(&marks) {
-                return after(&mut state).map_err(named);
+                let answer = after(&mut state);
+                return answer.map_err(|code| named(state.refusal(call, code)));
             }
             state = self
                 .progress
@@ -204,6 +210,17 @@ impl<B: Backing> Machine<B> {
     /// it never runs.
     pub fn lose_context(&self, device: Ordinal, code: CUresult) {
         self.with(|state| state.lose(device.0, code));
+    }
+
+    /// From now on calls fail out of the blue as often as this says; none do without.
+    pub fn set_spite(&self, spite: Option<Spite>) {
+        self.lock().spiting = spite.map(Spiting::from);
+    }
+
+    /// How many calls have failed out of the blue.
+    #[must_use]
+    pub fn spited(&self) -> u64 {
+        self.lock().spited
     }
 
     /// The virtual time: what all calls so far would have cost.

@@ -17,6 +17,24 @@
 //! - Imported memory of another process is charged to nobody here, nor are managed pages.
 //! - An allocation on a capturing stream is `NOT_SUPPORTED`; pools keep nothing.
 //!
+//! # The hostile manner
+//! [`Manner::Hostile`] is a driver that keeps to the documentation and to nothing else. It refuses
+//! what [`Manner::Strict`] refuses, and
+//! - **hints are ignored**: a reservation goes where the last freed one that is large enough lay,
+//!   so that a late user meets the new owner; else as low as it fits, directly beside another;
+//! - **handle values are used again at once**, the last gone first, for things of any kind: a
+//!   handle kept too long names something else;
+//! - **a refusal carries any code** that is [`documented`] for the call, chosen by
+//!   [`ModelOptions::seed`].
+//!
+//! Codes that a program may act on are neither replaced nor put in the place of others: lack of
+//! memory (`OUT_OF_MEMORY`), the codes of a lost context, a driver that has gone
+//! (`DEINITIALIZED`), what has to do with captures (`STREAM_CAPTURE_*`, `CAPTURED_EVENT`), and
+//! `NOT_SUPPORTED` by `cuCtxRecordEvent`. "Not ready" is no error here, and a missing symbol no
+//! code.
+//!
+//! [`Spite`] adds calls that fail out of the blue, in this manner or another.
+//!
 //! # What is not measured
 //! From the documentation, or guessed where that is silent:
 //! - Granting access to a device that cannot reach the memory is `PEER_ACCESS_UNSUPPORTED`.
@@ -34,13 +52,16 @@ mod answer;
 mod answers;
 mod backing;
 mod capture;
+mod chance;
 mod clock;
 mod copies;
 mod costs;
 mod device;
+mod documented;
 mod events;
 mod exports;
 mod graphs;
+mod handles;
 mod machine;
 mod managed;
 mod mappings;
@@ -50,18 +71,22 @@ mod pages;
 mod physicals;
 mod picture;
 mod pointers;
+mod refusals;
 mod reservations;
 mod space;
+mod spite;
 mod state;
 mod streams;
 mod work;
 
 pub use backing::{Backing, Change, MemoryKey, Part, Place, Reach};
-pub use costs::{Costs, Curve};
+pub use costs::{Costs, Curve, ParseCostsError};
+pub use documented::documented;
 pub use machine::Machine;
 pub use nothing::Nothing;
 pub use options::{Manner, ModelOptions};
 pub use picture::{Live, MappedAt, PhysicalSeen, Snapshot};
+pub use spite::Spite;
 
 pub(crate) use answer::{Answer, OUT_OF_MEMORY};
 pub(crate) use options::{Rules, shared_options};
@@ -75,7 +100,7 @@ impl Machine<Nothing> {
     /// A driver with the devices that the options describe.
     #[must_use]
     pub fn new(options: ModelOptions) -> Self {
-        let nothing = Nothing::new(options.rules.address_end, options.rules.granularity);
+        let nothing = Nothing::new(options.rules.address_end, options.rules.gap());
         Self::build(options.rules, nothing)
     }
 }

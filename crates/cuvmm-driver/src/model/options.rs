@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cuvmm_sys::CudaVersion;
 
-use super::Costs;
+use super::{Costs, Spite};
 use crate::DeviceAttribute;
 
-/// How much the machine lets through.
+/// What the machine lets through, and how it answers where the documentation leaves it a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Manner {
@@ -19,6 +19,9 @@ pub enum Manner {
     /// handle types, the granularity of a device that is not there. `INVALID_VALUE` each, save
     /// the last, which is `INVALID_DEVICE`.
     Strict,
+    /// What is forbidden is refused as in [`Strict`](Self::Strict), and all that is left open is
+    /// chosen to the disadvantage of who builds on it: see [the module](super#the-hostile-manner).
+    Hostile,
 }
 
 /// What the rules are told at the start; both option types build one.
@@ -34,6 +37,8 @@ pub(crate) struct Rules {
     pub(crate) numa_nodes: i32,
     pub(crate) fabric: bool,
     pub(crate) manner: Manner,
+    pub(crate) seed: u64,
+    pub(crate) spite: Option<Spite>,
     pub(crate) version: CudaVersion,
     pub(crate) unreachable: BTreeSet<(i32, i32)>,
     pub(crate) attributes: BTreeMap<i32, i32>,
@@ -53,10 +58,23 @@ impl Default for Rules {
             numa_nodes: 1,
             fabric: false,
             manner: Manner::AsMeasured,
+            seed: 0,
+            spite: None,
             version: CudaVersion::new(13, 0),
             unreachable: BTreeSet::new(),
             attributes: BTreeMap::new(),
             costs: Costs::default(),
+        }
+    }
+}
+
+impl Rules {
+    /// How much is left free before each reservation, so that what runs out of one does not run
+    /// into the next. Nothing where that is to happen.
+    pub(crate) fn gap(&self) -> u64 {
+        match self.manner {
+            Manner::Hostile => 0,
+            _ => self.granularity,
         }
     }
 }
@@ -126,10 +144,25 @@ macro_rules! shared_options {
                 self
             }
 
-            /// How much is let through.
+            /// What is let through, and how it is answered; default as measured.
             #[must_use]
             pub fn manner(mut self, manner: Manner) -> Self {
                 self.rules.manner = manner;
+                self
+            }
+
+            /// What the hostile manner chooses the codes of refusals by; default 0.
+            #[must_use]
+            pub fn seed(mut self, seed: u64) -> Self {
+                self.rules.seed = seed;
+                self
+            }
+
+            /// Calls fail out of the blue as often as this says, in any manner; by default none
+            /// do. [`Machine::set_spite`](crate::model::Machine::set_spite) changes it later.
+            #[must_use]
+            pub fn spite(mut self, spite: Spite) -> Self {
+                self.rules.spite = Some(spite);
                 self
             }
 

@@ -155,7 +155,7 @@ impl<B: Backing> State<B> {
         props: PhysicalProps,
         imported: bool,
     ) -> PhysicalHandle {
-        let handle = self.new_handle();
+        let handle = self.handles.take();
         let physical = Physical {
             size,
             props,
@@ -234,6 +234,7 @@ impl<B: Backing> State<B> {
         }
         let key = physical.memory;
         self.physicals.by_handle.remove(&handle);
+        self.handles.give_back(handle);
         let Some(memory) = self.physicals.memories.get_mut(&key) else {
             return;
         };

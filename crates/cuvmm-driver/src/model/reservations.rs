@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::answer::{Answer, INVALID_VALUE, require};
 use super::backing::{Backing, Part};
+use super::options::Manner;
 use super::state::State;
 use crate::DeviceAddress;
 
@@ -14,7 +15,8 @@ const REMEMBERED: usize = 64;
 pub(crate) struct Reservations {
     /// Start to size.
     pub(crate) ranges: BTreeMap<u64, u64>,
-    /// What is left of ranges freed lately, start and end: where the driver follows a hint.
+    /// What is left of ranges freed lately, start and end: where the driver follows a hint, and
+    /// where the hostile manner puts what is reserved next.
     freed: VecDeque<(u64, u64)>,
 }
 
@@ -54,10 +56,21 @@ impl Reservations {
             .position(|&(from, to)| from == hint && end <= to)
     }
 
-    /// Takes the start of a freed range, which then begins behind it.
-    fn use_up(&mut self, index: usize, size: u64) {
+    /// The freed ranges that have room, the last freed first, and where in them it is.
+    fn with_room(&self, size: u64, alignment: u64) -> Vec<(usize, u64)> {
+        let places = self.freed.iter().enumerate().rev();
+        places
+            .filter_map(|(index, &(from, to))| {
+                let start = from.checked_next_multiple_of(alignment)?;
+                (start.checked_add(size)? <= to).then_some((index, start))
+            })
+            .collect()
+    }
+
+    /// Takes the beginning of a freed range, which then begins here.
+    fn use_up(&mut self, index: usize, end: u64) {
         if let Some((from, to)) = self.freed.get_mut(index) {
-            *from += size;
+            *from = end;
             if *from >= *to {
                 self.freed.remove(index);
             }
@@ -88,22 +101,38 @@ impl<B: Backing> State<B> {
         require(alignment == 0 || alignment.is_power_of_two(), INVALID_VALUE)?;
         require(self.aligned(hint.0), INVALID_VALUE)?;
         let alignment = alignment.max(self.rules.granularity);
-        let followed = match hint.is_null() || !hint.0.is_multiple_of(alignment) {
-            true => None,
-            false => self.reservations.followed(hint.0, size),
+        let chosen = match self.rules.manner {
+            Manner::Hostile => self.reserve_freed(size, alignment),
+            _ => self.reserve_hinted(size, alignment, hint),
         };
-        let at_hint = followed.and_then(|index| {
-            let address = self.backing.reserve(size, alignment, Some(hint.0)).ok()?;
-            self.reservations.use_up(index, size);
-            Some(address)
-        });
-        let address = match at_hint {
+        let address = match chosen {
             Some(address) => address,
             None => self.backing.reserve(size, alignment, None)?,
         };
         self.reservations.ranges.insert(address, size);
         self.clock.spend(self.rules.costs.reserve.at(size));
         Ok(DeviceAddress(address))
+    }
+
+    fn reserve_hinted(&mut self, size: u64, alignment: u64, hint: DeviceAddress) -> Option<u64> {
+        if hint.is_null() || !hint.0.is_multiple_of(alignment) {
+            return None;
+        }
+        let index = self.reservations.followed(hint.0, size)?;
+        let address = self.backing.reserve(size, alignment, Some(hint.0)).ok()?;
+        self.reservations.use_up(index, address + size);
+        Some(address)
+    }
+
+    /// What was freed last is reserved again, so that whoever still uses it meets another owner.
+    fn reserve_freed(&mut self, size: u64, alignment: u64) -> Option<u64> {
+        let places = self.reservations.with_room(size, alignment);
+        let (index, address) = places.into_iter().find_map(|(index, start)| {
+            let address = self.backing.reserve(size, alignment, Some(start)).ok()?;
+            Some((index, address))
+        })?;
+        self.reservations.use_up(index, address + size);
+        Some(address)
     }
 
     pub(crate) fn free_reservation(&mut self, address: DeviceAddress, size: u64) -> Answer {

@@ -7,13 +7,16 @@ use super::allocations::Allocations;
 use super::answer::{Answer, INVALID_DEVICE, require};
 use super::backing::Backing;
 use super::capture::Capture;
+use super::chance::Chance;
 use super::clock::Clock;
 use super::device::Device;
 use super::events::Event;
+use super::handles::Handles;
 use super::mappings::Mappings;
 use super::options::{Manner, Rules};
 use super::physicals::Physicals;
 use super::reservations::Reservations;
+use super::spite::Spiting;
 use super::streams::Streams;
 use super::work::Work;
 use crate::{CUresult, CaptureMode, Ordinal};
@@ -30,10 +33,17 @@ pub(crate) struct State<B> {
     pub(crate) streams: Streams,
     pub(crate) events: BTreeMap<u64, Event>,
     pub(crate) captures: BTreeMap<u64, Capture>,
+    /// Captures begun so far: what the last one is known by.
+    pub(crate) captures_begun: u64,
     pub(crate) capture_modes: HashMap<ThreadId, CaptureMode>,
     pub(crate) graphs: BTreeMap<u64, Vec<Work>>,
     pub(crate) graph_execs: BTreeMap<u64, (i32, Vec<Work>)>,
-    pub(crate) next_handle: u64,
+    pub(crate) handles: Handles,
+    /// What the hostile manner chooses by.
+    pub(crate) chance: Chance,
+    pub(crate) spiting: Option<Spiting>,
+    /// Calls that failed out of the blue.
+    pub(crate) spited: u64,
     /// Work was done or given up since waiting threads were last woken.
     pub(crate) progress: bool,
     pub(crate) backing: B,
@@ -44,6 +54,10 @@ impl<B: Backing> State<B> {
         let devices = (0..rules.devices).map(|_| Device::default()).collect();
         Self {
             streams: Streams::new(rules.devices),
+            handles: Handles::new(rules.manner == Manner::Hostile),
+            chance: Chance::new(rules.seed),
+            spiting: rules.spite.map(Spiting::from),
+            spited: 0,
             rules,
             clock: Clock::default(),
             devices,
@@ -53,23 +67,18 @@ impl<B: Backing> State<B> {
             allocations: Allocations::default(),
             events: BTreeMap::new(),
             captures: BTreeMap::new(),
+            captures_begun: 0,
             capture_modes: HashMap::new(),
             graphs: BTreeMap::new(),
             graph_execs: BTreeMap::new(),
-            next_handle: 0x1000,
             progress: false,
             backing,
         }
     }
 
-    /// A handle value that was never used before, shaped like a pointer.
-    pub(crate) fn new_handle(&mut self) -> u64 {
-        self.next_handle += 0x10;
-        self.next_handle
-    }
-
+    /// Whether all is refused that the header forbids.
     pub(crate) fn strict(&self) -> bool {
-        self.rules.manner == Manner::Strict
+        self.rules.manner != Manner::AsMeasured
     }
 
     /// Whether this is a multiple of the granularity.

@@ -11,11 +11,23 @@ use super::state::State;
 use super::work::Work;
 use crate::{EventHandle, Ordinal, StreamFlags, StreamHandle};
 
-/// One stream of one device. Handle 0 is the legacy default stream of each device.
+/// One stream of one device. A stream's number is not its handle: a handle may name another
+/// stream later, while a number is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct StreamKey {
     pub(crate) device: i32,
-    pub(crate) handle: u64,
+    number: u64,
+}
+
+impl StreamKey {
+    /// The legacy default stream of a device.
+    fn legacy(device: i32) -> Self {
+        Self { device, number: 0 }
+    }
+
+    pub(crate) fn is_legacy(self) -> bool {
+        self.number == 0
+    }
 }
 
 /// A point in a stream's work: all of it up to and with this number.
@@ -49,16 +61,20 @@ pub(crate) struct Stream {
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
     by_key: BTreeMap<StreamKey, Stream>,
+    /// What the handles of streams name, until the streams are destroyed.
+    named: BTreeMap<u64, StreamKey>,
+    /// Streams made so far: the number of the last one.
+    made: u64,
     /// Streams with queued work.
     backlog: BTreeSet<StreamKey>,
 }
 
 impl Streams {
     pub(crate) fn new(devices: i32) -> Self {
-        let legacy = |device| (StreamKey { device, handle: 0 }, Stream::default());
+        let legacy = |device| (StreamKey::legacy(device), Stream::default());
         Self {
             by_key: (0..devices).map(legacy).collect(),
-            backlog: BTreeSet::new(),
+            ..Self::default()
         }
     }
 
@@ -72,10 +88,11 @@ impl Streams {
 
     /// The streams of a device, those that are ending too.
     fn of_device(&self, device: i32) -> impl Iterator<Item = (StreamKey, &Stream)> {
-        let all = StreamKey { device, handle: 0 }..=StreamKey {
+        let last = StreamKey {
             device,
-            handle: u64::MAX,
+            number: u64::MAX,
         };
+        let all = StreamKey::legacy(device)..=last;
         self.by_key.range(all).map(|(&key, stream)| (key, stream))
     }
 
@@ -103,7 +120,7 @@ impl Streams {
 
     /// What a stream's next work waits for by the legacy default stream's implicit ordering.
     fn implicit(&self, key: StreamKey) -> Vec<Mark> {
-        let legacy = StreamKey { handle: 0, ..key };
+        let legacy = StreamKey::legacy(key.device);
         let mut marks = match self.by_key.get(&key) {
             Some(stream) if stream.non_blocking => return Vec::new(),
             _ if key == legacy => self.unfinished(key.device, true),
@@ -129,7 +146,7 @@ impl Streams {
 
     /// All that waiting for a stream means: for the default stream, the blocking ones too.
     pub(crate) fn covered_by(&self, key: StreamKey) -> Vec<Mark> {
-        if key.handle == 0 {
+        if key.is_legacy() {
             self.unfinished(key.device, true)
         } else {
             self.unfinished_of(key)
@@ -158,7 +175,7 @@ impl Streams {
     pub(crate) fn live(&self) -> usize {
         self.by_key
             .iter()
-            .filter(|(key, stream)| key.handle != 0 && !stream.ending)
+            .filter(|(key, stream)| !key.is_legacy() && !stream.ending)
             .count()
     }
 
@@ -225,13 +242,12 @@ impl<B: Backing> State<B> {
     /// A stream that was made on this device and not destroyed. 1 is the other name of the
     /// legacy default stream.
     pub(crate) fn stream(&self, device: Ordinal, stream: StreamHandle) -> Answer<StreamKey> {
-        let handle = if stream.0 == 1 { 0 } else { stream.0 };
-        let key = StreamKey {
-            device: device.0,
-            handle,
+        let key = match stream.0 {
+            0 | 1 => StreamKey::legacy(device.0),
+            handle => *self.streams.named.get(&handle).ok_or(INVALID_HANDLE)?,
         };
-        let known = self.streams.get(key).is_some_and(|stream| !stream.ending);
-        require(known, INVALID_HANDLE)?;
+        let here = key.device == device.0 && self.streams.get(key).is_some();
+        require(here, INVALID_HANDLE)?;
         Ok(key)
     }
 
@@ -242,19 +258,19 @@ impl<B: Backing> State<B> {
     ) -> Answer<StreamHandle> {
         let index = self.context(device)?;
         require(StreamFlags::NON_BLOCKING.contains(flags), INVALID_VALUE)?;
-        let handle = self.new_handle();
         let stream = Stream {
             non_blocking: flags.contains(StreamFlags::NON_BLOCKING),
             held: self.devices[index].hold_new,
             ..Stream::default()
         };
-        self.streams.by_key.insert(
-            StreamKey {
-                device: device.0,
-                handle,
-            },
-            stream,
-        );
+        self.streams.made += 1;
+        let key = StreamKey {
+            device: device.0,
+            number: self.streams.made,
+        };
+        let handle = self.handles.take();
+        self.streams.by_key.insert(key, stream);
+        self.streams.named.insert(handle, key);
         Ok(StreamHandle(handle))
     }
 
@@ -262,8 +278,10 @@ impl<B: Backing> State<B> {
     pub(crate) fn stream_destroy(&mut self, device: Ordinal, stream: StreamHandle) -> Answer {
         self.device(device)?;
         let key = self.stream(device, stream)?;
-        require(key.handle != 0, INVALID_HANDLE)?;
+        require(!key.is_legacy(), INVALID_HANDLE)?;
         self.leave_capture(key);
+        self.streams.named.remove(&stream.0);
+        self.handles.give_back(stream.0);
         if let Some(stream) = self.streams.by_key.get_mut(&key) {
             stream.ending = true;
             if stream.queue.is_empty() {

@@ -99,15 +99,13 @@ impl State {
         if busy || !registered || offset >= block.most {
             return None;
         }
-        // Half the step that the block would take alone, since there may be one and a half.
         let step = granule
-            .step(block.used / part.max(1) / 2, self.policy.largest_extent)
+            .step(block.used / part.max(1), self.policy.largest_extent)
             .max(granule.bytes())
             .min(granule.extent_within(block.most - offset, self.policy.largest_extent));
-        let most = step.max(granule.bytes());
-        block.pace.low = block.pace.look(block.used).clamp(most / 2, most);
+        block.pace.low = block.pace.look(block.used).clamp(step / 2, step);
         let margin = offset.saturating_sub(block.used);
-        if margin >= block.pace.low.max(1) || slot.stuck_at(offset, step) {
+        if margin >= block.pace.low || slot.stuck_at(offset, step) {
             return None;
         }
         let zeroed = slot.block.as_ref().is_some_and(|block| block.zeroed);

@@ -14,7 +14,7 @@ const CANDIDATES: usize = 8;
 
 /// A block that takes over idle memory strands at most this part of its size, or a granule: what
 /// lies behind it in the extent that its end falls into.
-const STRANDED_PART: u64 = 4;
+const STRANDED_PART: u64 = 8;
 
 impl State {
     pub(crate) fn allocate(

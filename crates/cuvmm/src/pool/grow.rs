@@ -36,7 +36,6 @@ impl State {
         let gone = AllocateError::Unregistered {
             tenant: String::new(),
         };
-        let now = self.now();
         let overdrawn = self.budget.is_overdrawn();
         let usable = self.check_usable(tenant);
         let Some(slot) = self.slot_mut(tenant, index) else {
@@ -54,7 +53,6 @@ impl State {
         }
         if used <= block.used {
             block.requested = size;
-            slot.touched = now;
             return Ok(());
         }
         usable?;
@@ -65,7 +63,6 @@ impl State {
             block.requested = size;
             block.used = used;
             slot.space.stain(from, used, tenant.0);
-            slot.touched = now;
             return Ok(());
         }
         self.permit_reuse(tenant, used.min(bytes).saturating_sub(from))?;

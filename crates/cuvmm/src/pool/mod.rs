@@ -129,7 +129,7 @@ impl<'a> PoolBuilder<'a> {
         self
     }
 
-    /// How much memory a block that outgrows what it has gets at once; a quarter of its size by
+    /// How much memory a block that outgrows what it has gets at once; an eighth of its size by
     /// default.
     pub const fn growth(mut self, growth: Growth) -> Self {
         self.policy.growth = growth;

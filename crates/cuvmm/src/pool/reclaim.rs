@@ -217,7 +217,8 @@ impl State {
         else {
             return Ok(());
         };
-        if !Self::poll(capturing, needs, &mut slot.fence)? {
+        // A block that grew into its margin may be listed still.
+        if !slot.has_spare() || !Self::poll(capturing, needs, &mut slot.fence)? {
             return Ok(());
         }
         for extent in slot.spare() {

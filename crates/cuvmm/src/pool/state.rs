@@ -52,14 +52,15 @@ pub enum Growth {
     /// What it asks for and no more: an extent a granule for a block that grows by granules.
     Exact,
     /// Up to one nth of its size, rounded down to a power of two, if that is more than it asks
-    /// for: 4 by default. What is ahead of its use is margin: charged to the tenant, counted
-    /// apart, never taken from others, and given up before anybody is refused.
+    /// for: 8 by default. With a mapper up to twice that lies ahead. What is ahead of its use is
+    /// margin: charged to the tenant, counted apart, never taken from others, and given up before
+    /// anybody is refused.
     Part(u64),
 }
 
 impl Default for Growth {
     fn default() -> Self {
-        Self::Part(4)
+        Self::Part(8)
     }
 }
 

@@ -131,12 +131,13 @@ impl State {
     }
 
     pub(crate) fn end_lease(&mut self, place: &Place) {
-        let now = self.tick();
         let Some(mut slot) = self.take_slot(place.tenant, place.slot) else {
             return;
         };
         slot.leases = slot.leases.saturating_sub(1);
-        slot.touched = now;
+        if slot.block.is_none() {
+            slot.touched = self.tick();
+        }
         self.put_slot(place.tenant, place.slot, slot);
         self.collect_if_draining(place.tenant);
     }

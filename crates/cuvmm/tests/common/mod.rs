@@ -1,6 +1,14 @@
 //! A device to test on: a machine whose streams can be held back, behind a driver that fails when
 //! told to.
-#![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used)]
+#![allow(
+    dead_code,
+    missing_docs,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::panic
+)]
+
+mod manner;
 
 use std::sync::Arc;
 
@@ -9,6 +17,8 @@ use cuvmm::driver::host::{HostDriver, HostOptions};
 use cuvmm::driver::model::{Backing, Machine, ModelDriver, ModelOptions};
 use cuvmm::driver::{Driver, Ordinal};
 use cuvmm::{Device, Limit, Pool};
+
+pub use manner::manner;
 
 pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
@@ -49,12 +59,18 @@ where
     }
 }
 
+pub fn model_options() -> ModelOptions {
+    ModelOptions::new().manner(manner())
+}
+
 pub fn model() -> Rig<cuvmm::driver::model::Nothing> {
-    rig(ModelDriver::new(ModelOptions::default().capacity(64 * GIB)))
+    rig(ModelDriver::new(model_options().capacity(64 * GIB)))
 }
 
 pub fn host() -> Rig<cuvmm::driver::host::HostMemory> {
-    rig(HostDriver::new(HostOptions::new().capacity(GIB)))
+    rig(HostDriver::new(
+        HostOptions::new().manner(manner()).capacity(GIB),
+    ))
 }
 
 /// A pool of so many granules on the rig's device.
@@ -64,6 +80,13 @@ where
 {
     let limit = Limit::Bytes(granules * G);
     Pool::builder(&rig.device).limit(limit).build().unwrap()
+}
+
+/// How many random programs a test runs: as many as usual, or at most `PROPTEST_CASES`.
+pub fn cases(usual: u32) -> u32 {
+    let told = std::env::var("PROPTEST_CASES").ok();
+    let most = told.and_then(|text| text.parse().ok());
+    most.map_or(usual, |most| usual.min(most))
 }
 
 /// Runs a test on the model and on the host.

@@ -13,11 +13,15 @@ use cuvmm::Stream;
 use cuvmm::driver::host::{HostDriver, HostOptions};
 use cuvmm::driver::{DeviceAddress, Driver as _, MemoryInfo};
 
+use super::manner::manner;
 use super::{D0, Gate, Work};
 
 /// Granules are small, so that the scenarios of a GPU fit a machine that builds.
 pub(super) fn options() -> HostOptions {
-    HostOptions::new().granularity(64 << 10).capacity(256 << 20)
+    HostOptions::new()
+        .manner(manner())
+        .granularity(64 << 10)
+        .capacity(256 << 20)
 }
 
 /// Streams that are held back, and until when.

@@ -19,6 +19,8 @@
 
 mod cuda;
 mod host;
+#[path = "../common/manner.rs"]
+mod manner;
 
 use std::io::Write as _;
 use std::sync::atomic::{AtomicU32, Ordering};

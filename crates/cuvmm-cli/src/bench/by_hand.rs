@@ -1,0 +1,315 @@
+//! What a program would do without the library: the driver's own calls, in the fewest that do it.
+//!
+//! `unsafe` here: the calls of the trait `Driver` that take addresses and handles. Each owner
+//! below hands the driver only what the driver gave it, once, and nothing is launched on memory by
+//! hand but fills that are waited for.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use cuvmm::Stream;
+use cuvmm::driver::model::Snapshot;
+use cuvmm::driver::{
+    AccessDesc, AccessFlags, DeviceAddress, Driver, Location, Ordinal, PhysicalHandle,
+    PhysicalProps, Result,
+};
+
+/// A hand on a device's driver.
+#[derive(Clone, Debug)]
+pub(super) struct Hand {
+    driver: Arc<dyn Driver>,
+    device: Ordinal,
+}
+
+impl Hand {
+    pub(super) fn new(driver: Arc<dyn Driver>, device: Ordinal) -> Self {
+        Self { driver, device }
+    }
+
+    pub(super) fn driver(&self) -> &dyn Driver {
+        &*self.driver
+    }
+
+    pub(super) const fn device(&self) -> Ordinal {
+        self.device
+    }
+
+    /// One physical allocation, not mapped.
+    pub(super) fn create(&self, size: u64) -> Result<Bare<'_>> {
+        let props = PhysicalProps::device(self.device);
+        let handle = self.driver.create(size, &props, 0)?;
+        Ok(Bare {
+            hand: self,
+            handle,
+            size,
+        })
+    }
+
+    /// Addresses with nothing in them, and room to note so many extents.
+    pub(super) fn reserve(&self, size: u64, extents: usize) -> Result<Range<'_>> {
+        Ok(Range {
+            hand: self,
+            address: self.driver.reserve(size, 0, DeviceAddress::NULL, 0)?,
+            size,
+            held: Vec::with_capacity(extents),
+            mapped: 0,
+        })
+    }
+
+    /// Memory of these extents side by side: reserve, create and map each, one set_access.
+    pub(super) fn commit(&self, extents: &[u64]) -> Result<Range<'_>> {
+        let mut range = self.reserve(extents.iter().sum(), extents.len())?;
+        for &size in extents {
+            range.held.push(self.create(size)?);
+        }
+        range.map()?;
+        Ok(range)
+    }
+
+    /// `cuMemAlloc`.
+    pub(super) fn plain(&self, size: u64) -> Result<Plain<'_>> {
+        let address = self.driver.alloc(self.device, size)?;
+        Ok(Plain {
+            hand: self,
+            address,
+        })
+    }
+
+    /// `cuMemAllocAsync` and `cuMemFreeAsync`, so many times.
+    pub(super) fn pooled(&self, stream: &Stream, size: u64, times: usize) -> Result<()> {
+        let stream = stream.as_raw();
+        for _ in 0..times {
+            // SAFETY: the stream is borrowed, so it lives; the memory was just had, and nobody
+            // uses it.
+            unsafe {
+                let address = self.driver.alloc_async(self.device, size, stream)?;
+                self.driver.free_async(self.device, address, stream)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn access(&self) -> [AccessDesc; 1] {
+        [AccessDesc {
+            location: Location::device(self.device),
+            flags: AccessFlags::READ_WRITE,
+        }]
+    }
+}
+
+/// One physical allocation. Released when dropped.
+#[derive(Debug)]
+pub(super) struct Bare<'a> {
+    hand: &'a Hand,
+    handle: PhysicalHandle,
+    size: u64,
+}
+
+impl Bare<'_> {
+    /// # Errors
+    /// When the driver refuses; the memory is lost to the process then.
+    pub(super) fn release(self) -> Result<()> {
+        let bare = std::mem::ManuallyDrop::new(self);
+        // SAFETY: the handle is ours and is not given back again.
+        unsafe { bare.hand.driver.release(bare.handle) }
+    }
+}
+
+impl Drop for Bare<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the handle is ours. What cannot be released stays with the driver.
+        let _ = unsafe { self.hand.driver.release(self.handle) };
+    }
+}
+
+/// Addresses, and physicals that lie in them side by side from the start. Given back when dropped.
+#[derive(Debug)]
+pub(super) struct Range<'a> {
+    hand: &'a Hand,
+    address: DeviceAddress,
+    size: u64,
+    held: Vec<Bare<'a>>,
+    /// Bytes from the start that are mapped.
+    mapped: u64,
+}
+
+impl<'a> Range<'a> {
+    /// Maps all that is held behind what is mapped, with one set_access.
+    pub(super) fn map(&mut self) -> Result<()> {
+        let driver = &self.hand.driver;
+        let from = self.mapped;
+        let mut at = 0;
+        for bare in &self.held {
+            if at >= from {
+                let place = DeviceAddress(self.address.0 + at);
+                // SAFETY: the handle lives; the place is ours and empty.
+                unsafe { driver.map(place, bare.size, 0, bare.handle, 0)? };
+                self.mapped = at + bare.size;
+            }
+            at += bare.size;
+        }
+        self.open(from, self.mapped - from)
+    }
+
+    fn open(&self, from: u64, size: u64) -> Result<()> {
+        let place = DeviceAddress(self.address.0 + from);
+        // SAFETY: what lies there was just mapped, and nobody uses it yet.
+        unsafe {
+            self.hand
+                .driver
+                .set_access(place, size, &self.hand.access())
+        }
+    }
+
+    /// One more extent behind the others: create, map, set_access.
+    pub(super) fn append(&mut self, size: u64) -> Result<()> {
+        let bare = self.hand.create(size)?;
+        let place = DeviceAddress(self.address.0 + self.mapped);
+        // SAFETY: as in `map`.
+        unsafe { self.hand.driver.map(place, size, 0, bare.handle, 0)? };
+        self.held.push(bare);
+        self.open(self.mapped, size)?;
+        self.mapped += size;
+        Ok(())
+    }
+
+    /// Unmaps everything in one call; the physicals stay held.
+    pub(super) fn unmap(&mut self) -> Result<()> {
+        if self.mapped > 0 {
+            // SAFETY: nothing is launched on memory by hand that is not waited for.
+            unsafe { self.hand.driver.unmap(self.address, self.mapped)? };
+            self.mapped = 0;
+        }
+        Ok(())
+    }
+
+    /// Moves everything to another range: one unmap, a map for each extent, one set_access.
+    pub(super) fn move_into(&mut self, other: &mut Range<'a>) -> Result<()> {
+        self.unmap()?;
+        std::mem::swap(&mut self.held, &mut other.held);
+        other.map()
+    }
+
+    /// Trades what is held with another range; nothing is mapped in either.
+    pub(super) const fn swap_held(&mut self, other: &mut Range<'a>) {
+        std::mem::swap(&mut self.held, &mut other.held);
+    }
+
+    /// Fills everything with zeros and waits for it.
+    pub(super) fn zero(&self, stream: &Stream) -> Result<()> {
+        let hand = self.hand;
+        // SAFETY: the range is mapped, nobody else uses it, and the fill is waited for.
+        unsafe {
+            let stream = stream.as_raw();
+            hand.driver
+                .fill_async(hand.device, self.address, 0, self.mapped, stream)?;
+            hand.driver.stream_synchronize(hand.device, stream)
+        }
+    }
+
+    /// Releases what is held.
+    pub(super) fn release(&mut self) -> Result<()> {
+        self.held.drain(..).try_for_each(Bare::release)
+    }
+
+    /// Gives the addresses back, and with them all that is still mapped or held.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub(super) fn give_back(mut self) -> Result<()> {
+        self.unmap()?;
+        self.release()?;
+        self.free()
+    }
+
+    fn free(&mut self) -> Result<()> {
+        // SAFETY: nothing is mapped in it, and it is not given back again: the size says so.
+        let freed = unsafe { self.hand.driver.free_reservation(self.address, self.size) };
+        self.size = 0;
+        freed
+    }
+}
+
+impl Drop for Range<'_> {
+    fn drop(&mut self) {
+        if self.size > 0 && self.unmap().is_ok() && self.release().is_ok() {
+            // What cannot be given back stays with the driver.
+            let _ = self.free();
+        }
+    }
+}
+
+/// Memory of `cuMemAlloc`. Freed when dropped.
+#[derive(Debug)]
+pub(super) struct Plain<'a> {
+    hand: &'a Hand,
+    address: DeviceAddress,
+}
+
+impl Plain<'_> {
+    /// Queues a fill of the first bytes. The memory is freed by a call that waits for it.
+    pub(super) fn fill(&self, stream: &Stream, bytes: u64) -> Result<()> {
+        let Hand { driver, device } = self.hand;
+        // SAFETY: freeing, by hand or by dropping, waits for the device.
+        unsafe { driver.fill_async(*device, self.address, 0, bytes, stream.as_raw()) }
+    }
+
+    /// Copies the first bytes to the host and waits.
+    pub(super) fn read(&self, bytes: &mut [u8]) -> Result<()> {
+        // SAFETY: nobody writes there now.
+        unsafe {
+            self.hand
+                .driver
+                .copy_to_host(self.hand.device, bytes, self.address)
+        }
+    }
+
+    /// `cuMemFree`, which waits for the device.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub(super) fn free(self) -> Result<()> {
+        let plain = std::mem::ManuallyDrop::new(self);
+        // SAFETY: the memory is ours, is not freed again, and the call waits for its users.
+        unsafe { plain.hand.driver.free(plain.hand.device, plain.address) }
+    }
+}
+
+impl Drop for Plain<'_> {
+    fn drop(&mut self) {
+        // SAFETY: as in `free`. What cannot be freed stays with the driver.
+        let _ = unsafe { self.hand.driver.free(self.hand.device, self.address) };
+    }
+}
+
+/// Makes the mappings of a picture on a driver that has none, and leaves them there. Keeps no books
+/// of its own: what a model keeps for them is what is asked.
+///
+/// # Errors
+/// When the driver refuses.
+pub(super) fn repeat_mappings(
+    driver: &dyn Driver,
+    device: Ordinal,
+    picture: &Snapshot,
+) -> Result<()> {
+    let props = PhysicalProps::device(device);
+    let mut mappings = picture.mappings.iter().peekable();
+    for &(first, size) in &picture.reservations {
+        let address = driver.reserve(size, 0, DeviceAddress::NULL, 0)?;
+        let within = |at: DeviceAddress| at.offset_from(first).filter(|&offset| offset < size);
+        while let Some((mapping, offset)) = mappings
+            .peek()
+            .and_then(|mapping| Some((*mapping, within(mapping.address)?)))
+        {
+            let handle = driver.create(mapping.size, &props, 0)?;
+            let place = DeviceAddress(address.0 + offset);
+            // SAFETY: the handle was just had, and the place is empty, as it was in the picture.
+            unsafe {
+                driver.map(place, mapping.size, 0, handle, 0)?;
+                driver.set_access(place, mapping.size, &mapping.access)?;
+            }
+            mappings.next();
+        }
+    }
+    Ok(())
+}

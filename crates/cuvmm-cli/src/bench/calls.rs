@@ -1,0 +1,168 @@
+//! Driver calls one by one, so that each can be timed.
+//!
+//! `unsafe` here: the calls of the trait `Driver` that take addresses and handles. Each is given
+//! what the driver gave a moment ago; a call out of its turn answers an error of the driver's and
+//! harms nobody, since nothing is launched on the memory.
+#![allow(unsafe_code)]
+
+use cuvmm::Stream;
+use cuvmm::driver::{
+    AccessDesc, AccessFlags, DeviceAddress, Driver, EventFlags, EventHandle, Location, Ordinal,
+    PhysicalHandle, PhysicalProps, Result,
+};
+
+use super::by_hand::Hand;
+
+/// The life of one mapping, step by step. What is left of it goes when dropped.
+pub(super) struct Calls<'a> {
+    driver: &'a dyn Driver,
+    device: Ordinal,
+    size: u64,
+    address: Option<DeviceAddress>,
+    physical: Option<PhysicalHandle>,
+    mapped: bool,
+}
+
+impl<'a> Calls<'a> {
+    pub(super) fn new(hand: &'a Hand, size: u64) -> Self {
+        Self {
+            driver: hand.driver(),
+            device: hand.device(),
+            size,
+            address: None,
+            physical: None,
+            mapped: false,
+        }
+    }
+
+    pub(super) fn reserve(&mut self) -> Result<()> {
+        let address = self.driver.reserve(self.size, 0, DeviceAddress::NULL, 0)?;
+        self.address = Some(address);
+        Ok(())
+    }
+
+    pub(super) fn create(&mut self) -> Result<()> {
+        let props = PhysicalProps::device(self.device);
+        self.physical = Some(self.driver.create(self.size, &props, 0)?);
+        Ok(())
+    }
+
+    pub(super) fn map(&mut self) -> Result<()> {
+        if let (Some(address), Some(physical)) = (self.address, self.physical) {
+            // SAFETY: both are ours and live.
+            unsafe { self.driver.map(address, self.size, 0, physical, 0)? };
+            self.mapped = true;
+        }
+        Ok(())
+    }
+
+    pub(super) fn set_access(&mut self) -> Result<()> {
+        self.open(&[read_write(self.device)])
+    }
+
+    /// Access for another device too, in the same call.
+    pub(super) fn set_access_with(&mut self, peer: Ordinal) -> Result<()> {
+        self.open(&[read_write(self.device), read_write(peer)])
+    }
+
+    fn open(&self, access: &[AccessDesc]) -> Result<()> {
+        let Some(address) = self.address else {
+            return Ok(());
+        };
+        // SAFETY: nobody uses the range.
+        unsafe { self.driver.set_access(address, self.size, access) }
+    }
+
+    pub(super) fn unmap(&mut self) -> Result<()> {
+        let Some(address) = self.address.filter(|_| self.mapped) else {
+            return Ok(());
+        };
+        self.mapped = false;
+        // SAFETY: nobody uses the range.
+        unsafe { self.driver.unmap(address, self.size) }
+    }
+
+    pub(super) fn release(&mut self) -> Result<()> {
+        match self.physical.take() {
+            // SAFETY: it is ours, and is not given back again.
+            Some(physical) => unsafe { self.driver.release(physical) },
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn free_addresses(&mut self) -> Result<()> {
+        match self.address.take() {
+            // SAFETY: they are ours, and are not given back again.
+            Some(address) => unsafe { self.driver.free_reservation(address, self.size) },
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Calls<'_> {
+    fn drop(&mut self) {
+        // What cannot be given back stays with the driver.
+        let _ = self.unmap();
+        let _ = self.release();
+        let _ = self.free_addresses();
+    }
+}
+
+fn read_write(device: Ordinal) -> AccessDesc {
+    AccessDesc {
+        location: Location::device(device),
+        flags: AccessFlags::READ_WRITE,
+    }
+}
+
+/// A device that can reach this one's memory.
+pub(super) fn peer_of(hand: &Hand) -> Option<Ordinal> {
+    let (driver, device) = (hand.driver(), hand.device());
+    (0..driver.device_count().ok()?)
+        .map(Ordinal)
+        .find(|&peer| peer != device && driver.can_access_peer(peer, device).unwrap_or(false))
+}
+
+/// An event. Destroyed when dropped.
+pub(super) struct Event<'a> {
+    hand: &'a Hand,
+    handle: EventHandle,
+}
+
+impl<'a> Event<'a> {
+    pub(super) fn new(hand: &'a Hand) -> Result<Self> {
+        let flags = EventFlags::DISABLE_TIMING;
+        let handle = hand.driver().event_create(hand.device(), flags)?;
+        Ok(Self { hand, handle })
+    }
+
+    pub(super) fn record(&self, stream: &Stream) -> Result<()> {
+        let (driver, device) = (self.hand.driver(), self.hand.device());
+        // SAFETY: event and stream live.
+        unsafe { driver.event_record(device, self.handle, stream.as_raw()) }
+    }
+
+    pub(super) fn query(&self) -> Result<bool> {
+        // SAFETY: the event lives.
+        unsafe {
+            self.hand
+                .driver()
+                .event_query(self.hand.device(), self.handle)
+        }
+    }
+
+    /// Later work of the stream waits for the event.
+    pub(super) fn wait_on(&self, stream: &Stream) -> Result<()> {
+        let (driver, device) = (self.hand.driver(), self.hand.device());
+        // SAFETY: event and stream live.
+        unsafe { driver.stream_wait_event(device, stream.as_raw(), self.handle) }
+    }
+}
+
+impl Drop for Event<'_> {
+    fn drop(&mut self) {
+        let (driver, device) = (self.hand.driver(), self.hand.device());
+        // SAFETY: the event is ours. What cannot be destroyed stays with the driver.
+        let _ = unsafe { driver.event_destroy(device, self.handle) };
+    }
+}

@@ -1,0 +1,105 @@
+//! Our cold side: a pool that is trimmed to nothing, new addresses, a create for every extent.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure};
+use cuvmm::driver::Call;
+use cuvmm::{AllocateError, Block, Pool, Scrub, Stream, Tenant};
+
+use super::stage::Stage;
+
+/// How long the pool may take to give everything back.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A pool that has nothing between measurements.
+pub(super) struct Cold<'a> {
+    stage: &'a Stage,
+    pool: Pool,
+    stream: Stream,
+    tenants: Cell<u64>,
+}
+
+/// A block that was committed cold. Dropping it makes it idle; [`Cold::empty`] does the rest.
+pub(super) struct Taken {
+    /// Extents in order, in bytes.
+    pub(super) extents: Vec<u64>,
+    /// Driver calls that were made for it.
+    pub(super) calls: u64,
+    _block: Block,
+    /// With its tenant go the addresses, so that the next block has new ones.
+    _tenant: Tenant,
+}
+
+impl<'a> Cold<'a> {
+    /// # Errors
+    /// When the pool cannot be.
+    pub(super) fn new(stage: &'a Stage, limit: u64) -> anyhow::Result<Self> {
+        let pool = stage.pool(limit, Scrub::default())?;
+        let stream = Stream::new(&stage.device)?;
+        Ok(Self {
+            stage,
+            pool,
+            stream,
+            tenants: Cell::new(0),
+        })
+    }
+
+    /// Times the making of a block, and makes sure that all of its memory was new.
+    ///
+    /// # Errors
+    /// When it cannot be made, or was not cold.
+    pub(super) fn take(
+        &self,
+        make: impl FnOnce(&Tenant, &Stream) -> Result<Block, AllocateError>,
+    ) -> anyhow::Result<(f64, Taken)> {
+        let number = self.tenants.replace(self.tenants.get() + 1);
+        let tenant = self.pool.tenant(format!("cold {number}")).register()?;
+        let before = self.pool.calls();
+        let (took, block) = self.stage.watch.time(|| make(&tenant, &self.stream))?;
+        let calls = self.pool.calls().since(&before);
+        let extents: Vec<u64> = block.extents().iter().map(|extent| extent.size).collect();
+        let (created, reserved) = (
+            calls.count(Call::MemCreate),
+            calls.count(Call::MemAddressReserve),
+        );
+        ensure!(
+            extents.iter().sum::<u64>() >= block.size(),
+            "{} bytes lie in {extents:?}",
+            block.size()
+        );
+        ensure!(
+            created >= extents.len() as u64 && reserved > 0,
+            "this was not cold: {created} creates for {} extents, {reserved} reservations",
+            extents.len()
+        );
+        let taken = Taken {
+            extents,
+            calls: calls.total(),
+            _block: block,
+            _tenant: tenant,
+        };
+        Ok((took, taken))
+    }
+
+    /// Gives all memory back to the driver. No block is left.
+    ///
+    /// # Errors
+    /// When some of it does not go.
+    pub(super) fn empty(&self) -> anyhow::Result<()> {
+        self.stream.synchronize()?;
+        let begun = Instant::now();
+        loop {
+            self.pool.trim(0)?;
+            let stats = self.pool.stats();
+            let left = stats.committed + stats.free + stats.quarantined;
+            if left == 0 {
+                return Ok(());
+            }
+            if begun.elapsed() > PATIENCE {
+                bail!("{left} bytes of the pool were not given back");
+            }
+            std::thread::yield_now();
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! One line of the result: what was measured, beside what it is measured against.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::samples::Samples;
+
+/// A row. Times are in nanoseconds; where a row counts something else, `unit` says what, and the
+/// keys keep their names.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Row {
+    pub(super) name: String,
+    pub(super) unit: &'static str,
+    /// How often ours was measured.
+    pub(super) n: usize,
+    pub(super) p50_ns: f64,
+    pub(super) p99_ns: f64,
+    pub(super) max_ns: f64,
+    /// In words, what ours is measured against.
+    pub(super) floor: String,
+    pub(super) floor_p50_ns: f64,
+    /// Ours by the floor, medians; nothing where the floor costs nothing.
+    pub(super) ratio: Option<f64>,
+    /// What else was counted while it was measured.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) counts: BTreeMap<&'static str, f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) note: Option<String>,
+}
+
+impl Row {
+    pub(super) fn new(
+        name: impl Into<String>,
+        ours: &Samples,
+        floor: impl Into<String>,
+        floors: &Samples,
+    ) -> Self {
+        let p50_ns = rounded(ours.median());
+        let floor_p50_ns = rounded(floors.median());
+        Self {
+            name: name.into(),
+            unit: "ns",
+            n: ours.count(),
+            p50_ns,
+            p99_ns: rounded(ours.per_mille(990)),
+            max_ns: rounded(ours.max()),
+            floor: floor.into(),
+            floor_p50_ns,
+            ratio: (floor_p50_ns > 0.0).then(|| p50_ns / floor_p50_ns),
+            counts: BTreeMap::new(),
+            note: None,
+        }
+    }
+
+    /// Counts bytes instead of time.
+    pub(super) fn in_bytes(mut self) -> Self {
+        self.unit = "bytes";
+        self
+    }
+
+    /// Turns the ratio over: how many times better than the floor ours is.
+    pub(super) fn turned_over(mut self) -> Self {
+        self.ratio = (self.p50_ns > 0.0).then(|| self.floor_p50_ns / self.p50_ns);
+        self
+    }
+
+    pub(super) fn count(mut self, what: &'static str, count: f64) -> Self {
+        self.counts.insert(what, rounded(count));
+        self
+    }
+
+    pub(super) fn note(mut self, note: impl Into<Option<&'static str>>) -> Self {
+        if let Some(note) = note.into() {
+            self.note = Some(match self.note {
+                Some(first) => format!("{first}; {note}"),
+                None => note.to_owned(),
+            });
+        }
+        self
+    }
+}
+
+/// To a tenth: no clock here tells more.
+fn rounded(value: f64) -> f64 {
+    (value * 10.0).round() / 10.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Row, Samples};
+
+    fn samples(values: &[f64]) -> Samples {
+        values.iter().copied().collect()
+    }
+
+    #[test]
+    fn a_ratio_is_of_the_medians_that_are_shown() {
+        let row = Row::new("x", &samples(&[3.04, 3.0, 9.0]), "y", &samples(&[1.5, 1.5]));
+        assert_eq!(
+            (row.n, row.p50_ns, row.p99_ns, row.max_ns),
+            (3, 3.0, 9.0, 9.0)
+        );
+        assert_eq!(row.ratio, Some(3.0 / 1.5));
+        assert_eq!(row.turned_over().ratio, Some(1.5 / 3.0));
+    }
+
+    #[test]
+    fn nothing_is_divided_by_nothing() {
+        let row = Row::new("x", &samples(&[3.0]), "y", &samples(&[0.0]));
+        assert_eq!(row.ratio, None);
+        let row = Row::new("x", &samples(&[0.0]), "y", &samples(&[1.0]));
+        assert_eq!(row.turned_over().ratio, None);
+    }
+
+    #[test]
+    fn notes_add_up() {
+        let row = Row::new("x", &samples(&[]), "y", &samples(&[]))
+            .note("a")
+            .note(None);
+        assert_eq!(row.note("b").note.as_deref(), Some("a; b"));
+    }
+}

@@ -1,0 +1,156 @@
+//! What every measurement stands on: a driver, a device, a clock, and how much to do.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use cuvmm::driver::Driver as _;
+use cuvmm::driver::host::{HostDriver, HostOptions};
+use cuvmm::{Device, Limit, Pool, Scrub};
+
+use super::by_hand::Hand;
+use super::current::Current;
+use super::kernels::Kernels;
+use super::watch::Watch;
+use crate::drivers::{Concrete, Opened};
+
+/// Why a row cannot be measured here, which is no failure.
+#[derive(Debug)]
+pub(super) struct Skip(pub(super) String);
+
+impl fmt::Display for Skip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Skip {}
+
+/// The error for a row that cannot be measured here.
+pub(super) fn skip(why: impl Into<String>) -> anyhow::Error {
+    Skip(why.into()).into()
+}
+
+/// So long after a release a create is truly cold: the driver has cleared what was released.
+const A_WHILE: Duration = Duration::from_millis(500);
+
+/// Left free on a GPU: the driver, streams and kernels take some, and so may others.
+const LEFT_FREE: u64 = 2 << 30;
+
+/// Where it is measured.
+#[derive(Debug)]
+pub(super) struct Stage {
+    pub(super) driver: Concrete,
+    pub(super) device: Device,
+    pub(super) watch: Watch,
+    /// The rivals.
+    pub(super) hand: Hand,
+    /// Device code, or why there is none.
+    pub(super) kernels: Result<Kernels, String>,
+    quick: bool,
+    /// Bytes that can be mapped at one time.
+    memory: u64,
+    /// Bytes that can be written at one time.
+    writable: u64,
+    /// As in any program that uses the device, so that calls which need it find it current.
+    _current: Option<Current>,
+}
+
+impl Stage {
+    /// # Errors
+    /// When the device does not answer.
+    pub(super) fn new(opened: Opened, ordinal: u32, quick: bool) -> anyhow::Result<Self> {
+        let device = Device::open(Arc::clone(&opened.driver), ordinal)?;
+        let info = device.memory_info()?;
+        let (memory, writable) = match &opened.concrete {
+            Concrete::Cuda(_) => {
+                let bytes = info.free.saturating_sub(LEFT_FREE);
+                (bytes, bytes)
+            }
+            // Its default capacity is what the system can spare; more can be mapped than that.
+            Concrete::Host(_) => {
+                let spare = HostDriver::new(HostOptions::new()).total_memory(device.ordinal())?;
+                (info.free, info.free.min(spare))
+            }
+            Concrete::Model(_) => (info.free, info.free),
+        };
+        let (current, kernels) = match &opened.concrete {
+            Concrete::Cuda(driver) => (
+                Some(Current::enter(Arc::clone(driver), device.ordinal())?),
+                Kernels::load(Arc::clone(driver), device.ordinal()),
+            ),
+            _ => (None, Err("device code needs a GPU".to_owned())),
+        };
+        Ok(Self {
+            watch: Watch::of(&opened.concrete),
+            hand: Hand::new(Arc::clone(&opened.driver), device.ordinal()),
+            driver: opened.concrete,
+            device,
+            kernels,
+            quick,
+            memory,
+            writable,
+            _current: current,
+        })
+    }
+
+    pub(super) const fn memory(&self) -> u64 {
+        self.memory
+    }
+
+    /// How often to do something: less if it has to be quick.
+    pub(super) const fn times(&self, full: usize, quick: usize) -> usize {
+        if self.quick { quick } else { full }
+    }
+
+    /// Waits until a create is truly cold, and finds the way into the driver again.
+    ///
+    /// # Errors
+    /// When the driver does not answer.
+    pub(super) fn settle(&self) -> anyhow::Result<()> {
+        self.watch.wait(A_WHILE);
+        self.device.memory_info()?;
+        Ok(())
+    }
+
+    /// Asks for so many bytes to map at one time.
+    ///
+    /// # Errors
+    /// The row is skipped.
+    pub(super) fn room(&self, bytes: u64) -> anyhow::Result<()> {
+        room(bytes, self.memory, "to map")
+    }
+
+    /// Asks for so many bytes that will be written.
+    ///
+    /// # Errors
+    /// The row is skipped.
+    pub(super) fn room_to_write(&self, bytes: u64) -> anyhow::Result<()> {
+        room(bytes, self.writable, "to write")
+    }
+
+    /// A pool with counters of its own.
+    ///
+    /// # Errors
+    /// When it cannot be.
+    pub(super) fn pool(&self, limit: u64, scrub: Scrub) -> anyhow::Result<Pool> {
+        let device = self.device.with_own_counters();
+        Ok(Pool::builder(&device)
+            .limit(Limit::Bytes(limit))
+            .scrub(scrub)
+            .build()?)
+    }
+}
+
+fn room(wanted: u64, there: u64, what: &str) -> anyhow::Result<()> {
+    let said = |bytes| ByteSize(bytes).display().iec();
+    if wanted <= there {
+        return Ok(());
+    }
+    Err(skip(format!(
+        "takes {} {what}, and there are {}",
+        said(wanted),
+        said(there)
+    )))
+}

@@ -1,0 +1,333 @@
+//! `cuvmm bench` as a user meets it. No figure is judged here: what is measured on a machine that
+//! tests run on says nothing.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests fail as tests do"
+)]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use assert_cmd::Command;
+use cuvmm::driver::model::Costs;
+use serde_json::Value;
+
+/// The rows that every run has or names as left out.
+const NAMES: &[&str] = &[
+    "commit_cold_2MiB",
+    "commit_cold_32MiB",
+    "commit_cold_128MiB",
+    "commit_cold_512MiB",
+    "commit_cold_1GiB",
+    "commit_cold_1GiB_vs_pages",
+    "commit_cold_1GiB_vs_pages_recycled",
+    "commit_cold_1GiB_vs_cuMemAlloc",
+    "commit_cold_2GiB",
+    "commit_cold_2GiB_vs_one_physical",
+    "commit_cold_4GiB",
+    "commit_cold_4GiB_vs_one_physical",
+    "commit_cold_8GiB",
+    "commit_cold_8GiB_vs_one_physical",
+    "commit_truly_cold_2MiB",
+    "commit_truly_cold_32MiB",
+    "commit_truly_cold_128MiB",
+    "commit_truly_cold_512MiB",
+    "commit_truly_cold_1GiB",
+    "commit_truly_cold_2GiB",
+    "commit_truly_cold_2GiB_vs_one_physical",
+    "commit_truly_cold_4GiB",
+    "commit_truly_cold_4GiB_vs_one_physical",
+    "commit_truly_cold_8GiB",
+    "commit_truly_cold_8GiB_vs_one_physical",
+    "free_1GiB",
+    "warm_alloc_free_2MiB",
+    "warm_alloc_free_32MiB",
+    "warm_alloc_free_1GiB",
+    "grow_8GiB",
+    "grow_truly_cold_8GiB",
+    "grow_mapper_step",
+    "take_back_16GiB",
+    "take_back_16GiB_scrub",
+    "drop_under_kernel",
+    "launch_with_mapper",
+    "launch_with_mapper_vs_idle",
+    "metadata",
+    "threads_8",
+    "threads_8_tenant_each",
+];
+
+/// They take a while to set up, so they have a test of their own.
+const SLOW: &[&str] = &["scale_100k_blocks", "scale_100k_blocks_same_tenant"];
+
+fn bench(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cuvmm"));
+    command.arg("bench").args(arguments);
+    command
+}
+
+fn output(arguments: &[&str]) -> String {
+    let assert = bench(arguments).assert().success();
+    String::from_utf8(assert.get_output().stdout.clone()).unwrap()
+}
+
+fn object(arguments: &[&str]) -> Value {
+    let arguments = [arguments, &["--quick", "--json"]].concat();
+    serde_json::from_str(&output(&arguments)).unwrap()
+}
+
+/// The one line on standard error.
+fn complaint(arguments: &[&str], code: i32) -> String {
+    let assert = bench(arguments).assert().code(code);
+    let text = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
+    assert_eq!(text.lines().count(), 1, "{text}");
+    text
+}
+
+fn number(row: &Value, key: &str) -> f64 {
+    row[key]
+        .as_f64()
+        .unwrap_or_else(|| panic!("{key} of {row}"))
+}
+
+fn row<'a>(object: &'a Value, name: &str) -> &'a Value {
+    let rows = object["rows"].as_array().unwrap();
+    let found = rows.iter().find(|row| row["name"] == name);
+    found.unwrap_or_else(|| panic!("no {name}: {}", object["skipped"]))
+}
+
+/// What holds of every result.
+fn check(object: &Value, driver: &str, names: &[&str]) {
+    assert_eq!(object["driver"], driver);
+    assert!(!object["device"].as_str().unwrap().is_empty());
+    let mut seen = BTreeSet::new();
+    for row in object["rows"].as_array().unwrap() {
+        let name = row["name"].as_str().unwrap();
+        assert!(seen.insert(name), "{name} is there twice");
+        assert!(row["n"].as_u64().unwrap() > 0, "{row}");
+        assert!(!row["floor"].as_str().unwrap().is_empty(), "{row}");
+        let (p50, p99, max) = (
+            number(row, "p50_ns"),
+            number(row, "p99_ns"),
+            number(row, "max_ns"),
+        );
+        assert!(p50 <= p99 && p99 <= max, "{row}");
+        let floor = number(row, "floor_p50_ns");
+        if floor == 0.0 {
+            assert!(row["ratio"].is_null(), "{row}");
+            continue;
+        }
+        // Threads are shown by what they gain.
+        let expected = if name.starts_with("threads_8") {
+            floor / p50
+        } else {
+            p50 / floor
+        };
+        let ratio = number(row, "ratio");
+        assert!((ratio - expected).abs() <= expected * 1e-9, "{row}");
+    }
+    for (name, reason) in object["skipped"].as_object().unwrap() {
+        assert!(seen.insert(name), "{name} is there and left out");
+        let reason = reason.as_str().unwrap();
+        assert!(
+            !reason.is_empty() && !reason.starts_with("failed"),
+            "{name}: {reason}"
+        );
+    }
+    assert_eq!(seen, names.iter().copied().collect());
+}
+
+fn all_but_slow() -> String {
+    NAMES.join(",")
+}
+
+#[test]
+fn the_host_has_every_row_or_says_why_not() {
+    let found = object(&["--driver", "host", "--only", &all_but_slow()]);
+    check(&found, "host", NAMES);
+    let creates = &found["skipped"]["commit_truly_cold_1GiB"];
+    assert!(
+        creates.as_str().unwrap().contains("cost the same"),
+        "{creates}"
+    );
+    assert_eq!(
+        row(&found, "warm_alloc_free_1GiB")["counts"]["driver_calls"],
+        0.0
+    );
+    assert_eq!(
+        row(&found, "drop_under_kernel")["counts"]["handed_on_early"],
+        0.0
+    );
+}
+
+#[test]
+fn the_model_counts_virtual_time() {
+    let found = object(&["--driver", "model", "--only", &all_but_slow()]);
+    check(&found, "model", NAMES);
+    // The calls of a commit are known, and so is their price.
+    let one = row(&found, "commit_cold_1GiB");
+    assert_eq!(one["counts"]["extents"], 1.0);
+    assert!(
+        one["note"].as_str().unwrap().contains("virtual time"),
+        "{one}"
+    );
+    assert_eq!(number(one, "floor_p50_ns"), 76_700.0);
+    let later = row(&found, "commit_truly_cold_1GiB");
+    assert_eq!(number(later, "floor_p50_ns"), 441_700.0);
+}
+
+#[test]
+fn very_many_blocks() {
+    let found = object(&["--driver", "model", "--only", &SLOW.join(",")]);
+    check(&found, "model", SLOW);
+    assert_eq!(row(&found, SLOW[0])["counts"]["blocks"], 100_000.0);
+}
+
+#[test]
+fn what_does_not_fit_is_left_out_with_the_figures() {
+    let names = "commit_cold_1GiB,free_1GiB,take_back_16GiB";
+    let found = object(&["--driver", "host", "--memory", "1GiB", "--only", names]);
+    let here: Vec<_> = found["rows"].as_array().unwrap().iter().collect();
+    // The kept pages need another gigabyte.
+    let here: Vec<_> = here
+        .iter()
+        .map(|row| row["name"].as_str().unwrap())
+        .collect();
+    assert!(here.contains(&"commit_cold_1GiB"), "{here:?}");
+    assert!(here.contains(&"commit_cold_1GiB_vs_pages"), "{here:?}");
+    for name in [
+        "commit_cold_1GiB_vs_pages_recycled",
+        "free_1GiB",
+        "take_back_16GiB",
+    ] {
+        let reason = found["skipped"][name].as_str().unwrap();
+        assert!(reason.contains("GiB"), "{name}: {reason}");
+    }
+}
+
+#[test]
+fn people_get_a_table_and_reasons() {
+    let arguments = [
+        "--driver",
+        "host",
+        "--quick",
+        "--only",
+        "free_1GiB,launch_with_mapper",
+    ];
+    let text = output(&arguments);
+    assert!(text.starts_with("host memory on the host driver"), "{text}");
+    assert!(text.contains("| free_1GiB"), "{text}");
+    assert!(text.contains("\nLeft out\nlaunch_with_mapper: "), "{text}");
+    assert!(text.lines().all(|line| line.trim_end() == line), "{text:?}");
+}
+
+#[test]
+fn who_follows_a_run_gets_a_line_for_each_row() {
+    let arguments = [
+        "--driver",
+        "model",
+        "--quick",
+        "--verbose",
+        "--only",
+        "free_1GiB",
+    ];
+    let assert = bench(&arguments).assert().success();
+    let text = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
+    assert!(text.starts_with("free_1GiB: "), "{text}");
+}
+
+#[test]
+fn the_costs_of_the_model_are_measured_as_they_are_and_read_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("costs");
+    let path = file.to_str().unwrap();
+    object(&[
+        "--driver",
+        "model",
+        "--only",
+        "free_1GiB",
+        "--save-costs",
+        path,
+    ]);
+    let written = fs::read_to_string(&file).unwrap();
+    assert!(written.starts_with("# "), "{written}");
+    let (found, known): (Costs, Costs) = (written.parse().unwrap(), Costs::default());
+    let near = |one: f64, other: f64| (one - other).abs() <= 0.002 + other * 1e-3;
+    for mib in [2_u64, 8, 32, 128, 512, 1_024, 2_048, 8_192, 32_768] {
+        for (name, found, known) in [
+            ("reserve", &found.reserve, &known.reserve),
+            ("address_free", &found.address_free, &known.address_free),
+            ("create_warm", &found.create_warm, &known.create_warm),
+            ("create_cold", &found.create_cold, &known.create_cold),
+            ("release", &found.release, &known.release),
+            ("map", &found.map, &known.map),
+            ("unmap", &found.unmap, &known.unmap),
+            ("set_access", &found.set_access, &known.set_access),
+            ("alloc", &found.alloc, &known.alloc),
+            ("free", &found.free, &known.free),
+        ] {
+            let (found, known) = (found.at(mib << 20), known.at(mib << 20));
+            assert!(
+                near(found, known),
+                "{name} of {mib} MiB: {found} for {known}"
+            );
+        }
+    }
+    for (name, found, known) in [
+        ("launch", found.launch, known.launch),
+        ("pool", found.pool, known.pool),
+        ("memory_info", found.memory_info, known.memory_info),
+        ("event_record", found.event_record, known.event_record),
+        ("query", found.query, known.query),
+        ("wait_event", found.wait_event, known.wait_event),
+        ("synchronize", found.synchronize, known.synchronize),
+        ("other", found.other, known.other),
+    ] {
+        assert!(near(found, known), "{name}: {found} for {known}");
+    }
+
+    // A driver that takes a millisecond to grant access.
+    fs::write(&file, written + "\n").unwrap();
+    let dear = fs::read_to_string(&file).unwrap();
+    let dear = dear
+        .lines()
+        .map(|line| match line.strip_prefix("set_access ") {
+            Some(_) => "set_access 2:1000\n".to_owned(),
+            None => format!("{line}\n"),
+        });
+    fs::write(&file, dear.collect::<String>()).unwrap();
+    let only = "commit_cold_2MiB";
+    let found = object(&["--driver", "model", "--only", only, "--costs", path]);
+    assert!(number(row(&found, only), "floor_p50_ns") > 1e6, "{found}");
+}
+
+#[test]
+fn wrong_usage_is_told_in_a_line() {
+    let names = complaint(&["--driver", "model", "--only", "commit_cold"], 2);
+    assert!(names.contains("\"commit_cold\""), "{names}");
+    assert!(names.contains("commit_cold_1GiB"), "{names}");
+    let costs = complaint(&["--driver", "host", "--costs", "FILE"], 2);
+    assert!(costs.contains("--driver model"), "{costs}");
+    complaint(&["--driver", "abacus"], 2);
+    complaint(&["--memory", "0"], 2);
+    complaint(&["--pairs", "7"], 2);
+}
+
+#[test]
+fn what_cannot_be_read_written_or_had_is_a_failure() {
+    let missing = complaint(&["--driver", "model", "--costs", "/nowhere/costs"], 1);
+    assert!(missing.contains("/nowhere/costs"), "{missing}");
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+    let odd = complaint(
+        &["--driver", "model", "--costs", manifest.to_str().unwrap()],
+        1,
+    );
+    assert!(odd.contains("line 1"), "{odd}");
+    let unwritable = complaint(&["--driver", "model", "--save-costs", "/nowhere/costs"], 1);
+    assert!(unwritable.contains("/nowhere/costs"), "{unwritable}");
+    let device = complaint(&["--driver", "model", "--device", "7"], 1);
+    assert!(device.contains("device 7"), "{device}");
+}

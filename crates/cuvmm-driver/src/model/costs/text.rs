@@ -1,0 +1,174 @@
+//! The costs as a text: a line for each call, which reads back as what was written.
+//!
+//! ```text
+//! # microseconds; by size as MiB:microseconds
+//! reserve 2:1.5 1024:2
+//! launch 2.8
+//! ```
+//!
+//! A `#` begins a comment. A name that is left out keeps its default.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::{Costs, Curve};
+
+/// Why a text is no table of costs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {what}")]
+#[non_exhaustive]
+pub struct ParseCostsError {
+    /// The line, from 1.
+    pub line: usize,
+    /// What is wrong with it.
+    pub what: String,
+}
+
+/// One cost of the table.
+enum Entry<'a> {
+    BySize(&'a mut Curve),
+    Flat(&'a mut f64),
+}
+
+/// Both directions from one list of names, so that neither can forget one.
+macro_rules! entries {
+    (by_size: $($curve:ident)+; flat: $($flat:ident)+;) => {
+        impl fmt::Display for Costs {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                $(writeln!(f, "{}{}", stringify!($curve), self.$curve)?;)+
+                $(writeln!(f, "{} {}", stringify!($flat), self.$flat)?;)+
+                Ok(())
+            }
+        }
+
+        impl Costs {
+            fn entry(&mut self, name: &str) -> Option<Entry<'_>> {
+                match name {
+                    $(stringify!($curve) => Some(Entry::BySize(&mut self.$curve)),)+
+                    $(stringify!($flat) => Some(Entry::Flat(&mut self.$flat)),)+
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+entries! {
+    by_size: reserve address_free create_warm create_cold release map unmap set_access
+        set_access_peer alloc free host_copy;
+    flat: warm_for_us launch pool memory_info event_record query wait_event synchronize other;
+}
+
+impl fmt::Display for Curve {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut points = self.0.iter();
+        points.try_for_each(|(mib, microseconds)| write!(f, " {mib}:{microseconds}"))
+    }
+}
+
+impl FromStr for Costs {
+    type Err = ParseCostsError;
+
+    fn from_str(text: &str) -> Result<Self, ParseCostsError> {
+        let mut costs = Self::default();
+        let mut seen: Vec<&str> = Vec::new();
+        for (index, line) in text.lines().enumerate() {
+            let wrong = |what| ParseCostsError {
+                line: index + 1,
+                what,
+            };
+            let written = line.split('#').next().unwrap_or_default();
+            let mut words = written.split_whitespace();
+            let Some(name) = words.next() else { continue };
+            if seen.contains(&name) {
+                return Err(wrong(format!("{name} stands here twice")));
+            }
+            seen.push(name);
+            match costs.entry(name) {
+                Some(Entry::BySize(curve)) => *curve = points(words).map_err(wrong)?,
+                Some(Entry::Flat(cost)) => {
+                    let word = words.next().unwrap_or_default();
+                    *cost = number(word).map_err(wrong)?;
+                    if let Some(more) = words.next() {
+                        return Err(wrong(format!("{name} is one number, and here is {more:?}")));
+                    }
+                }
+                None => return Err(wrong(format!("no call is named {name:?}"))),
+            }
+        }
+        Ok(costs)
+    }
+}
+
+fn points<'a>(words: impl Iterator<Item = &'a str>) -> Result<Curve, String> {
+    let mut points: Vec<(f64, f64)> = Vec::new();
+    for word in words {
+        let Some((mib, microseconds)) = word.split_once(':') else {
+            return Err(format!("{word:?} is not MiB:microseconds"));
+        };
+        let mib = number(mib)?;
+        if points.last().is_some_and(|&(before, _)| before >= mib) {
+            return Err(format!("the sizes do not grow at {word:?}"));
+        }
+        points.push((mib, number(microseconds)?));
+    }
+    Ok(Curve(points))
+}
+
+fn number(word: &str) -> Result<f64, String> {
+    match word.parse::<f64>() {
+        Ok(number) if number.is_finite() && number >= 0.0 => Ok(number),
+        _ => Err(format!("{word:?} is not a number from 0 up")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Costs, Curve};
+
+    #[test]
+    fn what_was_written_reads_back() {
+        let odd = Costs {
+            release: Curve::new(&[]),
+            map: Curve::flat(0.1),
+            unmap: Curve::new(&[(0.003_906_25, 1.0 / 3.0), (2.0, 1e-7), (1e9, 5e12)]),
+            launch: 0.1 + 0.2,
+            ..Costs::default()
+        };
+        for costs in [Costs::default(), Costs::free_of_charge(), odd] {
+            assert_eq!(costs.to_string().parse(), Ok(costs));
+        }
+    }
+
+    #[test]
+    fn comments_blank_lines_and_what_is_left_out() {
+        let text = "# an H300\n\nlaunch 1.5 # half\n  map 2:1 4:3\n";
+        let costs: Costs = text.parse().unwrap();
+        let expected = Costs {
+            launch: 1.5,
+            map: Curve::new(&[(2.0, 1.0), (4.0, 3.0)]),
+            ..Costs::default()
+        };
+        assert_eq!(costs, expected);
+        assert_eq!("".parse(), Ok(Costs::default()));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_line() {
+        for (text, line, word) in [
+            ("launch 1\nmalloc 2", 2, "malloc"),
+            ("launch", 1, "not a number"),
+            ("launch -1", 1, "\"-1\""),
+            ("launch NaN", 1, "\"NaN\""),
+            ("launch 1 2", 1, "\"2\""),
+            ("launch 1\n\nlaunch 1", 3, "twice"),
+            ("map 2", 1, "MiB:microseconds"),
+            ("map 2:inf", 1, "\"inf\""),
+            ("map 4:1 2:1", 1, "do not grow"),
+        ] {
+            let error = text.parse::<Costs>().unwrap_err();
+            assert_eq!(error.line, line, "{text:?}");
+            assert!(error.what.contains(word), "{text:?}: {error}");
+        }
+    }
+}

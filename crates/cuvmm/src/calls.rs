@@ -3,10 +3,11 @@
 use std::fmt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use cuvmm_driver::Call;
+
+use crate::sync::thread::{self, ThreadId};
 
 /// Counters that a [`Device`](crate::Device) adds to at each driver call.
 pub(crate) struct Calls {

@@ -6,7 +6,6 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::thread::ThreadId;
 use std::time::Instant;
 
 use cuvmm_driver::{
@@ -19,6 +18,7 @@ use crate::drops::{DropFailure, DropHook, Drops};
 use crate::error::{CallError, OpenError};
 use crate::fork::Birthplace;
 use crate::size::Granularity;
+use crate::sync::{let_others_run, thread::ThreadId};
 
 /// A device of a driver. Clones are the same device and share its counters.
 #[derive(Clone)]
@@ -266,6 +266,7 @@ impl Device {
         if let Some(forked) = self.forked() {
             return Err(forked);
         }
+        let_others_run();
         let begun = Instant::now();
         let answer = make(&*self.shared.driver, self.shared.ordinal);
         self.calls.add(call, begun.elapsed());

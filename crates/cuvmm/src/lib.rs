@@ -19,6 +19,7 @@ pub mod own;
 pub mod pool;
 pub mod region;
 mod size;
+mod sync;
 
 pub use calls::CallCounts;
 pub use device::Device;

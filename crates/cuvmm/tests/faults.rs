@@ -33,6 +33,7 @@ struct Books {
     committed: u64,
     in_use: u64,
     idle: u64,
+    margin: u64,
     free: u64,
     quarantined: u64,
     mappings: u64,
@@ -42,12 +43,14 @@ struct Books {
 
 fn books(pool: &Pool) -> Books {
     let stats = pool.stats();
-    let balance = stats.in_use + stats.padding + stats.warm + stats.limbo + stats.leased;
+    let idle = stats.warm + stats.limbo + stats.leased;
+    let balance = stats.in_use + stats.padding + stats.margin + idle;
     assert_eq!(stats.committed, balance, "{stats:#?}");
     Books {
         committed: stats.committed,
         in_use: stats.in_use,
         idle: stats.warm + stats.limbo,
+        margin: stats.margin,
         free: stats.free,
         quarantined: stats.quarantined,
         mappings: stats.mappings,
@@ -347,6 +350,71 @@ fn growing() {
         true,
     );
     assert_eq!(calls, 9);
+}
+
+/// The same with a block of 32 granules that may grow to 35, and three granules in stock that
+/// another tenant wrote to.
+fn world_of_margins(rig: &Rig<Nothing>) -> World {
+    let mut world = world(rig);
+    world.blocks.clear();
+    world.tenants.clear();
+    world.pool = Pool::builder(&rig.device)
+        .limit(Limit::Bytes(40 * G))
+        .build()
+        .unwrap();
+    world.tenants = ["a", "b"]
+        .map(|name| world.pool.tenant(name).register().unwrap())
+        .into();
+    let grown = world.tenants[0].block(32 * G).capacity(35 * G);
+    let grown = grown.home_stream(&world.streams[0]).try_allocate().unwrap();
+    world.blocks.push(grown);
+    let gone = world.pool.tenant("gone").register().unwrap();
+    let soiled = gone.allocate_on(&world.streams[1], 3 * G).unwrap();
+    soiled.write(0, b"soiled").unwrap();
+    drop(soiled);
+    gone.unregister();
+    world
+}
+
+#[test]
+fn growing_with_margin() {
+    let calls = sweep(
+        world_of_margins,
+        |_, world| {
+            text(world.blocks[0].try_grow_to(33 * G))?;
+            // Out of memory with the margin is none without.
+            assert!(world.pool.stats().margin <= 2 * G);
+            Ok(())
+        },
+        of_pool,
+        true,
+    );
+    assert!(calls >= 6, "two extents and a scrub: {calls}");
+}
+
+#[test]
+fn taking_margin_back() {
+    let calls = sweep(
+        |rig| {
+            let mut world = world_of_margins(rig);
+            world.blocks[0].try_grow_to(33 * G).unwrap();
+            assert_eq!(world.pool.stats().margin, 2 * G);
+            world
+        },
+        |_, world| {
+            // A granule that the driver would not take back is out of use.
+            let left = 6 * G - world.pool.stats().quarantined;
+            let block = text(world.tenants[1].try_allocate(left))?;
+            assert_eq!(world.pool.stats().margin, G);
+            Ok(world.blocks.push(block))
+        },
+        |world| {
+            let stats = world.pool.stats();
+            (stats.in_use, stats.quarantined, world.blocks.len())
+        },
+        false,
+    );
+    assert!(calls >= 8, "{calls}");
 }
 
 #[test]

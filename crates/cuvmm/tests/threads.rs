@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::G;
 use cuvmm::error::AllocateError;
-use cuvmm::{Block, Limit, Pool, Stream};
+use cuvmm::{Block, Growth, Limit, Mapper, Pool, Stream};
 
 const THREADS: u64 = 8;
 
@@ -31,12 +31,25 @@ fn verify(block: &Block, owner: u64) {
 
 #[test]
 fn eight_threads_allocate_grow_and_free_on_one_pool() {
+    eight_threads(false);
+}
+
+#[test]
+fn eight_threads_and_a_mapper() {
+    eight_threads(true);
+}
+
+fn eight_threads(mapped: bool) {
     let rig = common::host();
     let limit = 48 * G;
-    let pool = Pool::builder(&rig.device)
+    let mapper = mapped.then(|| Mapper::start(&rig.device).unwrap());
+    let mut builder = Pool::builder(&rig.device)
         .limit(Limit::Bytes(limit))
-        .build()
-        .unwrap();
+        .growth(Growth::Part(2));
+    if let Some(mapper) = &mapper {
+        builder = builder.mapper(mapper).ready(4 * G);
+    }
+    let pool = builder.build().unwrap();
     let tenants =
         ["a", "b", "c"].map(|name| pool.tenant(name).guarantee(8 * G).register().unwrap());
     let served = AtomicU64::new(0);
@@ -51,7 +64,7 @@ fn eight_threads_allocate_grow_and_free_on_one_pool() {
                 let mut held: Vec<(Block, u64)> = vec![];
                 for round in 0..rounds {
                     let owner = thread << 32 | round;
-                    match dice.u64(..8) {
+                    match dice.u64(..9) {
                         0..=3 => {
                             let tenant = &tenants[dice.usize(..tenants.len())];
                             let size = 1 + dice.u64(..6);
@@ -95,6 +108,10 @@ fn eight_threads_allocate_grow_and_free_on_one_pool() {
                             assert!(stats.committed + stats.free <= limit);
                             pool.trim(limit / 2).unwrap();
                         }
+                        7 => {
+                            // Nobody launches anything here: what others do goes through blocks.
+                            pool.compact(|done| done.steps < 2).unwrap();
+                        }
                         _ => {
                             if !held.is_empty() {
                                 let index = dice.usize(..held.len());
@@ -119,7 +136,9 @@ fn eight_threads_allocate_grow_and_free_on_one_pool() {
     });
     assert!(served.into_inner() > 100);
     assert_eq!(pool.stats().in_use, 0);
-    drop((tenants, pool));
+    drop(tenants);
+    pool.close().unwrap();
+    drop(mapper);
     common::nothing_left(rig);
 }
 

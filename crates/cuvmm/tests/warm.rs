@@ -204,6 +204,24 @@ on_both! {
         }
     }
 
+    fn what_is_given_up_comes_back_in_the_unit_that_was_promised(rig) {
+        for unit in [1, 2, 8] {
+            let limit = Limit::Bytes(128 * G);
+            let pool = Pool::builder(&rig.device).limit(limit).largest_extent(unit * G);
+            let pool = pool.build().unwrap();
+            let a = pool.tenant("a").register().unwrap();
+            let mut block = a.block(60 * G).capacity(128 * G).try_allocate().unwrap();
+            block.try_grow_to(100 * G).unwrap();
+            for size in [77, 33, 5] {
+                block.shrink_to(size * G).unwrap();
+                assert!(a.stats().stranded < unit * G, "{size}: {}", a.stats().stranded / G);
+                assert!(block.extents().iter().all(|extent| extent.size <= unit * G));
+            }
+            pool.trim(0).unwrap();
+            assert!(pool.stats().committed < (5 + unit) * G);
+        }
+    }
+
     fn a_block_that_takes_idle_memory_over_strands_an_eighth_at_most(rig) {
         let pool = pool(rig, 256);
         let tenant = pool.tenant("a").register().unwrap();

@@ -3,6 +3,7 @@
 mod abi;
 mod cargo;
 mod house;
+mod instructions;
 mod pack;
 
 use clap::Parser;
@@ -13,6 +14,7 @@ use clap::Parser;
 enum Chore {
     Abi(abi::Abi),
     House(house::House),
+    Instructions(instructions::Instructions),
     Pack(pack::Pack),
 }
 
@@ -20,6 +22,7 @@ fn main() -> anyhow::Result<()> {
     match Chore::parse() {
         Chore::Abi(abi) => abi.run(),
         Chore::House(house) => house.run(),
+        Chore::Instructions(instructions) => instructions.run(),
         Chore::Pack(pack) => pack.run(),
     }
 }

@@ -5,13 +5,14 @@
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
 use cuvmm_driver::{Call, DeviceAddress};
 
 use crate::device::Device;
 use crate::error::{CallError, MapError};
 use crate::size::range_within;
+use crate::sync::{Mutex, MutexGuard};
 
 /// What a reservation and its mappings share.
 pub(super) struct Reserved {

@@ -6,17 +6,18 @@
 //! block grows into its margin all the while, and only one that has used all of it waits.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::budget::TenantId;
 use super::core::Core;
 use super::pace::Ahead;
+use super::slot::Occupant;
 use super::state::{Growth, Policy, State};
 use super::tenancy::{Give, Tenancy};
 use crate::device::Device;
 use crate::error::CreateError;
 use crate::region::{Bell, Chores, Ground, Piece, PlaceFailure, Placed};
+use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// How often the mapper looks after memory whose fences have not passed.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
@@ -32,12 +33,21 @@ struct Job {
     ground: Ground,
 }
 
+impl Ahead {
+    /// Notes a block that runs low on margin in a slot that has `bytes` of memory.
+    pub(crate) fn look_at(&mut self, place: (TenantId, usize), block: &mut Occupant, bytes: u64) {
+        let low = bytes.saturating_sub(block.used) < block.pace.low && bytes < block.most;
+        if low && !block.pace.called && !self.bell.is_dead() {
+            block.pace.called = true;
+            self.growing.push_back(place);
+            self.ring = true;
+        }
+    }
+}
+
 impl State {
     /// Calls the mapper, when the lock is let go, if a block's margin runs low.
     pub(crate) fn look_ahead(&mut self, id: TenantId, index: usize) {
-        let Some(ahead) = self.ahead.as_mut().filter(|ahead| !ahead.bell.is_dead()) else {
-            return;
-        };
         let Some(slot) = self
             .tenants
             .get_mut(&id)
@@ -46,14 +56,8 @@ impl State {
             return;
         };
         let bytes = slot.space.bytes();
-        let Some(block) = &mut slot.block else {
-            return;
-        };
-        let runs_low = bytes.saturating_sub(block.used) < block.pace.low && bytes < block.most;
-        if runs_low && !block.pace.called {
-            block.pace.called = true;
-            ahead.growing.push_back((id, index));
-            ahead.ring = true;
+        if let (Some(block), Some(ahead)) = (&mut slot.block, &mut self.ahead) {
+            ahead.look_at((id, index), block, bytes);
         }
     }
 
@@ -72,7 +76,7 @@ impl State {
     /// Whether a block that wants to use `size` bytes must wait for what the mapper is placing.
     pub(crate) fn waits_for_mapper(&self, id: TenantId, index: usize, size: u64) -> bool {
         self.slot(id, index)
-            .is_some_and(|slot| slot.busy && slot.space.bytes() < size)
+            .is_some_and(|slot| slot.is_busy() && slot.space.bytes() < size)
     }
 
     /// The next extent to be placed ahead: charged, and its slot marked.
@@ -93,7 +97,7 @@ impl State {
         let registered = self.tenants.get(&id)?.registered;
         let slot = self.tenants.get_mut(&id)?.slot_mut(index)?;
         let offset = slot.space.bytes();
-        let busy = slot.busy || slot.broken;
+        let busy = slot.is_busy() || slot.broken;
         let block = slot.block.as_mut()?;
         block.pace.called = false;
         if busy || !registered || offset >= block.most {
@@ -122,7 +126,7 @@ impl State {
         self.budget.charge(id, step);
         self.budget.charge_mappings(id, 1);
         let mut slot = self.take_slot(id, index)?;
-        slot.busy = true;
+        slot.coming = step;
         let ground = slot.space.ground();
         self.put_slot(id, index, slot);
         Some(Job {
@@ -145,7 +149,7 @@ impl State {
         let Some(mut slot) = self.take_slot(id, index) else {
             return;
         };
-        slot.busy = false;
+        slot.coming = 0;
         match outcome {
             Ok(placed) => {
                 slot.space.adopt(placed);

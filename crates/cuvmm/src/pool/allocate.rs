@@ -1,9 +1,9 @@
 //! Allocating: the best idle slot or a new one, furnished; or nothing.
 
 use super::budget::TenantId;
-use super::core::{Place, Wanted};
+use super::core::Wanted;
 use super::pace::Pace;
-use super::slot::{Occupant, Slot};
+use super::slot::{Occupant, Place, Slot};
 use super::state::State;
 use crate::error::{AllocateError, CallError};
 use crate::own::Stream;
@@ -72,13 +72,14 @@ impl State {
             }
             return Err(error);
         }
-        slot.space.stain(0, used, id.0);
+        let stained = slot.space.stain(0, used, id.0);
         slot.touched = self.tick();
         slot.block = Some(Occupant {
             requested: size,
             used,
             most,
             reach: slot.space.bytes(),
+            stained,
             pace: Pace::default(),
             home: home.cloned(),
             users: Vec::new(),
@@ -170,7 +171,7 @@ impl State {
     }
 
     /// Addresses for a new slot, not yet in its place.
-    fn open_slot(&mut self, id: TenantId, class: u64) -> Result<(usize, Slot), AllocateError> {
+    fn open_slot(&mut self, id: TenantId, class: u64) -> Result<(usize, Box<Slot>), AllocateError> {
         self.make_address_room(class);
         if self.budget.addresses_left() < class {
             return Err(AllocateError::OutOfAddresses {
@@ -187,7 +188,7 @@ impl State {
         };
         self.budget.charge_addresses(id, class);
         match Space::reserve(&self.device, class) {
-            Ok(space) => Ok((tenancy.vacancy(), Slot::new(space, class, now))),
+            Ok(space) => Ok((tenancy.vacancy(), Box::new(Slot::new(space, class, now)))),
             Err(error) => {
                 self.budget.refund_addresses(id, class);
                 Err(error.into())

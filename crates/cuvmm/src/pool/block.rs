@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use cuvmm_driver::DeviceAddress;
 
-use super::core::{Core, Owner, Place, Wanted};
+use super::core::{Core, Wanted};
 use super::lease::Lease;
-use super::shelf::{Held, Shape};
+use super::shelf::{Held, Owner, Shape};
+use super::slot::Place;
 use crate::error::{AllocateError, CallError, CopyError, FreeError, FreeRefusal, ShrinkError};
 use crate::own::{Span, Stream};
 use crate::region::Extent;
@@ -359,7 +360,7 @@ impl Drop for Block {
         if core.device.forked().is_some() {
             return;
         }
-        let plain = self.plain.load(Ordering::Relaxed) && !core.is_awaited();
+        let plain = self.plain.load(Ordering::Relaxed);
         let shelf = held.shelf.clone().filter(|_| plain);
         let held = match shelf {
             Some(shelf) => shelf.put(held).err(),

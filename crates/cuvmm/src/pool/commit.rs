@@ -63,7 +63,9 @@ impl State {
             self.budget.refund_mappings(id, count);
             return Err(error);
         }
-        slot.space.settle(begun);
+        if bytes > 0 {
+            slot.space.settle(begun);
+        }
         Ok(())
     }
 
@@ -199,6 +201,9 @@ impl State {
         let placed = (begun, slot.space.bytes());
         let mut soiled: Option<(u64, u64)> = None;
         for (from, to) in [revived, placed] {
+            if from >= to {
+                continue;
+            }
             for (offset, size, stain) in slot.space.stained(from, to) {
                 if owed(stain) {
                     let start = soiled.map_or(offset, |(start, _)| start);

@@ -198,7 +198,7 @@ impl State {
         slot: &mut Slot,
         run: &Run,
     ) -> Result<Moved, CompactError> {
-        if slot.leases > 0 || slot.busy || slot.broken {
+        if slot.leases > 0 || slot.is_busy() || slot.broken {
             return Ok(Moved::InUse);
         }
         if let Some(block) = &slot.block {

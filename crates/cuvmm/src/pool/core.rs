@@ -1,19 +1,19 @@
 //! The lock around a pool's state, and waiting, which happens here and nowhere below.
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use cuvmm_driver::DeviceAddress;
-
 use super::budget::TenantId;
-use super::shelf::Shelves;
-use super::state::{Pressure, PressureHook, State};
+use super::pressure::{Pressure, PressureHook};
+use super::slot::Place;
+use super::state::State;
 use crate::device::Device;
 use crate::error::{AllocateError, CallError, ShrinkError};
 use crate::own::Stream;
 use crate::region::Extent;
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// How long a waiting allocation sleeps before it asks the fences again.
 const ASK_AGAIN: Duration = Duration::from_micros(200);
@@ -34,13 +34,6 @@ type Locked<'a> = MutexGuard<'a, State>;
 /// What came of an attempt, and the lock it was made under.
 type Attempt<'a, T> = (Locked<'a>, Result<T, AllocateError>);
 
-/// A tenant as its blocks know it.
-pub(crate) struct Owner {
-    pub(crate) core: Arc<Core>,
-    pub(crate) tenant: TenantId,
-    pub(crate) shelves: Arc<Shelves>,
-}
-
 /// What a block is to be.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted<'a> {
@@ -49,15 +42,6 @@ pub(crate) struct Wanted<'a> {
     pub(crate) home: Option<&'a Stream>,
     pub(crate) tag: Option<Arc<str>>,
     pub(crate) zeroed: bool,
-}
-
-/// Where a block is.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
-    pub(crate) tenant: TenantId,
-    pub(crate) slot: usize,
-    pub(crate) address: DeviceAddress,
-    pub(crate) capacity: u64,
 }
 
 impl Core {
@@ -87,8 +71,8 @@ impl Core {
         }
     }
 
-    /// Whether somebody waits for memory. One who begins to wait just now tries once more after
-    /// having said so.
+    /// Whether somebody waits for memory. One who begins to wait just now sweeps the shelves and
+    /// tries once more after having said so.
     pub(crate) fn is_awaited(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) > 0
     }
@@ -126,14 +110,25 @@ impl Core {
         size: u64,
         deadline: Option<Instant>,
     ) -> Result<(), AllocateError> {
-        let more = size.saturating_sub(self.lock().size_of(place));
+        let mut state = self.lock();
+        let more = size.saturating_sub(state.size_of(place));
+        let within = state.grow_within(place, size);
+        Self::let_go(state);
+        if within {
+            return Ok(());
+        }
         self.insist(place.tenant, more, deadline, |state| {
             self.attempt_to_grow(state, place, size)
         })
     }
 
     pub(crate) fn try_grow(&self, place: &Place, size: u64) -> Result<(), AllocateError> {
-        let (mut state, outcome) = self.attempt_to_grow(self.lock(), place, size);
+        let mut state = self.lock();
+        if state.grow_within(place, size) {
+            Self::let_go(state);
+            return Ok(());
+        }
+        let (mut state, outcome) = self.attempt_to_grow(state, place, size);
         let outcome = outcome.inspect_err(|error| state.count_refusal(place.tenant, error));
         Self::let_go(state);
         outcome
@@ -222,6 +217,8 @@ impl Core {
             return Ok((state, outcome));
         };
         let _waiter = Waiter::of(&self.waiting);
+        state.sweep_each();
+        (state, outcome) = attempt(state);
         while is_shortage(&outcome) {
             let Some(left) = deadline.checked_duration_since(Instant::now()) else {
                 break;
@@ -334,12 +331,6 @@ impl State {
                 tenancy.refusals += 1;
             }
         }
-    }
-}
-
-impl fmt::Debug for Owner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Owner").field(&self.tenant).finish()
     }
 }
 

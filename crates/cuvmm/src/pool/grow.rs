@@ -2,8 +2,7 @@
 
 use super::budget::TenantId;
 use super::commit::Fit;
-use super::core::Place;
-use super::slot::Slot;
+use super::slot::{Place, Slot};
 use super::state::{Growth, State};
 use crate::error::AllocateError;
 use crate::own::Stream;
@@ -20,6 +19,43 @@ struct Step {
 }
 
 impl State {
+    /// Grows a block into memory that is there already and needs nothing: no fence, no zeros, no
+    /// charge. False, and nothing has changed, if that is not so; [`Self::grow`] knows why.
+    pub(crate) fn grow_within(&mut self, place: &Place, size: u64) -> bool {
+        let usable = self.device.lost().is_none() && self.device.forked().is_none();
+        if !usable || self.budget.is_overdrawn() {
+            return false;
+        }
+        let (Some(used), Some(tenancy)) = (
+            self.device.granule().round_up(size),
+            self.tenants.get_mut(&place.tenant),
+        ) else {
+            return false;
+        };
+        let registered = tenancy.registered;
+        let Some(slot) = tenancy.slot_mut(place.slot).filter(|_| registered) else {
+            return false;
+        };
+        let bytes = slot.space.bytes();
+        let Some(block) = &mut slot.block else {
+            return false;
+        };
+        let grows = block.requested <= size && size <= place.capacity && used <= bytes;
+        // Zeros are owed only where memory was used before.
+        if !grows || (block.zeroed && block.used < block.reach && used > block.used) {
+            return false;
+        }
+        if used > block.stained {
+            block.stained = slot.space.stain(block.used, used, place.tenant.0);
+        }
+        block.requested = size;
+        block.used = block.used.max(used);
+        if let Some(ahead) = &mut self.ahead {
+            ahead.look_at((place.tenant, place.slot), block, bytes);
+        }
+        true
+    }
+
     pub(crate) fn grow(&mut self, place: &Place, size: u64) -> Result<(), AllocateError> {
         let &Place {
             tenant,
@@ -36,7 +72,6 @@ impl State {
         let gone = AllocateError::Unregistered {
             tenant: String::new(),
         };
-        let overdrawn = self.budget.is_overdrawn();
         let usable = self.check_usable(tenant);
         let Some(slot) = self.slot_mut(tenant, index) else {
             return Err(gone);
@@ -57,25 +92,18 @@ impl State {
         }
         usable?;
         let from = block.used;
-        // Zeros are owed only where memory was used before.
-        let clean = !block.zeroed || from >= block.reach;
-        if used <= bytes && clean && !overdrawn {
-            block.requested = size;
-            block.used = used;
-            slot.space.stain(from, used, tenant.0);
-            return Ok(());
-        }
         self.permit_reuse(tenant, used.min(bytes).saturating_sub(from))?;
         let Some(mut slot) = self.take_slot(tenant, index) else {
             return Err(gone);
         };
         let outcome = self.extend(tenant, &mut slot, used);
         if outcome.is_ok() {
-            slot.space.stain(from, used, tenant.0);
+            let stained = slot.space.stain(from, used, tenant.0);
             slot.touched = self.tick();
             if let Some(block) = &mut slot.block {
                 block.requested = size;
                 block.used = used;
+                block.stained = stained;
             }
         }
         self.put_slot(tenant, index, slot);

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::core::{Core, Place};
+use super::core::Core;
+use super::slot::Place;
 use crate::error::CallError;
 use crate::own::Stream;
 use crate::region::Extent;

@@ -7,11 +7,16 @@
 //! shelf's lock is taken under the pool's, never the other way round.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock, PoisonError};
 
-use super::core::{Owner, Place};
+use super::budget::TenantId;
+use super::core::Core;
+use super::slot::Place;
+use super::tenancy::{Freed, Unswept};
 use crate::own::Stream;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 
 /// Shelves of a tenant, a power of two.
 const SHELVES: usize = 32;
@@ -21,6 +26,13 @@ const ROOM: usize = 128;
 
 /// The pool's clock moves once in so many frees here: it is shared by all threads.
 const FREES_A_TICK: u32 = 16;
+
+/// A tenant as its blocks know it.
+pub(crate) struct Owner {
+    pub(crate) core: Arc<Core>,
+    pub(crate) tenant: TenantId,
+    pub(crate) shelves: Arc<Shelves>,
+}
 
 /// A block without its handle.
 #[derive(Debug)]
@@ -36,9 +48,18 @@ pub(crate) struct Held {
 }
 
 /// A block that was freed, and when.
-pub(crate) struct Shelved {
-    pub(crate) held: Held,
-    pub(crate) freed: u64,
+struct Shelved {
+    held: Held,
+    freed: u64,
+}
+
+impl Shelved {
+    fn freed(self) -> Freed {
+        Freed {
+            place: self.held.place,
+            at: self.freed,
+        }
+    }
 }
 
 /// What a block is asked to be, as far as it matters here.
@@ -51,8 +72,8 @@ pub(crate) struct Shape<'a> {
 
 /// The shelves of one tenant.
 pub(crate) struct Shelves {
-    /// Made with the first block.
-    shelves: OnceLock<Box<[Arc<Shelf>]>>,
+    /// Each made with the first block of its streams.
+    shelves: [OnceLock<Arc<Shelf>>; SHELVES],
     /// The pool's clock.
     clock: Arc<AtomicU64>,
 }
@@ -101,10 +122,12 @@ impl Shelf {
     }
 
     /// Puts a block that was used on no stream but its home stream here, or hands it back if the
-    /// shelf is full or closed.
+    /// shelf is full or closed, or somebody waits for memory.
     pub(crate) fn put(&self, held: Held) -> Result<(), Held> {
         let mut contents = self.lock();
-        if contents.closed || contents.blocks.len() >= ROOM {
+        // Asked under the lock: one who begins to wait looks at every shelf after saying so.
+        let awaited = held.owner.core.is_awaited();
+        if contents.closed || contents.blocks.len() >= ROOM || awaited {
             return Err(held);
         }
         contents.frees = contents.frees.wrapping_add(1);
@@ -129,6 +152,12 @@ impl Shelf {
     }
 }
 
+impl fmt::Debug for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Owner").field(&self.tenant).finish()
+    }
+}
+
 impl fmt::Debug for Shelf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shelf")
@@ -140,40 +169,54 @@ impl fmt::Debug for Shelf {
 impl Shelves {
     pub(crate) fn new(clock: Arc<AtomicU64>) -> Self {
         Self {
-            shelves: OnceLock::new(),
+            shelves: std::array::from_fn(|_| OnceLock::new()),
             clock,
         }
     }
 
-    fn all(&self) -> &[Arc<Shelf>] {
-        let new = || Arc::new(Shelf::new(Arc::clone(&self.clock)));
-        self.shelves
-            .get_or_init(|| std::iter::repeat_with(new).take(SHELVES).collect())
+    fn made<'a>(&'a self, shelf: &'a OnceLock<Arc<Shelf>>) -> &'a Arc<Shelf> {
+        shelf.get_or_init(|| Arc::new(Shelf::new(Arc::clone(&self.clock))))
     }
 
     /// The shelf for blocks of a stream.
     pub(crate) fn of(&self, stream: &Stream) -> Option<&Arc<Shelf>> {
         // Fibonacci hashing: handles are addresses, and their low bits are alike.
         let mixed = stream.as_raw().0.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        self.all().get((mixed >> 59) as usize % SHELVES)
+        let shelf = self.shelves.get((mixed >> 59) as usize % SHELVES)?;
+        Some(self.made(shelf))
     }
+}
 
-    /// Takes everything off.
-    pub(crate) fn clear(&self) -> Vec<Shelved> {
-        let stocked = |shelf: &&Arc<Shelf>| shelf.stocked.load(Ordering::Acquire);
-        let shelves = self.shelves.get().into_iter().flat_map(|all| all.iter());
-        shelves
-            .filter(stocked)
+impl Unswept for Shelves {
+    fn sweep(&self) -> Vec<Freed> {
+        self.shelves
+            .iter()
+            .filter_map(OnceLock::get)
+            .filter(|shelf| shelf.stocked.load(Ordering::Acquire))
             .flat_map(|shelf| shelf.clear())
+            .map(Shelved::freed)
             .collect()
     }
 
-    /// Takes everything off, and lets nothing on any more.
-    pub(crate) fn close(&self) -> Vec<Shelved> {
-        let close = |shelf: &Arc<Shelf>| {
-            shelf.lock().closed = true;
-            shelf.clear()
-        };
-        self.all().iter().flat_map(close).collect()
+    fn sweep_each(&self) -> Vec<Freed> {
+        // One that is not made yet is made, since its maker may know nothing of this thread.
+        self.shelves
+            .iter()
+            .flat_map(|shelf| self.made(shelf).clear())
+            .map(Shelved::freed)
+            .collect()
+    }
+
+    fn close(&self) -> Vec<Freed> {
+        // One that is not made yet must not be made open later.
+        self.shelves
+            .iter()
+            .flat_map(|shelf| {
+                let shelf = self.made(shelf);
+                shelf.lock().closed = true;
+                shelf.clear()
+            })
+            .map(Shelved::freed)
+            .collect()
     }
 }

@@ -7,6 +7,9 @@
 
 use std::sync::Arc;
 
+use cuvmm_driver::DeviceAddress;
+
+use super::budget::TenantId;
 use super::pace::Pace;
 use crate::own::Stream;
 use crate::region::{Extent, Fence, Space};
@@ -20,6 +23,15 @@ pub(crate) enum Idle {
     Limbo,
     /// A lease lives.
     Leased,
+}
+
+/// Where a block is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) tenant: TenantId,
+    pub(crate) slot: usize,
+    pub(crate) address: DeviceAddress,
+    pub(crate) capacity: u64,
 }
 
 #[derive(Debug)]
@@ -37,9 +49,9 @@ pub(crate) struct Slot {
     pub(crate) touched: u64,
     /// A roll-back failed in it: it serves its block and no other.
     pub(crate) broken: bool,
-    /// The mapper is putting memory behind what is there: until it is done the memory in the slot
-    /// neither grows nor is taken back.
-    pub(crate) busy: bool,
+    /// Bytes that the mapper is putting behind what is there, charged already. Until it is done
+    /// the memory in the slot neither grows nor is taken back.
+    pub(crate) coming: u64,
 }
 
 #[derive(Debug)]
@@ -52,6 +64,8 @@ pub(crate) struct Occupant {
     pub(crate) most: u64,
     /// Up to where memory was used since it was placed.
     pub(crate) reach: u64,
+    /// Up to where its extents are known to have been written to by it.
+    pub(crate) stained: u64,
     /// How fast it grows.
     pub(crate) pace: Pace,
     /// The stream it was allocated on.
@@ -87,8 +101,18 @@ impl Slot {
             fence: Fence::passed(),
             touched: now,
             broken: false,
-            busy: false,
+            coming: 0,
         }
+    }
+
+    /// Whether the mapper is at it.
+    pub(crate) const fn is_busy(&self) -> bool {
+        self.coming > 0
+    }
+
+    /// Bytes of memory in it, or on their way into it.
+    fn charged(&self) -> u64 {
+        self.space.bytes() + self.coming
     }
 
     pub(crate) fn used(&self) -> u64 {
@@ -104,13 +128,12 @@ impl Slot {
         let reach = |block: &Occupant| block.reach.max(block.used);
         self.block
             .as_ref()
-            .map_or(0, |block| self.space.bytes().saturating_sub(reach(block)))
+            .map_or(0, |block| self.charged().saturating_sub(reach(block)))
     }
 
     /// Bytes of memory that were in use and are not.
     pub(crate) fn idle(&self) -> u64 {
-        self.space
-            .bytes()
+        self.charged()
             .saturating_sub(self.used())
             .saturating_sub(self.margin())
     }
@@ -150,7 +173,7 @@ impl Slot {
 
     /// Whether another block may be put in it.
     pub(crate) const fn is_vacant(&self) -> bool {
-        self.block.is_none() && self.leases == 0 && !self.busy
+        self.block.is_none() && self.leases == 0 && !self.is_busy()
     }
 
     /// Whether memory could be taken from it, if its fence has passed.
@@ -161,7 +184,7 @@ impl Slot {
     /// The extents that could be taken back now, last first, if their fence has passed.
     pub(crate) fn spare(&self) -> impl Iterator<Item = Extent> + '_ {
         let used = self.used();
-        let free = self.leases == 0 && !self.busy;
+        let free = self.leases == 0 && !self.is_busy();
         self.space
             .extents()
             .rev()
@@ -178,6 +201,7 @@ impl Slot {
         let bytes = self.space.bytes();
         if let Some(block) = &mut self.block {
             block.reach = block.reach.min(bytes);
+            block.stained = block.stained.min(bytes);
         }
     }
 }

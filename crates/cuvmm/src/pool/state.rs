@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
 use cuvmm_driver::{HandleTypes, PhysicalProps};
 
@@ -74,21 +73,6 @@ pub enum Scrub {
     /// Never: the pool's tenants trust each other.
     Never,
 }
-
-/// A request to give memory back, made to a tenant under pressure.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Pressure {
-    /// The tenant that needs memory.
-    pub wanted_by: String,
-    /// How much it lacks, in bytes.
-    pub bytes: u64,
-    /// Until when giving back helps; `None` when the one who asks will not wait.
-    pub deadline: Option<Instant>,
-}
-
-/// What a tenant installs to be asked for memory.
-pub type PressureHook = Arc<dyn Fn(&Pressure) + Send + Sync>;
 
 pub(crate) struct State {
     pub(crate) device: Device,
@@ -168,19 +152,19 @@ impl State {
     }
 
     /// Takes a slot out, so that nothing done for it can take from it.
-    pub(crate) fn take_slot(&mut self, id: TenantId, index: usize) -> Option<Slot> {
+    pub(crate) fn take_slot(&mut self, id: TenantId, index: usize) -> Option<Box<Slot>> {
         self.tenants.get_mut(&id)?.take(index)
     }
 
     /// Puts a slot where it was taken out, and lists it for what it has to give.
-    pub(crate) fn put_slot(&mut self, id: TenantId, index: usize, slot: Slot) {
+    pub(crate) fn put_slot(&mut self, id: TenantId, index: usize, slot: Box<Slot>) {
         if let Some(tenancy) = self.tenants.get_mut(&id) {
             tenancy.put(index, slot);
         }
     }
 
     /// Gives the addresses of a slot that was taken out back. What is stuck in it is kept.
-    pub(crate) fn drop_slot(&mut self, id: TenantId, index: usize, slot: Slot) {
+    pub(crate) fn drop_slot(&mut self, id: TenantId, index: usize, slot: Box<Slot>) {
         if let Some(tenancy) = self.tenants.get_mut(&id) {
             tenancy.vacate(index);
         }

@@ -4,15 +4,33 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use super::shelf::Shelves;
-use super::slot::Slot;
-use super::state::PressureHook;
+use super::pressure::PressureHook;
+use super::slot::{Place, Slot};
 
 /// Where slots are listed that no block may be put in, though they are empty.
 const NO_CLASS: u64 = 0;
 
 /// A slot in a list, in the order of age.
 pub(crate) type Aged = (u64, usize);
+
+/// A block that was freed, and when.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Freed {
+    pub(crate) place: Place,
+    pub(crate) at: u64,
+}
+
+/// Blocks that were freed and that the pool does not know of yet.
+pub(crate) trait Unswept: Send + Sync {
+    /// All of them, which are the pool's from now on.
+    fn sweep(&self) -> Vec<Freed>;
+
+    /// The same, and sees to it that whoever frees one later knows what this thread did before.
+    fn sweep_each(&self) -> Vec<Freed>;
+
+    /// The same, for the last time: whoever frees a block later tells the pool.
+    fn close(&self) -> Vec<Freed>;
+}
 
 /// Memory that can be taken back from a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,8 +48,8 @@ pub(crate) struct Tenancy {
     pub(crate) registered: bool,
     pub(crate) refusals: u64,
     /// Blocks that were freed and that the lists do not know of yet.
-    pub(crate) shelves: Arc<Shelves>,
-    slots: Vec<Option<Place>>,
+    pub(crate) unswept: Arc<dyn Unswept>,
+    slots: Vec<Option<Listed>>,
     /// Places in `slots` without a slot.
     vacant: Vec<usize>,
     /// Slots with no block and no lease, by class, the one used last at the end.
@@ -42,8 +60,8 @@ pub(crate) struct Tenancy {
 }
 
 /// A slot and where it is listed.
-struct Place {
-    slot: Slot,
+struct Listed {
+    slot: Box<Slot>,
     age: u64,
     class: Option<u64>,
     gives: Option<Give>,
@@ -54,7 +72,7 @@ impl Tenancy {
         name: String,
         priority: i32,
         hook: Option<PressureHook>,
-        shelves: Arc<Shelves>,
+        unswept: Arc<dyn Unswept>,
     ) -> Self {
         Self {
             name,
@@ -62,7 +80,7 @@ impl Tenancy {
             hook,
             registered: true,
             refusals: 0,
-            shelves,
+            unswept,
             slots: Vec::new(),
             vacant: Vec::new(),
             reusable: BTreeMap::new(),
@@ -72,12 +90,15 @@ impl Tenancy {
     }
 
     pub(crate) fn slots(&self) -> impl Iterator<Item = &Slot> {
-        self.slots.iter().flatten().map(|place| &place.slot)
+        self.slots.iter().flatten().map(|place| &*place.slot)
     }
 
     /// For changes that do not alter where a slot is listed.
     pub(crate) fn slots_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
-        self.slots.iter_mut().flatten().map(|place| &mut place.slot)
+        self.slots
+            .iter_mut()
+            .flatten()
+            .map(|place| &mut *place.slot)
     }
 
     pub(crate) fn indices(&self) -> impl Iterator<Item = usize> + '_ {
@@ -88,7 +109,7 @@ impl Tenancy {
     }
 
     pub(crate) fn slot(&self, index: usize) -> Option<&Slot> {
-        self.slots.get(index)?.as_ref().map(|place| &place.slot)
+        self.slots.get(index)?.as_ref().map(|place| &*place.slot)
     }
 
     /// For changes that do not alter where a slot is listed.
@@ -96,7 +117,7 @@ impl Tenancy {
         self.slots
             .get_mut(index)?
             .as_mut()
-            .map(|place| &mut place.slot)
+            .map(|place| &mut *place.slot)
     }
 
     /// Whether it has no slot at all.
@@ -118,8 +139,8 @@ impl Tenancy {
     }
 
     /// Takes a slot out, and from all lists.
-    pub(crate) fn take(&mut self, index: usize) -> Option<Slot> {
-        let Place {
+    pub(crate) fn take(&mut self, index: usize) -> Option<Box<Slot>> {
+        let Listed {
             slot,
             age,
             class,
@@ -130,9 +151,6 @@ impl Tenancy {
             && let Some(list) = self.reusable.get_mut(&class)
         {
             list.remove(&aged);
-            if list.is_empty() {
-                self.reusable.remove(&class);
-            }
         }
         if let Some(give) = gives {
             self.giving_mut(give).remove(&aged);
@@ -141,7 +159,7 @@ impl Tenancy {
     }
 
     /// Puts a slot in its place, and on the lists it belongs on.
-    pub(crate) fn put(&mut self, index: usize, slot: Slot) {
+    pub(crate) fn put(&mut self, index: usize, slot: Box<Slot>) {
         let age = slot.touched;
         let class = slot.is_vacant().then_some(match slot.broken {
             true => NO_CLASS,
@@ -158,7 +176,7 @@ impl Tenancy {
             self.giving_mut(give).insert((age, index));
         }
         if let Some(place) = self.slots.get_mut(index) {
-            *place = Some(Place {
+            *place = Some(Listed {
                 slot,
                 age,
                 class,

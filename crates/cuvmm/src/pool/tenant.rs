@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::block::{Block, BlockBuilder};
-use super::core::{Core, Owner};
-use super::shelf::Shelves;
-use super::state::{Pressure, PressureHook};
+use super::core::Core;
+use super::pressure::{Pressure, PressureHook};
+use super::shelf::{Owner, Shelves};
 use super::stats::TenantStats;
 use super::tenancy::Tenancy;
 use crate::error::{AllocateError, RegisterError};
@@ -99,7 +99,8 @@ impl<'a> TenantBuilder<'a> {
             return Err(RegisterError::NameTaken { name });
         }
         let shelves = Arc::new(Shelves::new(Arc::clone(&state.clock)));
-        let tenancy = Tenancy::new(name.clone(), priority, hook, Arc::clone(&shelves));
+        let unswept = Arc::clone(&shelves);
+        let tenancy = Tenancy::new(name.clone(), priority, hook, unswept);
         let id = state.register(tenancy, guarantee, limit);
         drop(state);
         let owner = Owner {

@@ -2,9 +2,10 @@
 //! waits, and only unregistering calls the driver.
 
 use super::budget::TenantId;
-use super::core::Place;
+use super::slot::Place;
 use super::slot::Slot;
 use super::state::State;
+use super::tenancy::Freed;
 use crate::error::{CallError, ShrinkError};
 use crate::own::Stream;
 use crate::region::Fence;
@@ -65,22 +66,36 @@ impl State {
         self.put_slot(place.tenant, place.slot, slot);
     }
 
-    /// Frees for good what lies on a tenant's shelves; whether there was anything.
+    /// Frees for good what a tenant's blocks left on shelves; whether there was anything.
     pub(crate) fn sweep(&mut self, id: TenantId) -> bool {
-        let shelved = match self.tenants.get(&id) {
-            Some(tenancy) => tenancy.shelves.clear(),
+        let freed = match self.tenants.get(&id) {
+            Some(tenancy) => tenancy.unswept.sweep(),
             None => return false,
         };
-        for shelved in &shelved {
-            self.free_at(&shelved.held.place, shelved.freed);
-        }
-        !shelved.is_empty()
+        self.free_all(&freed);
+        !freed.is_empty()
     }
 
     pub(crate) fn sweep_all(&mut self) {
         let ids: Vec<TenantId> = self.tenants.keys().copied().collect();
         for id in ids {
             self.sweep(id);
+        }
+    }
+
+    /// The same for one who has just said that it waits: nothing comes on a shelf after this that
+    /// it is not told of.
+    pub(crate) fn sweep_each(&mut self) {
+        let tenants = self.tenants.values();
+        let freed: Vec<Freed> = tenants
+            .flat_map(|tenancy| tenancy.unswept.sweep_each())
+            .collect();
+        self.free_all(&freed);
+    }
+
+    fn free_all(&mut self, freed: &[Freed]) {
+        for freed in freed {
+            self.free_at(&freed.place, freed.at);
         }
     }
 
@@ -93,10 +108,8 @@ impl State {
             return;
         }
         tenancy.hook = None;
-        let shelved = tenancy.shelves.close();
-        for shelved in &shelved {
-            self.free_at(&shelved.held.place, shelved.freed);
-        }
+        let freed = tenancy.unswept.close();
+        self.free_all(&freed);
         self.budget.drain(id);
         self.collect_if_draining(id);
     }

@@ -5,13 +5,14 @@
 //! driver holds a lock while it maps. Everything works without it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::{self, JoinHandle, ThreadId};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use crate::device::Device;
 use crate::error::StartMapperError;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::thread::{self, JoinHandle, ThreadId};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// Work for the mapper's thread.
 pub(crate) trait Chores: Send + Sync {

@@ -397,12 +397,16 @@ impl Space {
             })
     }
 
-    /// Notes who writes to the extents that meet a range from now on.
-    pub(crate) fn stain(&mut self, start: u64, end: u64, who: u64) {
+    /// Notes who writes to the extents that meet a range from now on; returns where the last of
+    /// them ends.
+    pub(crate) fn stain(&mut self, start: u64, end: u64, who: u64) -> u64 {
         let range = self.covering(start, end);
         self.extents
             .range_mut(range)
-            .for_each(|(_, placed)| placed.stain = Some(who));
+            .fold(end, |_, (offset, placed)| {
+                placed.stain = Some(who);
+                offset + placed.mapping.size()
+            })
     }
 
     /// Queues filling a committed range with zeros on a stream that its next user waits for.

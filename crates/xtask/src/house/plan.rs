@@ -61,6 +61,7 @@ pub(crate) const CRATES: &[Place] = &[
         reads_environment: false,
         library: true,
         floors: &[
+            room(&["sync"]),
             Floor {
                 rooms: &["error", "size"],
                 open: true,
@@ -116,6 +117,14 @@ pub(crate) const CRATES: &[Place] = &[
         uses: &["cuvmm"],
         tests_use: &["fakecuda"],
         reads_environment: true,
+        library: false,
+        floors: &[],
+    },
+    Place {
+        name: "counted",
+        uses: &["cuvmm"],
+        tests_use: &[],
+        reads_environment: false,
         library: false,
         floors: &[],
     },

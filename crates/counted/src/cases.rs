@@ -1,0 +1,124 @@
+//! The paths that are counted. Each begins and ends a round with as many idle blocks as there were.
+
+use anyhow::{Result, bail};
+
+use crate::crowd::{Crowd, GRANULE, Idle};
+use crate::marks::Marks;
+
+/// A path.
+pub(crate) struct Case {
+    pub(crate) idle: Idle,
+    /// Whether all blocks of a batch live at once.
+    pub(crate) together: bool,
+    /// Runs it once, so many operations between marks.
+    pub(crate) round: Round,
+}
+
+type Round = fn(&Marks, &mut Crowd, usize) -> Result<()>;
+
+pub(crate) fn named(name: &str) -> Result<Case> {
+    let (idle, together, round): (_, _, Round) = match name {
+        "warm" => (Idle::Shelf, false, warm),
+        "warm-batch" => (Idle::Shelf, true, warm_batch),
+        "other-size" => (Idle::Shelf, false, other_size),
+        "allocate-locked" => (Idle::Pool, true, allocate_locked),
+        "free-locked" => (Idle::Pool, true, free_locked),
+        "grow" => (Idle::Pool, false, grow),
+        _ => bail!("there is no case {name}"),
+    };
+    Ok(Case {
+        idle,
+        together,
+        round,
+    })
+}
+
+/// Blocks of one shape, each freed before the next.
+fn warm(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
+    crowd.between(marks, |crowd| {
+        for _ in 0..batch {
+            drop(crowd.allocate(GRANULE, GRANULE)?);
+        }
+        Ok(())
+    })
+}
+
+/// Blocks of one shape, all of which live before the first is freed.
+fn warm_batch(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
+    let mut blocks = Vec::with_capacity(batch);
+    crowd.between(marks, |crowd| {
+        for _ in 0..batch {
+            blocks.push(crowd.allocate(GRANULE, GRANULE)?);
+        }
+        blocks.clear();
+        Ok(())
+    })
+}
+
+/// Blocks of one class, no two of one size: past the shelf and through the pool's lock.
+fn other_size(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
+    crowd.between(marks, |crowd| {
+        for _ in 0..batch {
+            crowd.made += 1;
+            let size = GRANULE - crowd.made % (GRANULE / 2);
+            drop(crowd.allocate(size, size)?);
+        }
+        Ok(())
+    })
+}
+
+/// Out of the pool's lists.
+fn allocate_locked(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
+    let mut blocks = Vec::with_capacity(batch);
+    crowd.between(marks, |crowd| {
+        for _ in 0..batch {
+            blocks.push(crowd.allocate(GRANULE, GRANULE)?);
+        }
+        Ok(())
+    })?;
+    crowd.keep_off_shelves(&blocks)
+}
+
+/// Onto the pool's lists.
+fn free_locked(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
+    let mut blocks = Vec::with_capacity(batch);
+    for _ in 0..batch {
+        blocks.push(crowd.allocate(GRANULE, GRANULE)?);
+    }
+    crowd.keep_off_shelves(&blocks)?;
+    crowd.between(marks, |_| {
+        blocks.clear();
+        Ok(())
+    })
+}
+
+/// By a granule, into margin.
+fn grow(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
+    /// A step ahead of it is 64 granules: a longer batch would call the driver, and fail.
+    const BEGIN: u64 = 1 << 30;
+    let mut block = match crowd.growing.take() {
+        Some(block) => block,
+        None => crowd.allocate(BEGIN, 8 * BEGIN)?,
+    };
+    // To where a step ends, and then one granule on: as much as one step of margin lies ahead.
+    loop {
+        let end = block
+            .extents()
+            .last()
+            .map_or(0, |last| last.offset + last.size);
+        let grown = block.size() + GRANULE;
+        let step = grown > end;
+        block.try_grow_to(grown)?;
+        if step {
+            break;
+        }
+    }
+    crowd.between(marks, |_| {
+        for _ in 0..batch {
+            block.try_grow_to(block.size() + GRANULE)?;
+        }
+        Ok(())
+    })?;
+    crowd.growing = Some(block);
+    Ok(())
+}

@@ -1,0 +1,144 @@
+//! A pool on a model driver with blocks that live, and something idle for each tenant.
+
+use std::iter;
+use std::sync::Arc;
+
+use anyhow::{Result, bail, ensure};
+use cuvmm::driver::model::{ModelDriver, ModelOptions};
+use cuvmm::{Block, Device, Limit, Pool, Stream, Tenant};
+
+use crate::marks::Marks;
+
+/// A granule of the model.
+pub(crate) const GRANULE: u64 = 2 << 20;
+
+/// Blocks of each tenant that live all the time.
+const BLOCKS_EACH: usize = 100;
+
+/// Memory for whatever a case allocates besides.
+const ROOM: u64 = 16 << 30;
+
+/// How many live beside the block in question.
+#[derive(Clone, Copy)]
+pub(crate) enum Size {
+    /// 100 blocks of one tenant.
+    Few,
+    /// 100,000 blocks of 1,000 tenants.
+    Many,
+}
+
+impl Size {
+    pub(crate) fn named(name: &str) -> Result<Self> {
+        match name {
+            "few" => Ok(Self::Few),
+            "many" => Ok(Self::Many),
+            _ => bail!("a crowd is few or many, not {name}"),
+        }
+    }
+
+    const fn tenants(self) -> usize {
+        match self {
+            Self::Few => 1,
+            Self::Many => 1_000,
+        }
+    }
+}
+
+/// Where what is idle lies.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Idle {
+    /// On the shelf of the stream it was freed on.
+    Shelf,
+    /// On the pool's own lists.
+    Pool,
+}
+
+pub(crate) struct Crowd {
+    /// A block that grows, for the cases of growth.
+    pub(crate) growing: Option<Block>,
+    /// What was allocated so far, to make sizes differ.
+    pub(crate) made: u64,
+    device: Device,
+    stream: Stream,
+    tenants: Vec<Tenant>,
+    next: usize,
+    _living: Vec<Block>,
+}
+
+impl Crowd {
+    /// With `idle` blocks, of the tenants whose turn comes next, that were freed.
+    pub(crate) fn new(size: Size, place: Idle, idle: usize) -> Result<Self> {
+        let count = size.tenants();
+        let idle_each = idle.div_ceil(count);
+        let bytes = (count * (BLOCKS_EACH + idle_each)) as u64 * GRANULE + ROOM;
+        let driver = ModelDriver::new(ModelOptions::new().capacity(bytes));
+        let device = Device::open(Arc::new(driver), 0)?;
+        let pool = Pool::builder(&device).limit(Limit::Bytes(bytes)).build()?;
+        let stream = Stream::new(&device)?;
+        let register = |number| pool.tenant(format!("tenant {number}")).register();
+        let tenants = (0..count).map(register).collect::<Result<Vec<_>, _>>()?;
+        let blocks = |each| -> Result<Vec<Block>> {
+            let tenants = tenants
+                .iter()
+                .flat_map(|tenant| iter::repeat_n(tenant, each));
+            let allocate = |tenant: &Tenant| Ok(tenant.allocate_on(&stream, GRANULE)?);
+            tenants.map(allocate).collect()
+        };
+        let living = blocks(BLOCKS_EACH)?;
+        let freed = blocks(idle_each)?;
+        if place == Idle::Pool {
+            keep_off_shelves(&freed, &stream)?;
+        }
+        drop(freed);
+        Ok(Self {
+            growing: None,
+            made: 0,
+            device,
+            stream,
+            tenants,
+            next: 0,
+            _living: living,
+        })
+    }
+
+    /// Allocates for the tenants in turn.
+    pub(crate) fn allocate(&mut self, size: u64, capacity: u64) -> Result<Block> {
+        self.next += 1;
+        if self.next == self.tenants.len() {
+            self.next = 0;
+        }
+        let block = self.tenants[self.next].block(size).capacity(capacity);
+        Ok(block.home_stream(&self.stream).try_allocate()?)
+    }
+
+    /// Has blocks freed by the pool itself, though only their home stream uses them.
+    pub(crate) fn keep_off_shelves(&self, blocks: &[Block]) -> Result<()> {
+        keep_off_shelves(blocks, &self.stream)
+    }
+
+    /// Does the work between marks.
+    ///
+    /// # Errors
+    /// When it called the driver: then it was not the path that it is taken for.
+    pub(crate) fn between<T>(
+        &mut self,
+        marks: &Marks,
+        work: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
+        let before = self.device.calls();
+        let outcome = marks.around(|| work(self))?;
+        let calls = self.device.calls().since(&before).total();
+        ensure!(
+            calls == 0,
+            "{calls} driver calls where there should be none"
+        );
+        Ok(outcome)
+    }
+}
+
+fn keep_off_shelves(blocks: &[Block], home: &Stream) -> Result<()> {
+    for block in blocks {
+        block.record_use(home)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,50 @@
+//! Warm allocation by many threads on one pool, each with a home stream of its own.
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use criterion::{Criterion, Throughput};
+use cuvmm::{Stream, Tenant};
+
+use super::rig::{GIB, GRANULE, Rig};
+
+pub(crate) fn bench(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("threads");
+    for threads in [1, 8] {
+        let Rig { pool, .. } = Rig::new(GIB);
+        let tenant = pool.tenant("tenant").register().unwrap();
+        let stream = |_| Stream::new(pool.device()).unwrap();
+        let streams: Vec<Stream> = (0..threads).map(stream).collect();
+        group.throughput(Throughput::Elements(threads));
+        group.bench_function(format!("{threads}"), |bencher| {
+            bencher.iter_custom(|times| round(&tenant, &streams, times));
+        });
+    }
+    group.finish();
+}
+
+/// From when the first thread begins until the last is done.
+fn round(tenant: &Tenant, streams: &[Stream], times: u64) -> Duration {
+    let start = Barrier::new(streams.len());
+    let work = |stream: &Stream| {
+        start.wait();
+        let begun = Instant::now();
+        for _ in 0..times {
+            drop(tenant.allocate_on(stream, GRANULE).unwrap());
+        }
+        (begun, Instant::now())
+    };
+    let spans: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = streams
+            .iter()
+            .map(|stream| scope.spawn(|| work(stream)))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
+    });
+    let begun = spans.iter().map(|span| span.0).min().unwrap();
+    let ended = spans.iter().map(|span| span.1).max().unwrap();
+    ended - begun
+}

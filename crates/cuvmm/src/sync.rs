@@ -1,0 +1,29 @@
+//! The locks, signals and threads of this crate.
+//!
+//! They are the standard library's. Under `--cfg cuvmm_shuttle` they are shuttle's, which runs a
+//! test under one order of its threads after another. Two kinds are the standard library's always,
+//! to be named where they are used: what no thread can be interrupted in (counters, `OnceLock`
+//! whose making takes no lock), and clocks.
+//!
+//! Shuttle has no time: there a wait with a timeout lasts until somebody ends it. So a wake-up that
+//! is lost shows as a deadlock, even where a timeout would hide it. And since a stand-in's calls
+//! take no time either, [`let_others_run`] says where a driver would be busy.
+
+#[cfg(not(cuvmm_shuttle))]
+pub(crate) use std::{
+    sync::{Condvar, Mutex, MutexGuard, atomic},
+    thread,
+};
+
+#[cfg(cuvmm_shuttle)]
+pub(crate) use shuttle::{
+    sync::{Condvar, Mutex, MutexGuard, atomic},
+    thread,
+};
+
+/// A moment in which other threads may run.
+#[inline]
+pub(crate) fn let_others_run() {
+    #[cfg(cuvmm_shuttle)]
+    thread::sleep(std::time::Duration::ZERO);
+}

@@ -1,0 +1,808 @@
+//! Threads on one pool, in one order of their steps after another. Shuttle chooses the orders, and
+//! reports a wait that nobody ends as a deadlock: `RUSTFLAGS="--cfg cuvmm_shuttle"` turns it on.
+//!
+//! `CUVMM_ORDERS=N` tries N orders of each scenario. A failure prints its schedule, and
+//! `CUVMM_SCHEDULE=...` runs the one scenario that is named beside it by that schedule.
+//!
+//! Nothing waits for the machine here: a thread that waits for a stream that is held back would
+//! stop all others with it.
+#![cfg(cuvmm_shuttle)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use common::{D0, Rig, manner};
+use cuvmm::driver::Driver;
+use cuvmm::driver::host::{HostDriver, HostMemory, HostOptions};
+use cuvmm::driver::model::{Backing, Machine, ModelDriver, Nothing};
+use cuvmm::error::{AllocateError, BuildPoolError, CompactError};
+use cuvmm::pool::PoolBuilder;
+use cuvmm::{Block, Growth, Limit, Mapper, Pool, PoolStats, Stream, Tenant};
+use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler};
+use shuttle::thread::{self, yield_now};
+use shuttle::{Config, Runner};
+
+/// The granule here: small, since bytes are copied.
+const G: u64 = 64 << 10;
+
+/// As good as never, and shuttle has no clock.
+const FOREVER: Duration = Duration::from_secs(1 << 20);
+
+/// Runs a scenario in so many random orders, and in some with few switches, at the worst places.
+fn explore(orders: usize, scenario: impl Fn() + Clone + Send + Sync + 'static) {
+    let mut config = Config::new();
+    // Four times what is usual: tests are built with little optimisation.
+    config.stack_size = 1 << 18;
+    config.silence_warnings = true;
+    if let Ok(schedule) = std::env::var("CUVMM_SCHEDULE") {
+        Runner::new(ReplayScheduler::new_from_encoded(&schedule), config).run(scenario);
+        return;
+    }
+    let told = std::env::var("CUVMM_ORDERS").ok();
+    let orders = told.and_then(|text| text.parse().ok()).unwrap_or(orders);
+    Runner::new(RandomScheduler::new(orders), config.clone()).run(scenario.clone());
+    for switches in 1..=3 {
+        let scheduler = PctScheduler::new(switches, orders / 8 + 1);
+        Runner::new(scheduler, config.clone()).run(scenario.clone());
+    }
+}
+
+/// A pool on a machine of its own, and who uses which addresses.
+struct Scene<B: Backing> {
+    rig: Rig<B>,
+    pool: Pool,
+    limit: u64,
+    claims: Mutex<BTreeMap<u64, u64>>,
+}
+
+fn model() -> Rig<Nothing> {
+    common::rig(ModelDriver::new(
+        common::model_options().granularity(G).capacity(64 << 20),
+    ))
+}
+
+fn host() -> Rig<HostMemory> {
+    let options = HostOptions::new().manner(manner()).granularity(G);
+    common::rig(HostDriver::new(options.capacity(64 << 20)))
+}
+
+/// A pool of so many granules that nobody maps for.
+fn scene(granules: u64) -> Scene<Nothing> {
+    Scene::new(model(), granules, |builder| builder.build())
+}
+
+impl<B: Backing + 'static> Scene<B>
+where
+    Machine<B>: Driver,
+{
+    fn new(
+        rig: Rig<B>,
+        granules: u64,
+        build: impl FnOnce(PoolBuilder<'_>) -> Result<Pool, BuildPoolError>,
+    ) -> Self {
+        let limit = granules * G;
+        let builder = Pool::builder(&rig.device).limit(Limit::Bytes(limit));
+        let pool = build(builder).unwrap();
+        Self {
+            rig,
+            pool,
+            limit,
+            claims: Mutex::default(),
+        }
+    }
+
+    fn stream(&self) -> Stream {
+        Stream::new(&self.rig.device).unwrap()
+    }
+
+    fn held_stream(&self) -> Stream {
+        let stream = self.stream();
+        self.hold(&stream);
+        stream
+    }
+
+    fn hold(&self, stream: &Stream) {
+        self.rig.machine.hold(D0, stream.as_raw());
+    }
+
+    fn let_go(&self, stream: &Stream) {
+        self.rig.machine.let_go(D0, stream.as_raw());
+    }
+
+    fn tenant(&self, name: &str) -> Tenant {
+        self.pool.tenant(name).register().unwrap()
+    }
+
+    /// A block that was to be had, as the only one at its addresses; nothing where memory was
+    /// short or the tenant is gone.
+    fn had(&self, got: Result<Block, AllocateError>) -> Option<Used<'_>> {
+        match got {
+            Ok(block) => Some(self.claim(block)),
+            Err(AllocateError::OutOfMemory(_) | AllocateError::Unregistered { .. }) => None,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn claim(&self, block: Block) -> Used<'_> {
+        let (from, size) = (block.address().0, block.capacity());
+        let mut claims = self.claims.lock().unwrap();
+        if let Some((&other, &length)) = claims.range(..from + size).next_back() {
+            assert!(other + length <= from, "two blocks at {from:#x}");
+        }
+        claims.insert(from, size);
+        drop(claims);
+        Used {
+            block,
+            claims: &self.claims,
+        }
+    }
+
+    /// Launches a kernel that writes to the whole block.
+    fn launch(&self, block: &Block, stream: &Stream) {
+        let writes = vec![(block.address(), block.size(), 1)];
+        let machine = &self.rig.machine;
+        machine
+            .queue_kernel(D0, stream.as_raw(), vec![], writes)
+            .unwrap();
+    }
+
+    /// What holds at any moment.
+    fn look(&self) -> PoolStats {
+        let stats = self.pool.stats();
+        let parts =
+            stats.in_use + stats.padding + stats.margin + stats.warm + stats.limbo + stats.leased;
+        assert_eq!(stats.committed, parts, "{stats:#?}");
+        let held = stats.committed + stats.free + stats.quarantined;
+        assert!(held <= self.limit, "{stats:#?}");
+        assert!(self.rig.machine.live().physical_bytes <= self.limit);
+        self.is_whole();
+        stats
+    }
+
+    fn is_whole(&self) {
+        let lost = self.rig.device.lost();
+        assert!(lost.is_none(), "unmapped under a kernel: {lost:?}");
+    }
+
+    /// What holds when nobody is at it.
+    fn books(&self) -> PoolStats {
+        let stats = self.look();
+        let live = self.rig.machine.live();
+        assert_eq!(
+            stats.committed + stats.free + stats.quarantined,
+            live.physical_bytes,
+            "{stats:#?}"
+        );
+        assert_eq!(stats.mappings, live.mappings as u64, "{stats:#?}");
+        assert_eq!(stats.addresses, live.reserved_bytes, "{stats:#?}");
+        let mut mapped = self.rig.machine.snapshot().mappings;
+        let count = mapped.len();
+        mapped.sort_unstable_by_key(|mapping| mapping.handle.0);
+        mapped.dedup_by_key(|mapping| mapping.handle.0);
+        assert_eq!(mapped.len(), count, "memory that two mappings share");
+        stats
+    }
+
+    /// The end: all of it can be had again, and is given back. Tenants, blocks and streams that
+    /// the scenario made have gone, but for those whose memory is idle in the pool.
+    fn end(self) {
+        self.rig.machine.let_go_all(D0);
+        assert_eq!(self.books().in_use, 0);
+        let last = self.tenant("last");
+        // Without a home stream it must not wait for anybody's.
+        drop(last.try_allocate(self.limit).unwrap());
+        last.unregister();
+        self.books();
+        self.pool.close().unwrap();
+        let lost = self.rig.device.lost();
+        assert!(lost.is_none(), "unmapped under a kernel: {lost:?}");
+        common::nothing_left(self.rig);
+    }
+}
+
+/// A block and the claim on its addresses, which ends just before it.
+struct Used<'a> {
+    block: Block,
+    claims: &'a Mutex<BTreeMap<u64, u64>>,
+}
+
+impl Drop for Used<'_> {
+    fn drop(&mut self) {
+        let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        claims.remove(&self.block.address().0);
+    }
+}
+
+impl Deref for Used<'_> {
+    type Target = Block;
+
+    fn deref(&self) -> &Block {
+        &self.block
+    }
+}
+
+impl DerefMut for Used<'_> {
+    fn deref_mut(&mut self) -> &mut Block {
+        &mut self.block
+    }
+}
+
+#[test]
+fn another_tenant_takes_everything_back() {
+    explore(3000, || {
+        let scene = scene(4);
+        let (a, b) = (scene.tenant("a"), scene.tenant("b"));
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let stream = scene.held_stream();
+                    for granules in [2, 2, 1] {
+                        let got = a.block(granules * G).home_stream(&stream).try_allocate();
+                        if let Some(block) = scene.had(got) {
+                            scene.launch(&block, &stream);
+                        }
+                    }
+                    scene.let_go(&stream);
+                });
+            }
+            scope.spawn(|| {
+                let stream = scene.stream();
+                for _ in 0..4 {
+                    let got = b.block(4 * G).home_stream(&stream).try_allocate();
+                    if let Some(block) = scene.had(got) {
+                        scene.launch(&block, &stream);
+                        assert_eq!(scene.look().in_use, 4 * G);
+                    }
+                    yield_now();
+                }
+            });
+        });
+        drop((a, b));
+        scene.end();
+    });
+}
+
+#[test]
+fn a_shelf_is_swept_and_closed_while_blocks_come_and_go() {
+    explore(3000, || {
+        let scene = scene(4);
+        let a = scene.tenant("a");
+        let stream = scene.stream();
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for _ in 0..2 {
+                        let got = a.block(G).home_stream(&stream).try_allocate();
+                        if let Some(block) = scene.had(got) {
+                            scene.launch(&block, &stream);
+                        }
+                    }
+                });
+            }
+            scope.spawn(|| {
+                for _ in 0..2 {
+                    scene.look();
+                    scene.pool.trim(0).unwrap();
+                }
+            });
+            scope.spawn(|| a.clone().unregister());
+        });
+        let stats = scene.books();
+        assert_eq!(
+            stats.committed, 0,
+            "a tenant without blocks stays: {stats:#?}"
+        );
+        assert!(stats.tenants.is_empty());
+        drop((a, stream));
+        scene.end();
+    });
+}
+
+#[test]
+fn a_lease_ends_while_its_block_is_freed_and_wanted() {
+    explore(3000, || {
+        let scene = scene(4);
+        let (a, b) = (scene.tenant("a"), scene.tenant("b"));
+        let (home, other) = (scene.held_stream(), scene.held_stream());
+        let block = a.block(2 * G).home_stream(&home).try_allocate().unwrap();
+        scene.launch(&block, &home);
+        let lease = block.lease();
+        let address = block.address();
+        let ending = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let second = lease.clone();
+                drop(lease);
+                let writes = vec![(address, 2 * G, 1)];
+                let machine = &scene.rig.machine;
+                machine
+                    .queue_kernel(D0, other.as_raw(), vec![], writes)
+                    .unwrap();
+                second.record_use(&other).unwrap();
+                ending.store(true, Ordering::SeqCst);
+                drop(second);
+                scene.let_go(&other);
+            });
+            scope.spawn(|| {
+                drop(block);
+                let got = a.block(2 * G).home_stream(&home).try_allocate();
+                if let Some(next) = scene.had(got) {
+                    let leased = !ending.load(Ordering::SeqCst);
+                    assert!(
+                        !leased || next.address() != address,
+                        "handed on with a lease"
+                    );
+                    scene.launch(&next, &home);
+                }
+                scene.let_go(&home);
+            });
+            scope.spawn(|| {
+                for granules in [4, 2, 4, 2] {
+                    drop(scene.had(b.try_allocate(granules * G)));
+                    scene.look();
+                }
+            });
+        });
+        drop((a, b, home, other));
+        scene.end();
+    });
+}
+
+/// One tenant's block grows, another takes the margin away.
+fn margin_is_wanted_by_two(scene: &Scene<Nothing>) {
+    let (a, b) = (scene.tenant("a"), scene.tenant("b"));
+    let stream = scene.stream();
+    let grown = a.block(32 * G).capacity(64 * G).home_stream(&stream);
+    let mut grown = scene.claim(grown.try_allocate().unwrap());
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for granules in 33..=38 {
+                match grown.try_grow_to(granules * G) {
+                    Ok(()) | Err(AllocateError::OutOfMemory(_)) => {}
+                    Err(error) => panic!("{error}"),
+                }
+                scene.launch(&grown, &stream);
+            }
+            // What is given up is idle from then on, not margin.
+            grown.shrink_to(32 * G).unwrap();
+            drop(grown.try_grow_to(34 * G));
+        });
+        scope.spawn(|| {
+            for granules in [5, 7, 4] {
+                drop(scene.had(b.try_allocate(granules * G)));
+            }
+        });
+        scope.spawn(|| {
+            scene.look();
+            scene.pool.trim(34 * G).unwrap();
+            scene.look();
+        });
+    });
+}
+
+#[test]
+fn margin_is_grown_into_while_another_takes_it() {
+    explore(2000, || {
+        let scene = scene(40);
+        margin_is_wanted_by_two(&scene);
+        scene.end();
+    });
+}
+
+#[test]
+fn margin_comes_from_the_mapper_while_another_takes_it() {
+    explore(3000, || {
+        let rig = model();
+        let mapper = Mapper::start(&rig.device).unwrap();
+        let scene = Scene::new(rig, 40, |builder| builder.mapper(&mapper).build());
+        margin_is_wanted_by_two(&scene);
+        mapper.stop();
+        scene.end();
+    });
+}
+
+/// Blocks of one thread, one after the other, grow while the mapper places ahead of them.
+fn grow_ahead(scene: &Scene<Nothing>, tenant: &Tenant, stream: &Stream) {
+    // The second takes the place of the first, and more memory.
+    for begun in [32, 44] {
+        let block = tenant.block(begun * G).capacity(64 * G).home_stream(stream);
+        let Some(mut block) = scene.had(block.try_allocate()) else {
+            continue;
+        };
+        for granules in begun + 1..begun + 7 {
+            match block.try_grow_to(granules * G) {
+                Ok(()) => scene.launch(&block, stream),
+                Err(AllocateError::OutOfMemory(_) | AllocateError::Unregistered { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+}
+
+/// Waits for the mapper; shuttle gives up in the end if that never comes.
+fn until_ahead(tenant: &Tenant) {
+    while tenant.stats().margin == 0 {
+        yield_now();
+    }
+}
+
+#[test]
+fn a_tenant_goes_while_the_mapper_places_ahead_of_it() {
+    explore(1500, || {
+        let rig = model();
+        let mapper = Mapper::start(&rig.device).unwrap();
+        let scene = Scene::new(rig, 64, |builder| {
+            builder.mapper(&mapper).ready(4 * G).build()
+        });
+        let a = scene.tenant("a");
+        let stream = scene.stream();
+        thread::scope(|scope| {
+            scope.spawn(|| grow_ahead(&scene, &a, &stream));
+            scope.spawn(|| {
+                scene.look();
+                a.clone().unregister();
+            });
+            scope.spawn(|| {
+                let b = scene.tenant("b");
+                drop(scene.had(b.try_allocate(24 * G)));
+                scene.look();
+            });
+        });
+        mapper.stop();
+        let stats = scene.books();
+        assert!(
+            stats.tenants.iter().all(|tenant| !tenant.draining),
+            "{stats:#?}"
+        );
+        drop((a, stream));
+        scene.end();
+    });
+}
+
+#[test]
+fn the_mapper_stops_and_starts_while_it_is_wanted() {
+    explore(1500, || {
+        let rig = model();
+        let mapper = Mapper::start(&rig.device).unwrap();
+        let device = rig.device.clone();
+        let scene = Scene::new(rig, 64, |builder| builder.mapper(&mapper).build());
+        let a = scene.tenant("a");
+        let stream = scene.stream();
+        thread::scope(|scope| {
+            scope.spawn(|| grow_ahead(&scene, &a, &stream));
+            scope.spawn(|| {
+                mapper.stop();
+                drop(Mapper::start(&device).unwrap());
+            });
+        });
+        drop((a, stream));
+        scene.end();
+    });
+}
+
+#[test]
+fn the_mapper_hears_whoever_rings() {
+    explore(3000, || {
+        let rig = model();
+        let mapper = Mapper::start(&rig.device).unwrap();
+        let scene = Scene::new(rig, 96, |builder| builder.mapper(&mapper).build());
+        let (a, b) = (scene.tenant("a"), scene.tenant("b"));
+        let grow_until_ahead = |tenant: &Tenant| {
+            let stream = scene.stream();
+            let block = tenant.block(16 * G).capacity(32 * G).home_stream(&stream);
+            let mut block = scene.claim(block.try_allocate().unwrap());
+            for granules in [18, 20, 24] {
+                block.try_grow_to(granules * G).unwrap();
+                until_ahead(tenant);
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| grow_until_ahead(&a));
+            scope.spawn(|| grow_until_ahead(&b));
+        });
+        drop((a, b));
+        mapper.stop();
+        scene.end();
+    });
+}
+
+#[test]
+fn a_pool_is_closed_again_and_again_while_the_mapper_serves_it() {
+    explore(2000, || {
+        let rig = model();
+        let mapper = Mapper::start(&rig.device).unwrap();
+        let scene = Scene::new(rig, 64, |builder| builder.mapper(&mapper).build());
+        let a = scene.tenant("a");
+        let stream = scene.stream();
+        let block = a.block(16 * G).capacity(64 * G).home_stream(&stream);
+        let mut block = block.try_allocate().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for granules in 17..24 {
+                    block.try_grow_to(granules * G).unwrap();
+                    scene.launch(&block, &stream);
+                }
+            });
+            for _ in 0..2 {
+                scope.spawn(|| drop(scene.pool.clone().close().unwrap_err()));
+            }
+        });
+        // It is served again after the refusals.
+        block.try_grow_to(28 * G).unwrap();
+        until_ahead(&a);
+        block.try_grow_to(36 * G).unwrap();
+        drop((block, a, stream));
+        // The mapper may be at it still.
+        let Scene { rig, pool, .. } = scene;
+        pool.close().unwrap();
+        drop(mapper);
+        common::nothing_left(rig);
+    });
+}
+
+#[test]
+fn the_last_owner_of_a_pool_goes_while_the_mapper_serves_it() {
+    explore(1500, || {
+        let rig = model();
+        let mapper = Mapper::start(&rig.device).unwrap();
+        let scene = Scene::new(rig, 64, |builder| builder.mapper(&mapper).build());
+        let a = scene.tenant("a");
+        let stream = scene.stream();
+        let block = a.block(32 * G).capacity(64 * G).home_stream(&stream);
+        let mut block = block.try_allocate().unwrap();
+        block.try_grow_to(34 * G).unwrap();
+        let Scene { rig, pool, .. } = scene;
+        thread::scope(|scope| {
+            scope.spawn(move || drop(pool));
+            scope.spawn(move || drop(a));
+            scope.spawn(move || {
+                drop(block.try_grow_to(40 * G));
+                drop(block);
+            });
+            scope.spawn(move || drop(mapper));
+        });
+        drop(stream);
+        common::nothing_left(rig);
+    });
+}
+
+fn stamped(scene: &Scene<HostMemory>, block: &Block, owner: u64) {
+    for offset in [0, block.size() - 8] {
+        block.write(offset, &owner.to_le_bytes()).unwrap();
+    }
+    scene.is_whole();
+}
+
+fn verified(block: &Block, owner: u64) {
+    for offset in [0, block.size() - 8] {
+        let mut bytes = [0; 8];
+        block.read(offset, &mut bytes).unwrap();
+        assert_eq!(u64::from_le_bytes(bytes), owner, "at {offset}");
+    }
+}
+
+#[test]
+fn blocks_are_used_while_a_compaction_moves_their_memory() {
+    explore(1500, || {
+        let scene = Scene::new(host(), 24, |builder| {
+            builder.growth(Growth::Exact).largest_extent(4 * G).build()
+        });
+        let a = scene.tenant("a");
+        let streams = [scene.stream(), scene.stream()];
+        // Made of single granules.
+        let pieces = |stream, granules| {
+            let block = a.block(G).capacity(8 * G).home_stream(stream);
+            let mut block = scene.claim(block.try_allocate().unwrap());
+            for granule in 1..granules {
+                block.try_grow_to((granule + 1) * G).unwrap();
+            }
+            block
+        };
+        let [mut one, two] = [pieces(&streams[0], 4), pieces(&streams[1], 3)];
+        stamped(&scene, &one, 1);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..2 {
+                    scene.pool.compact(|_| true).unwrap();
+                }
+            });
+            scope.spawn(|| {
+                verified(&one, 1);
+                stamped(&scene, &one, 2);
+                verified(&one, 2);
+                one.try_grow_to(6 * G).unwrap();
+                stamped(&scene, &one, 3);
+                one.shrink_to(2 * G).unwrap();
+                stamped(&scene, &one, 4);
+                let lease = one.lease();
+                let before = lease.extents();
+                scene.hold(&streams[0]);
+                scene.launch(&one, &streams[0]);
+                assert_eq!(lease.extents(), before, "moved with a lease");
+                drop(lease);
+                // What is queued keeps it in place from here on.
+                yield_now();
+                scene.let_go(&streams[0]);
+                verified(&one, 0x0101_0101_0101_0101);
+            });
+            scope.spawn(|| {
+                drop(two);
+                let got = a.block(3 * G).home_stream(&streams[1]).try_allocate();
+                let three = scene.had(got).unwrap();
+                stamped(&scene, &three, 5);
+                scene.look();
+                verified(&three, 5);
+            });
+        });
+        verified(&one, 0x0101_0101_0101_0101);
+        scene.pool.compact(|_| true).unwrap();
+        verified(&one, 0x0101_0101_0101_0101);
+        drop((one, a, streams));
+        scene.end();
+    });
+}
+
+#[test]
+fn compaction_meets_the_mapper_and_a_guard_of_captures() {
+    explore(1500, || {
+        let rig = model();
+        let mapper = Mapper::start(&rig.device).unwrap();
+        let scene = Scene::new(rig, 64, |builder| {
+            builder.mapper(&mapper).largest_extent(4 * G).build()
+        });
+        let a = scene.tenant("a");
+        let stream = scene.stream();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let block = a.block(4 * G).capacity(16 * G).home_stream(&stream);
+                let mut block = scene.claim(block.try_allocate().unwrap());
+                for granules in 5..=10 {
+                    block.try_grow_to(granules * G).unwrap();
+                }
+                drop(block);
+                let block = a.block(12 * G).capacity(16 * G).home_stream(&stream);
+                drop(scene.claim(block.try_allocate().unwrap()));
+            });
+            scope.spawn(|| {
+                for _ in 0..2 {
+                    match scene.pool.compact(|_| true) {
+                        Ok(_) | Err(CompactError::Capturing) => {}
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            });
+            scope.spawn(|| {
+                drop(scene.pool.capture_guard());
+                scene.look();
+            });
+        });
+        mapper.stop();
+        drop((a, stream));
+        scene.end();
+    });
+}
+
+/// How a block gives up a granule at least; what it returns lives until the other was served.
+type GiveUp = fn(&Scene<Nothing>, &Tenant, Block) -> Option<Block>;
+
+/// One waits for memory that another thread gives up.
+fn waited_for(give_up: GiveUp) {
+    explore(2000, move || {
+        let scene = scene(3);
+        let (a, b) = (scene.tenant("a"), scene.tenant("b"));
+        let stream = scene.stream();
+        let block = a.block(G).capacity(3 * G).home_stream(&stream);
+        let mut block = block.try_allocate().unwrap();
+        block.try_grow_to(2 * G).unwrap();
+        thread::scope(|scope| {
+            let other = scope.spawn(|| give_up(&scene, &a, block));
+            let wanted = b.block(2 * G).deadline(FOREVER).allocate();
+            drop(scene.claim(wanted.unwrap()));
+            drop(other.join().unwrap());
+        });
+        drop((a, b, stream));
+        scene.end();
+    });
+}
+
+#[test]
+fn one_who_waits_is_woken_by_a_block_that_is_dropped() {
+    waited_for(|_, _, block| {
+        drop(block);
+        None
+    });
+}
+
+#[test]
+fn one_who_waits_is_woken_by_a_block_on_a_shelf_just_made() {
+    waited_for(|scene, a, block| {
+        drop(block);
+        let stream = scene.stream();
+        drop(a.allocate_on(&stream, 2 * G));
+        None
+    });
+}
+
+#[test]
+fn one_who_waits_is_woken_by_a_block_that_shrinks() {
+    waited_for(|_, _, mut block| {
+        block.shrink_to(G).unwrap();
+        Some(block)
+    });
+}
+
+#[test]
+fn one_who_waits_is_woken_by_the_end_of_a_lease() {
+    waited_for(|_, _, block| {
+        let lease = block.lease();
+        drop(block);
+        drop(lease);
+        None
+    });
+}
+
+#[test]
+fn one_who_waits_is_woken_by_a_tenant_that_goes() {
+    waited_for(|_, a, block| {
+        a.clone().unregister();
+        drop(block);
+        None
+    });
+}
+
+#[test]
+fn one_who_waits_is_woken_by_the_end_of_a_capture() {
+    waited_for(|scene, _, block| {
+        let guard = scene.pool.capture_guard();
+        drop(block);
+        drop(guard);
+        None
+    });
+}
+
+#[test]
+fn one_who_waits_is_woken_by_a_guarantee_that_ends() {
+    explore(1000, || {
+        let scene = scene(3);
+        let a = scene.pool.tenant("a").guarantee(2 * G).register().unwrap();
+        let b = scene.tenant("b");
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let wanted = b.block(2 * G).deadline(FOREVER).allocate();
+                drop(scene.claim(wanted.unwrap()));
+            });
+            scope.spawn(move || a.unregister());
+        });
+        drop(b);
+        scene.end();
+    });
+}
+
+#[test]
+fn all_who_wait_are_served_in_the_end() {
+    explore(2000, || {
+        let scene = scene(2);
+        let tenants = [scene.tenant("a"), scene.tenant("b")];
+        thread::scope(|scope| {
+            for index in 0..3 {
+                let (scene, tenant) = (&scene, &tenants[index % 2]);
+                scope.spawn(move || {
+                    let stream = scene.stream();
+                    for _ in 0..2 {
+                        let wanted = tenant.block(2 * G).home_stream(&stream);
+                        let block = wanted.deadline(FOREVER).allocate();
+                        scene.launch(&scene.claim(block.unwrap()), &stream);
+                    }
+                });
+            }
+        });
+        drop(tenants);
+        scene.end();
+    });
+}

@@ -1,0 +1,94 @@
+//! Counts the instructions of the pool's warm paths, and holds them to their bounds.
+//!
+//! Times on a shared machine say little; instructions come out the same. The program `counted` is
+//! built as users build the library, and run under a tracer ([`trace`]) that steps through it from
+//! mark to mark. [`bounds`] says what is counted and how much that may be. What instructions do not
+//! show: caches, locks that are fought for, and what a driver does.
+
+mod bounds;
+mod count;
+mod program;
+mod trace;
+
+use anyhow::{Result, bail, ensure};
+
+use bounds::{CROWDED, PATHS, Path};
+use count::Count;
+use trace::Stretches;
+
+/// Count the instructions of the pool's warm paths, and fail if one takes more than its bound.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Instructions {
+    /// Fail where one process may not trace another, instead of saying so.
+    #[arg(long)]
+    require: bool,
+    /// How often each path is counted, each time in a process of its own.
+    #[arg(long, default_value_t = 2)]
+    runs: usize,
+    /// Count only paths whose name begins so.
+    path: Option<String>,
+}
+
+impl Instructions {
+    pub(crate) fn run(self) -> Result<()> {
+        let program = program::build()?;
+        let counted = |path: &Path, crowd: &str| -> Result<Option<Count>> {
+            let mut runs = Vec::new();
+            for _ in 0..self.runs.max(1) {
+                match trace::trace(&program, &path.arguments(crowd))? {
+                    Stretches::Counted(stretches) => runs.push(path.each(&stretches)?),
+                    Stretches::Refused(why) => {
+                        eprintln!("{why}");
+                        return Ok(None);
+                    }
+                }
+            }
+            Ok(Some(Count::of(runs)))
+        };
+        let wanted = |path: &&Path| {
+            let begins = |begin: &String| path.name.starts_with(begin.as_str());
+            self.path.as_ref().is_none_or(begins)
+        };
+        let mut complaints = Vec::new();
+        println!("instructions for an operation: median of runs, least and most, bound");
+        for path in PATHS.iter().filter(wanted) {
+            let Some(few) = counted(path, "few")? else {
+                return self.refused();
+            };
+            println!("{:<18} {few}  at most {}", path.name, path.bound);
+            complaints.extend(path.complaint(&few));
+            if !path.crowded {
+                continue;
+            }
+            let Some(many) = counted(path, "many")? else {
+                return self.refused();
+            };
+            let ratio = many.median / few.median;
+            println!(
+                "{:<18} {many}  {ratio:.2}x, at most {CROWDED}x",
+                "  in a crowd"
+            );
+            if ratio > CROWDED {
+                complaints.push(format!("{} takes {ratio:.2}x in a crowd", path.name));
+            }
+        }
+        for complaint in &complaints {
+            eprintln!("{complaint}");
+        }
+        ensure!(
+            complaints.is_empty(),
+            "{} counts are over their bounds",
+            complaints.len()
+        );
+        Ok(())
+    }
+
+    fn refused(&self) -> Result<()> {
+        let what = "NO INSTRUCTIONS WERE COUNTED: one process may not trace another here";
+        if self.require {
+            bail!(what);
+        }
+        println!("*** {what}");
+        Ok(())
+    }
+}

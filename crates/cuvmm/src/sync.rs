@@ -21,6 +21,10 @@ pub(crate) use shuttle::{
     thread,
 };
 
+/// Whether a wait may spin for a while. Under shuttle that would be a number of steps which the
+/// machine's clock chooses, and no schedule could be run again.
+pub(crate) const SPINS: bool = cfg!(not(cuvmm_shuttle));
+
 /// A moment in which other threads may run.
 #[inline]
 pub(crate) fn let_others_run() {

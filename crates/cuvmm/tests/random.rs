@@ -435,6 +435,10 @@ where
             next = Some((k, memory));
             continue;
         }
+        // Two failures in one compaction may lose what they move (`CompactError::Lost`).
+        if spite.is_some() && matches!(step, Step::Compact { .. }) {
+            continue;
+        }
         let fault = if matches!(step, Step::Check) {
             None
         } else {
@@ -447,10 +451,6 @@ where
                 CUresult::CUDA_ERROR_UNKNOWN
             };
             rig.faults.arm(Fault::nth(k, code));
-        }
-        // Two failures in one compaction may lose what they move (`CompactError::Lost`).
-        if spite.is_some() && matches!(step, Step::Compact { .. }) {
-            continue;
         }
         let spite = spite.filter(|_| !matches!(step, Step::Check));
         rig.machine

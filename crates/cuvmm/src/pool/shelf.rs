@@ -3,8 +3,8 @@
 //!
 //! For the pool a block on a shelf is still in use. Whoever needs the true picture, or the memory,
 //! sweeps the shelves first: what lies there is freed for good then. One lock for each shelf and
-//! one shelf for each stream, nearly, so that threads with streams of their own do not meet. A
-//! shelf's lock is taken under the pool's, never the other way round.
+//! one shelf for each of the first 64 streams, so that threads with streams of their own do not
+//! meet. A shelf's lock is taken under the pool's, never the other way round.
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -19,7 +19,7 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
 /// Shelves of a tenant, a power of two.
-const SHELVES: usize = 32;
+const SHELVES: usize = 64;
 
 /// Blocks on a shelf. What comes after goes the long way.
 const ROOM: usize = 128;
@@ -72,7 +72,10 @@ pub(crate) struct Shape<'a> {
 
 /// The shelves of one tenant.
 pub(crate) struct Shelves {
-    /// Each made with the first block of its streams.
+    /// The streams that have a shelf of their own, as handles, one more; zero for none. A stream
+    /// that has gone keeps it for the next with its handle.
+    keys: [AtomicU64; SHELVES],
+    /// Each made with the first block of its stream.
     shelves: [OnceLock<Arc<Shelf>>; SHELVES],
     /// The pool's clock.
     clock: Arc<AtomicU64>,
@@ -169,6 +172,7 @@ impl fmt::Debug for Shelf {
 impl Shelves {
     pub(crate) fn new(clock: Arc<AtomicU64>) -> Self {
         Self {
+            keys: std::array::from_fn(|_| AtomicU64::new(0)),
             shelves: std::array::from_fn(|_| OnceLock::new()),
             clock,
         }
@@ -178,12 +182,32 @@ impl Shelves {
         shelf.get_or_init(|| Arc::new(Shelf::new(Arc::clone(&self.clock))))
     }
 
-    /// The shelf for blocks of a stream.
+    /// The shelf for blocks of a stream: its own, as long as there are enough.
     pub(crate) fn of(&self, stream: &Stream) -> Option<&Arc<Shelf>> {
+        // No stream has the handle that would make this zero.
+        let key = stream.as_raw().0.wrapping_add(1);
         // Fibonacci hashing: handles are addresses, and their low bits are alike.
-        let mixed = stream.as_raw().0.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let shelf = self.shelves.get((mixed >> 59) as usize % SHELVES)?;
+        let first = (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize;
+        let index = (0..SHELVES)
+            .map(|step| first.wrapping_add(step) % SHELVES)
+            .find(|&index| self.is_of(index, key))
+            .unwrap_or(first % SHELVES);
+        let shelf = self.shelves.get(index)?;
         Some(self.made(shelf))
+    }
+
+    /// Whether a shelf is a stream's, or has become it just now.
+    fn is_of(&self, index: usize, key: u64) -> bool {
+        let Some(owner) = self.keys.get(index) else {
+            return false;
+        };
+        let known = match owner.load(Ordering::Relaxed) {
+            0 => owner
+                .compare_exchange(0, key, Ordering::Relaxed, Ordering::Relaxed)
+                .map_or_else(|other| other, |_| key),
+            known => known,
+        };
+        known == key
     }
 }
 

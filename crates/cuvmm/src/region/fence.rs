@@ -12,6 +12,7 @@ use cuvmm_driver::{CUresult, Call};
 use crate::device::Device;
 use crate::error::CallError;
 use crate::own::{Event, Stream};
+use crate::sync::SPINS;
 
 /// How long a poll may spin: a recorded event takes a few microseconds to pass an idle stream.
 const SPIN: Duration = Duration::from_micros(20);
@@ -279,6 +280,7 @@ fn poll_events(state: &mut State, spin: bool) -> Result<Poll, CallError> {
     let State::Recorded(events) = state else {
         return Ok(Poll::Pending);
     };
+    let spin = spin && SPINS;
     let begun = Instant::now();
     loop {
         while let Some(event) = events.last() {

@@ -5,6 +5,7 @@
 //!   rules).
 //! - [`own`]: an owner for each thing the driver hands out.
 //! - [`region`]: a range of addresses with commit and decommit.
+//! - [`vec`]: a vector that grows in place.
 //! - [`pool`]: one device's memory under a hard limit, shared by tenants, taken back where it is
 //!   idle.
 
@@ -20,6 +21,7 @@ pub mod pool;
 pub mod region;
 mod size;
 mod sync;
+pub mod vec;
 
 pub use calls::CallCounts;
 pub use device::Device;
@@ -29,3 +31,4 @@ pub use error::{AllocateError, CallError};
 pub use own::{Access, Event, Mapping, Physical, Reservation, Right, Stream};
 pub use pool::{Block, Growth, Lease, Limit, Pool, PoolStats, Scrub, Tenant, TenantStats};
 pub use region::{Extent, Mapper, Region};
+pub use vec::DeviceVec;

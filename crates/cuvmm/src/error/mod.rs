@@ -7,6 +7,7 @@ mod call;
 mod own;
 mod pool;
 mod region;
+mod vec;
 
 pub use call::CallError;
 pub use own::{
@@ -17,6 +18,7 @@ pub use pool::{
     ShrinkError,
 };
 pub use region::{CommitError, DecommitError, RangeError, StartMapperError};
+pub use vec::VecError;
 
 /// Any error of this library.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +54,9 @@ pub enum Error {
     /// A mapper could not be started.
     #[error(transparent)]
     StartMapper(#[from] StartMapperError),
+    /// An operation on a vector failed.
+    #[error(transparent)]
+    Vec(#[from] VecError),
     /// A pool could not be built.
     #[error(transparent)]
     BuildPool(#[from] BuildPoolError),

@@ -19,8 +19,11 @@ use crate::error::CreateError;
 use crate::region::{Bell, Chores, Ground, Piece, PlaceFailure, Placed};
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// How often the mapper looks after memory whose fences have not passed.
+/// How often the mapper looks after what unregistered tenants left, until its fences have passed.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+/// How often it looks for memory to keep ready while there is none to be had.
+const LOOK_FOR_MORE: Duration = Duration::from_millis(20);
 
 /// An extent to be placed without the lock.
 struct Job {
@@ -215,12 +218,16 @@ impl State {
         }
     }
 
-    /// Whether there is memory that will be taken back once its fences have passed.
-    fn has_more_behind(&self) -> bool {
+    /// When to look again for memory that will be taken back once its fences have passed.
+    fn look_again(&self) -> Option<Duration> {
         let draining = |tenancy: &Tenancy| {
             !tenancy.registered && tenancy.next_giving(Give::Idle, None).is_some()
         };
-        self.tenants.values().any(draining) || self.lacks_ready() > 0
+        if self.tenants.values().any(draining) {
+            Some(LOOK_AGAIN)
+        } else {
+            (self.lacks_ready() > 0).then_some(LOOK_FOR_MORE)
+        }
     }
 }
 
@@ -297,6 +304,6 @@ impl Chores for Core {
             }
         }
         let state = self.lock();
-        state.has_more_behind().then_some(LOOK_AGAIN)
+        state.look_again()
     }
 }

@@ -228,7 +228,8 @@ impl Block {
         Ok(())
     }
 
-    /// Grows in place if that needs no waiting.
+    /// Grows in place if that needs no waiting. Where a mapper is just placing the block's next
+    /// extent it returns behind those driver calls, instead of making its own beside them.
     ///
     /// # Errors
     /// [`AllocateError`] with the figures; the block is as before then.

@@ -1,0 +1,403 @@
+//! A vector on the device: it grows in place, so its base address never changes and no byte is
+//! copied when it does.
+//!
+//! It reserves addresses for as many elements as it may ever have and commits memory as far as it
+//! is used, in steps of an eighth of what it has. For one owner: no budget, no sharing; that is
+//! [`pool`](crate::pool).
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use bytemuck::Pod;
+use cuvmm_driver::DeviceAddress;
+
+use crate::device::Device;
+use crate::error::VecError;
+use crate::own::Stream;
+use crate::region::{DEFAULT_LARGEST_EXTENT, Region};
+
+/// A vector that outgrows its memory gets up to this part of it ahead.
+const GROWTH_PART: u64 = 8;
+
+/// Elements are repeated in host memory by so many bytes at a time.
+const REPEATED: usize = 4 << 20;
+
+/// A resizable array in device memory. Its address is fixed for life.
+///
+/// Copies in and out are ordered behind what its home stream has queued and have ended when they
+/// return. Work of other streams is recorded with [`record_use`](Self::record_use): memory that the
+/// vector gives up waits for it. Dropping a vector waits for the device.
+///
+/// Every operation that can fail returns an error and leaves length and elements as they were; the
+/// vector may have more capacity then.
+pub struct DeviceVec<T: Pod> {
+    region: Region,
+    home: Stream,
+    users: Vec<Stream>,
+    len: usize,
+    most: usize,
+    /// Bytes that are committed, from the first on.
+    held: u64,
+    elements: PhantomData<T>,
+}
+
+/// Elements of a vector for a kernel to read: the borrow keeps them in place.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a, T> {
+    address: DeviceAddress,
+    len: usize,
+    elements: PhantomData<&'a [T]>,
+}
+
+/// Elements of a vector for a kernel to write: the borrow keeps them in place, and everybody else
+/// away.
+#[derive(Debug)]
+pub struct ViewMut<'a, T> {
+    address: DeviceAddress,
+    len: usize,
+    elements: PhantomData<&'a mut [T]>,
+}
+
+impl<T> View<'_, T> {
+    /// The first element's address.
+    #[must_use]
+    pub const fn address(&self) -> DeviceAddress {
+        self.address
+    }
+
+    /// How many elements there are.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl<T> ViewMut<'_, T> {
+    /// The first element's address.
+    #[must_use]
+    pub const fn address(&self) -> DeviceAddress {
+        self.address
+    }
+
+    /// How many elements there are.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl<T: Pod> DeviceVec<T> {
+    /// An empty vector that may grow to `most` elements, used on `home`. Reserves addresses
+    /// (`cuMemAddressReserve`) and takes no memory.
+    ///
+    /// # Errors
+    /// [`VecError`] when the elements have no size, `most` is zero or too large, or the stream is
+    /// another device's.
+    pub fn new(device: &Device, home: &Stream, most: usize) -> Result<Self, VecError> {
+        if size_of::<T>() == 0 {
+            return Err(VecError::ZeroSizedElements);
+        }
+        if !home.device().is_same(device) {
+            return Err(VecError::WrongDevice);
+        }
+        let bytes = bytes_of::<T>(most).ok_or(VecError::TooLarge { elements: most })?;
+        Ok(Self {
+            region: Region::reserve(device, bytes)?,
+            home: home.clone(),
+            users: Vec::new(),
+            len: 0,
+            most,
+            held: 0,
+            elements: PhantomData,
+        })
+    }
+
+    /// The first element's address; fixed for life.
+    #[must_use]
+    pub fn address(&self) -> DeviceAddress {
+        self.region.address()
+    }
+
+    /// The device it lies on.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        self.region.device()
+    }
+
+    /// The stream it is used on.
+    #[must_use]
+    pub const fn home_stream(&self) -> &Stream {
+        &self.home
+    }
+
+    /// How many elements it has.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// How many elements it can have without asking the driver for memory.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        let fit = usize::try_from(self.held).unwrap_or(usize::MAX) / size_of::<T>().max(1);
+        fit.min(self.most)
+    }
+
+    /// How many elements it can have at all.
+    #[must_use]
+    pub const fn max_len(&self) -> usize {
+        self.most
+    }
+
+    /// Bytes of memory it holds: its capacity, and what it gave up and is still in limbo.
+    #[must_use]
+    pub fn held(&self) -> u64 {
+        self.region.held()
+    }
+
+    /// Makes room for `additional` elements more (`cuMemCreate`, `cuMemMap` and `cuMemSetAccess`
+    /// for each extent), and for some beyond if there is memory for that.
+    ///
+    /// # Errors
+    /// [`VecError`] when it would have more than [`max_len`](Self::max_len), or the driver has no
+    /// memory.
+    pub fn try_reserve(&mut self, additional: usize) -> Result<(), VecError> {
+        let wanted = self.longer_by(additional)?;
+        let granule = self.device().granule();
+        let too_large = VecError::TooLarge { elements: wanted };
+        let Some(need) = bytes_of::<T>(wanted).and_then(|bytes| granule.round_up(bytes)) else {
+            return Err(too_large);
+        };
+        if need <= self.held {
+            return Ok(());
+        }
+        let step = granule.step(self.held / GROWTH_PART, DEFAULT_LARGEST_EXTENT);
+        let wish = self.held.saturating_add(step).min(self.region.size());
+        if wish > need && self.region.commit(self.held..wish).is_ok() {
+            self.held = wish;
+            return Ok(());
+        }
+        self.region.commit(self.held..need)?;
+        self.held = need;
+        Ok(())
+    }
+
+    /// Adds an element. A copy for one element takes some ten microseconds: rather
+    /// [extend](Self::try_extend_from_slice).
+    ///
+    /// # Errors
+    /// As [`Self::try_reserve`], and when the copy fails.
+    pub fn try_push(&mut self, element: T) -> Result<(), VecError> {
+        self.try_extend_from_slice(&[element])
+    }
+
+    /// Adds elements (`cuMemcpyHtoDAsync`, waited for).
+    ///
+    /// # Errors
+    /// As [`Self::try_reserve`], and when the copy fails.
+    pub fn try_extend_from_slice(&mut self, elements: &[T]) -> Result<(), VecError> {
+        self.try_reserve(elements.len())?;
+        self.put(self.len, elements)?;
+        self.len += elements.len();
+        Ok(())
+    }
+
+    /// Makes it `len` elements long; new ones are `element`.
+    ///
+    /// # Errors
+    /// As [`Self::try_extend_from_slice`].
+    pub fn try_resize(&mut self, len: usize, element: T) -> Result<(), VecError> {
+        let Some(more) = len.checked_sub(self.len) else {
+            self.len = len;
+            return Ok(());
+        };
+        self.try_reserve(more)?;
+        let each = (REPEATED / size_of::<T>().max(1)).clamp(1, more.max(1));
+        let repeated = vec![element; each];
+        let mut at = self.len;
+        while let Some(left) = len.checked_sub(at).filter(|&left| left > 0) {
+            let part = repeated.get(..left.min(each)).unwrap_or(&repeated);
+            self.put(at, part)?;
+            at += part.len();
+        }
+        self.len = len;
+        Ok(())
+    }
+
+    /// Drops the elements from `len` on. Keeps the memory; makes no driver call.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Drops all elements. Keeps the memory.
+    pub fn clear(&mut self) {
+        self.len = 0;
+    }
+
+    /// Gives up memory that no element lies in, in whole extents, behind the work of the streams
+    /// that used it, and gives back to the driver what has passed: what has not goes with the next
+    /// call. Returns the bytes given back; never waits.
+    ///
+    /// # Errors
+    /// [`VecError`] from the driver; the elements stay.
+    pub fn shrink_to_fit(&mut self) -> Result<u64, VecError> {
+        let granule = self.device().granule();
+        let used = bytes_of::<T>(self.len).and_then(|bytes| granule.round_up(bytes));
+        let used = used.unwrap_or(self.held);
+        if used < self.held {
+            let mut streams = vec![self.home.clone()];
+            streams.extend(self.users.iter().cloned());
+            self.region.decommit_after(used..self.held, &streams)?;
+            self.held = used;
+        }
+        Ok(self.region.reclaim()?)
+    }
+
+    /// Notes that another stream uses the elements.
+    ///
+    /// # Errors
+    /// [`VecError::WrongDevice`] when it is another device's.
+    pub fn record_use(&mut self, stream: &Stream) -> Result<(), VecError> {
+        if !stream.device().is_same(self.device()) {
+            return Err(VecError::WrongDevice);
+        }
+        if *stream != self.home && !self.users.contains(stream) {
+            self.users.push(stream.clone());
+        }
+        Ok(())
+    }
+
+    /// Reads the element at an index.
+    ///
+    /// # Errors
+    /// [`VecError`] when there is none, or the copy fails.
+    pub fn get(&self, index: usize) -> Result<T, VecError> {
+        let mut element = [T::zeroed()];
+        self.read(index, &mut element)?;
+        let [element] = element;
+        Ok(element)
+    }
+
+    /// Reads as many elements as `into` holds, from `first` on (`cuMemcpyDtoHAsync`, waited for).
+    ///
+    /// # Errors
+    /// [`VecError`] when they are not all there, or the copy fails.
+    pub fn read(&self, first: usize, into: &mut [T]) -> Result<(), VecError> {
+        let offset = self.offset_of(first, into.len())?;
+        if into.is_empty() {
+            return Ok(());
+        }
+        let bytes = bytemuck::cast_slice_mut(into);
+        Ok(self.region.read(&self.home, offset, bytes)?)
+    }
+
+    /// Overwrites elements from `first` on.
+    ///
+    /// # Errors
+    /// [`VecError`] when they are not all there, or the copy fails.
+    pub fn write(&mut self, first: usize, elements: &[T]) -> Result<(), VecError> {
+        self.offset_of(first, elements.len())?;
+        self.put(first, elements)
+    }
+
+    /// All elements, in host memory.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn to_vec(&self) -> Result<Vec<T>, VecError> {
+        let mut elements = vec![T::zeroed(); self.len];
+        self.read(0, &mut elements)?;
+        Ok(elements)
+    }
+
+    /// The elements for a kernel to read. Launching one is up to whoever can: on the home stream,
+    /// or on one that was [recorded](Self::record_use).
+    #[must_use]
+    pub fn view(&self) -> View<'_, T> {
+        View {
+            address: self.address(),
+            len: self.len,
+            elements: PhantomData,
+        }
+    }
+
+    /// The elements for a kernel to write.
+    #[must_use]
+    pub fn view_mut(&mut self) -> ViewMut<'_, T> {
+        ViewMut {
+            address: self.address(),
+            len: self.len,
+            elements: PhantomData,
+        }
+    }
+
+    /// Writes where there is capacity.
+    fn put(&self, first: usize, elements: &[T]) -> Result<(), VecError> {
+        if elements.is_empty() {
+            return Ok(());
+        }
+        let offset = bytes_of::<T>(first).ok_or(VecError::TooLarge { elements: first })?;
+        let bytes = bytemuck::cast_slice(elements);
+        Ok(self.region.write(&self.home, offset, bytes)?)
+    }
+
+    fn longer_by(&self, additional: usize) -> Result<usize, VecError> {
+        let wanted = self.len.checked_add(additional);
+        wanted
+            .filter(|&wanted| wanted <= self.most)
+            .ok_or(VecError::OverReserved {
+                len: self.len,
+                additional,
+                most: self.most,
+            })
+    }
+
+    /// Where elements lie that are there.
+    fn offset_of(&self, first: usize, count: usize) -> Result<u64, VecError> {
+        let range = Range {
+            start: first,
+            end: first.saturating_add(count),
+        };
+        let outside = VecError::OutOfRange {
+            range: range.clone(),
+            len: self.len,
+        };
+        match bytes_of::<T>(first) {
+            Some(offset) if range.end <= self.len => Ok(offset),
+            _ => Err(outside),
+        }
+    }
+}
+
+fn bytes_of<T>(elements: usize) -> Option<u64> {
+    u64::try_from(elements.checked_mul(size_of::<T>())?).ok()
+}
+
+impl<T: Pod> fmt::Debug for DeviceVec<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceVec")
+            .field("address", &self.address())
+            .field("len", &self.len)
+            .field("capacity", &self.capacity())
+            .finish_non_exhaustive()
+    }
+}

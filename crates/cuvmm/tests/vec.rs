@@ -1,0 +1,219 @@
+//! A vector on the device against `std`'s, and what a failure leaves of it.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use common::{D0, G, Rig};
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::{CUresult, Call, Driver};
+use cuvmm::error::VecError;
+use cuvmm::{DeviceVec, Stream};
+use proptest::prelude::*;
+
+/// Elements in a granule.
+const PER_GRANULE: usize = G as usize / 4;
+
+fn numbers(from: u32, count: usize) -> Vec<u32> {
+    (from..).take(count).collect()
+}
+
+fn empty<B: Backing + 'static>(rig: &Rig<B>, granules: usize) -> DeviceVec<u32>
+where
+    Machine<B>: Driver,
+{
+    let stream = Stream::new(&rig.device).unwrap();
+    DeviceVec::new(&rig.device, &stream, granules * PER_GRANULE).unwrap()
+}
+
+on_both! {
+    fn it_grows_in_place_with_few_extents(rig) {
+        let mut vec = empty(rig, 256);
+        let address = vec.address();
+        assert_eq!((vec.len(), vec.capacity(), vec.held()), (0, 0, 0));
+        let before = rig.device.calls();
+        for granule in 0..256 {
+            vec.try_extend_from_slice(&numbers(granule * 7, PER_GRANULE)).unwrap();
+            assert_eq!(vec.address(), address);
+            assert!(vec.held() <= vec.len() as u64 * 4 * 9 / 8);
+        }
+        let made = rig.device.calls().since(&before).count(Call::MemCreate);
+        assert!(made <= 16 + 8 * 4, "{made} extents");
+        assert_eq!((vec.len(), vec.capacity()), (vec.max_len(), vec.max_len()));
+        if rig.keeps_bytes() {
+            for granule in [0, 100, 255] {
+                assert_eq!(vec.get(granule * PER_GRANULE + 3).unwrap(), granule as u32 * 7 + 3);
+            }
+        }
+        assert_eq!((vec.view().address(), vec.view().len()), (address, vec.len()));
+    }
+
+    fn what_cannot_be_is_refused_and_changes_nothing(rig) {
+        let stream = Stream::new(&rig.device).unwrap();
+        let other = common::model();
+        let stranger = Stream::new(&other.device).unwrap();
+        let made = DeviceVec::<u32>::new(&rig.device, &stranger, 8);
+        assert!(matches!(made, Err(VecError::WrongDevice)));
+        let made = DeviceVec::<()>::new(&rig.device, &stream, 8);
+        assert!(matches!(made, Err(VecError::ZeroSizedElements)));
+        let made = DeviceVec::<u64>::new(&rig.device, &stream, usize::MAX);
+        assert!(matches!(made, Err(VecError::TooLarge { .. })));
+        assert!(DeviceVec::<u32>::new(&rig.device, &stream, 0).is_err());
+        let mut vec = DeviceVec::<u32>::new(&rig.device, &stream, 10).unwrap();
+        vec.try_extend_from_slice(&[1, 2, 3]).unwrap();
+        assert!(matches!(
+            vec.try_extend_from_slice(&[0; 8]),
+            Err(VecError::OverReserved { len: 3, additional: 8, most: 10 })
+        ));
+        assert!(matches!(vec.try_resize(11, 0), Err(VecError::OverReserved { .. })));
+        assert!(matches!(vec.try_reserve(usize::MAX), Err(VecError::OverReserved { .. })));
+        assert!(matches!(vec.get(3), Err(VecError::OutOfRange { len: 3, .. })));
+        assert!(matches!(vec.write(2, &[0; 2]), Err(VecError::OutOfRange { .. })));
+        assert!(matches!(vec.read(usize::MAX, &mut [0; 2]), Err(VecError::OutOfRange { .. })));
+        assert!(matches!(vec.record_use(&stranger), Err(VecError::WrongDevice)));
+        vec.read(3, &mut []).unwrap();
+        assert_eq!((vec.len(), vec.capacity()), (3, 10));
+        if rig.keeps_bytes() {
+            assert_eq!(vec.to_vec().unwrap(), [1, 2, 3]);
+        }
+    }
+
+    fn memory_it_gives_up_waits_for_the_streams_that_used_it(rig) {
+        let mut vec = empty(rig, 16);
+        let user = Stream::new(&rig.device).unwrap();
+        vec.try_resize(16 * PER_GRANULE, 5).unwrap();
+        vec.record_use(&user).unwrap();
+        rig.machine.hold(D0, user.as_raw());
+        let writes = vec![(vec.address(), 16 * G, 1)];
+        rig.machine.queue_kernel(D0, user.as_raw(), vec![], writes).unwrap();
+        vec.truncate(1);
+        assert_eq!(vec.capacity(), 16 * PER_GRANULE, "truncating keeps the memory");
+        assert_eq!(vec.shrink_to_fit().unwrap(), 0, "a kernel may still write there");
+        rig.machine.let_go(D0, user.as_raw());
+        let kept = vec.held();
+        let given = vec.shrink_to_fit().unwrap();
+        assert_eq!(given + vec.held(), kept);
+        assert!(rig.device.lost().is_none());
+        vec.try_resize(16 * PER_GRANULE, 9).unwrap();
+        if rig.keeps_bytes() {
+            assert_eq!(vec.get(16 * PER_GRANULE - 1).unwrap(), 9);
+        }
+    }
+
+    fn every_call_of_growing_and_shrinking_may_fail_once(rig) {
+        for code in [CUresult::CUDA_ERROR_OUT_OF_MEMORY, CUresult::CUDA_ERROR_UNKNOWN] {
+            for k in 1..100 {
+                let mut vec = empty(rig, 64);
+                vec.try_extend_from_slice(&numbers(1, 20 * PER_GRANULE)).unwrap();
+                rig.faults.forget();
+                rig.faults.arm(Fault::nth(k, code).only(&[
+                    Call::MemCreate, Call::MemMap, Call::MemSetAccess, Call::MemUnmap,
+                    Call::MemRelease, Call::MemcpyHtoDAsync, Call::StreamSynchronize,
+                ]));
+                let grown = vec.try_extend_from_slice(&numbers(7, 5 * PER_GRANULE));
+                let len = if grown.is_ok() { 25 } else { 20 } * PER_GRANULE;
+                assert_eq!(vec.len(), len);
+                vec.truncate(2 * PER_GRANULE);
+                let shrunk = vec.shrink_to_fit();
+                let hit = rig.faults.injected() > 0;
+                rig.faults.disarm();
+                assert!(hit || (grown.is_ok() && shrunk.is_ok()));
+                vec.try_extend_from_slice(&numbers(9, 30 * PER_GRANULE)).unwrap();
+                if rig.keeps_bytes() {
+                    assert_eq!(vec.get(2 * PER_GRANULE - 1).unwrap(), 2 * PER_GRANULE as u32);
+                    assert_eq!(vec.get(2 * PER_GRANULE).unwrap(), 9);
+                }
+                drop(vec);
+                let live = rig.machine.live();
+                assert_eq!((live.physicals, live.reservations), (0, 0), "call {k}, {code}");
+                if !hit {
+                    assert!(k > 6, "{k}");
+                    break;
+                }
+            }
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Push(u32),
+    Extend(usize),
+    Resize(usize, u32),
+    Truncate(usize),
+    Shrink,
+    Write(usize, usize),
+    Reserve(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let most = 3 * PER_GRANULE;
+    prop_oneof![
+        any::<u32>().prop_map(Step::Push),
+        (0..most).prop_map(Step::Extend),
+        (0..2 * most, any::<u32>()).prop_map(|(len, element)| Step::Resize(len, element)),
+        (0..2 * most).prop_map(Step::Truncate),
+        Just(Step::Shrink),
+        (0..most, 0..100usize).prop_map(|(at, count)| Step::Write(at, count)),
+        (0..most).prop_map(Step::Reserve),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: common::cases(100), ..ProptestConfig::default() })]
+
+    #[test]
+    fn it_holds_what_std_s_would(steps in prop::collection::vec(step(), 1..12)) {
+        let rig = common::host();
+        let mut vec = empty(&rig, 8);
+        let (address, most) = (vec.address(), vec.max_len());
+        let mut known: Vec<u32> = vec![];
+        for (number, step) in steps.iter().enumerate() {
+            let before = known.clone();
+            let done = match *step {
+                Step::Push(element) => {
+                    known.push(element);
+                    vec.try_push(element)
+                }
+                Step::Extend(count) => {
+                    let more = numbers(number as u32 * 1000, count);
+                    known.extend_from_slice(&more);
+                    vec.try_extend_from_slice(&more)
+                }
+                Step::Resize(len, element) => {
+                    known.resize(len, element);
+                    vec.try_resize(len, element)
+                }
+                Step::Truncate(len) => {
+                    known.truncate(len);
+                    vec.truncate(len);
+                    Ok(())
+                }
+                Step::Shrink => vec.shrink_to_fit().map(|_| ()),
+                Step::Write(at, count) => {
+                    let with = numbers(number as u32 * 77, count);
+                    let fits = at + count <= known.len();
+                    if fits {
+                        known[at..at + count].copy_from_slice(&with);
+                    }
+                    let done = vec.write(at, &with);
+                    prop_assert_eq!(done.is_ok(), fits);
+                    Ok(())
+                }
+                Step::Reserve(count) => vec.try_reserve(count),
+            };
+            if let Err(error) = done {
+                let over = matches!(error, VecError::OverReserved { .. });
+                prop_assert!(over, "{}", error);
+                known = before;
+            }
+            prop_assert!(known.len() <= most);
+            prop_assert_eq!(vec.len(), known.len());
+            prop_assert!(vec.capacity() >= vec.len());
+            prop_assert_eq!(vec.address(), address);
+        }
+        prop_assert_eq!(vec.to_vec().unwrap(), known);
+        drop(vec);
+        common::nothing_left(rig);
+    }
+}

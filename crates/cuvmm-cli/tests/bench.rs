@@ -50,6 +50,7 @@ const NAMES: &[&str] = &[
     "grow_8GiB",
     "grow_truly_cold_8GiB",
     "grow_mapper_step",
+    "vec_push_8GiB",
     "take_back_16GiB",
     "take_back_16GiB_scrub",
     "drop_under_kernel",

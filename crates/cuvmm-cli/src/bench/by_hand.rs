@@ -161,6 +161,11 @@ impl<'a> Range<'a> {
         }
     }
 
+    /// The address at an offset in it.
+    pub(super) const fn address_at(&self, offset: u64) -> DeviceAddress {
+        DeviceAddress(self.address.0 + offset)
+    }
+
     /// One more extent behind the others: create, map, set_access.
     pub(super) fn append(&mut self, size: u64) -> Result<()> {
         let bare = self.hand.create(size)?;

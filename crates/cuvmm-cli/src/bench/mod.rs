@@ -2,7 +2,7 @@
 //!
 //! `docs/bench.md` says what each row is. From the bottom up: `samples` and `row` hold figures,
 //! `report` shows them; `watch` says whose time is measured; `by_hand` and `calls` are the driver's
-//! own calls, `kernels` device code, `busy` work that lasts, `mapper` a pool with a mapper;
+//! own calls, `pinned` host memory, `kernels` device code, `busy` work that lasts, `mapper` a pool with a mapper;
 //! `stage` has all that a row needs; `cold` is our cold side and `pairs` takes turns. Then a file
 //! for each kind of row, and `prices` for the table that the model reads.
 
@@ -22,6 +22,7 @@ mod metadata;
 mod options;
 mod paced;
 mod pairs;
+mod pinned;
 mod prices;
 mod report;
 mod row;
@@ -31,6 +32,7 @@ mod stage;
 mod take_back;
 mod threads;
 mod truly_cold;
+mod vector;
 mod wanted;
 mod warm;
 mod watch;
@@ -112,6 +114,7 @@ fn groups() -> Vec<Group> {
     groups.push(Group::one(grow::AT_ONCE, grow::at_once));
     groups.push(Group::one(grow::LATER, grow::later));
     groups.push(Group::one(paced::NAME, paced::measure));
+    groups.push(Group::one(vector::NAME, vector::measure));
     groups.push(Group::one(take_back::PLAIN, |stage, report| {
         take_back::measure(stage, report, Scrub::Never)
     }));

@@ -1,0 +1,72 @@
+//! Pinned host memory, and copies out of it without the library.
+//!
+//! `unsafe` here: the calls of the trait `Driver` that take addresses. The memory is the driver's
+//! until it is dropped, and every copy is waited for.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+
+use cuvmm::Stream;
+use cuvmm::driver::{CUresult, Call, DriverError, Result};
+
+use super::by_hand::{Hand, Range};
+
+/// Pinned host memory, freed when dropped.
+#[derive(Debug)]
+pub(super) struct Pinned<'a> {
+    hand: &'a Hand,
+    pointer: NonNull<u8>,
+    size: usize,
+}
+
+impl<'a> Pinned<'a> {
+    /// `cuMemHostAlloc`, filled with ones.
+    pub(super) fn new(hand: &'a Hand, size: usize) -> Result<Self> {
+        let pointer = hand.driver().host_alloc(hand.device(), size as u64, 0)?;
+        let none = DriverError::new(Call::MemHostAlloc, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        let pointer = NonNull::new(pointer).ok_or(none)?;
+        // SAFETY: the driver gave `size` bytes there.
+        unsafe { pointer.write_bytes(1, size) };
+        Ok(Self {
+            hand,
+            pointer,
+            size,
+        })
+    }
+
+    /// As numbers.
+    pub(super) fn numbers(&self) -> &[f32] {
+        // SAFETY: the memory is as large, was written to, is aligned to a page, and any bits are a
+        // number; nobody writes to it while the borrow lasts.
+        unsafe { std::slice::from_raw_parts(self.pointer.as_ptr().cast(), self.size / 4) }
+    }
+
+    /// Copies all of it to an offset of a range and waits.
+    pub(super) fn copy_to(&self, range: &Range<'_>, offset: u64, stream: &Stream) -> Result<()> {
+        let (hand, stream) = (self.hand, stream.as_raw());
+        let to = range.address_at(offset);
+        // SAFETY: both sides are mapped, and the copy has ended when this returns.
+        unsafe {
+            let from = self.pointer.as_ptr();
+            hand.driver().copy_to_device_async(
+                hand.device(),
+                to,
+                from,
+                self.size as u64,
+                stream,
+            )?;
+            hand.driver().stream_synchronize(hand.device(), stream)
+        }
+    }
+}
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the memory is ours and freed once. What cannot be freed stays with the driver.
+        let _ = unsafe {
+            let hand = self.hand;
+            hand.driver()
+                .host_free(hand.device(), self.pointer.as_ptr())
+        };
+    }
+}

@@ -5,7 +5,7 @@
 //!   rules).
 //! - [`own`]: an owner for each thing the driver hands out.
 //! - [`region`]: a range of addresses with commit and decommit.
-//! - [`vec`]: a vector that grows in place.
+//! - [`mod@vec`]: a vector that grows in place.
 //! - [`pool`]: one device's memory under a hard limit, shared by tenants, taken back where it is
 //!   idle.
 

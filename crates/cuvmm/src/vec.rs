@@ -7,7 +7,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 use bytemuck::Pod;
 use cuvmm_driver::DeviceAddress;
@@ -54,9 +54,8 @@ pub struct View<'a, T> {
 /// away.
 #[derive(Debug)]
 pub struct ViewMut<'a, T> {
-    address: DeviceAddress,
-    len: usize,
-    elements: PhantomData<&'a mut [T]>,
+    view: View<'a, T>,
+    alone: PhantomData<&'a mut [T]>,
 }
 
 impl<T> View<'_, T> {
@@ -79,23 +78,11 @@ impl<T> View<'_, T> {
     }
 }
 
-impl<T> ViewMut<'_, T> {
-    /// The first element's address.
-    #[must_use]
-    pub const fn address(&self) -> DeviceAddress {
-        self.address
-    }
+impl<'a, T> Deref for ViewMut<'a, T> {
+    type Target = View<'a, T>;
 
-    /// How many elements there are.
-    #[must_use]
-    pub const fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there is none.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.len == 0
+    fn deref(&self) -> &View<'a, T> {
+        &self.view
     }
 }
 
@@ -344,9 +331,8 @@ impl<T: Pod> DeviceVec<T> {
     #[must_use]
     pub fn view_mut(&mut self) -> ViewMut<'_, T> {
         ViewMut {
-            address: self.address(),
-            len: self.len,
-            elements: PhantomData,
+            view: self.view(),
+            alone: PhantomData,
         }
     }
 

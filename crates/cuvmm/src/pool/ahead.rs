@@ -119,7 +119,7 @@ impl State {
         if step > self.budget.available_to(id) || self.budget.mappings_left() == 0 {
             return None;
         }
-        let piece = self.stock.take_clean(step, (!zeroed).then_some(id.0));
+        let piece = self.stock.take(step, (!zeroed).then_some(id.0), false);
         if piece.is_none() {
             if self.budget.creatable() < step {
                 return None;
@@ -153,6 +153,7 @@ impl State {
             return;
         };
         slot.coming = 0;
+        let placed = outcome.is_ok();
         match outcome {
             Ok(placed) => {
                 slot.space.adopt(placed);
@@ -183,7 +184,10 @@ impl State {
         }
         self.put_slot(id, index, slot);
         self.collect_if_draining(id);
-        self.look_ahead(id, index);
+        // What failed is tried again when the block grows, not at once and for ever.
+        if placed {
+            self.look_ahead(id, index);
+        }
     }
 
     /// Bytes that are to be ready and are not, and that could be.

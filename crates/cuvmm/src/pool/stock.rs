@@ -33,11 +33,11 @@ impl Stock {
         self.by_size.entry(piece.size()).or_default().push(piece);
     }
 
-    /// A piece of exactly `size`: one that `tenant` may have as it is, if there is one. Without
-    /// `scrub`, only such a one.
-    pub(crate) fn take(&mut self, size: u64, tenant: u64, scrub: bool) -> Option<Piece> {
+    /// A piece of exactly `size`: one that nobody wrote to, or nobody but `own`, if there is one.
+    /// Without `scrub`, only such a one.
+    pub(crate) fn take(&mut self, size: u64, own: Option<u64>, scrub: bool) -> Option<Piece> {
         let pieces = self.by_size.get_mut(&size)?;
-        let as_it_is = |piece: &Piece| piece.stain.is_none_or(|stain| stain == tenant);
+        let as_it_is = |piece: &Piece| piece.stain.is_none() || piece.stain == own;
         let index = match pieces.iter().rposition(as_it_is) {
             Some(index) => index,
             None if scrub => pieces.len().checked_sub(1)?,
@@ -56,20 +56,17 @@ impl Stock {
         Some(piece)
     }
 
-    /// A piece of exactly `size` that nobody wrote to, or nobody but `own`.
-    pub(crate) fn take_clean(&mut self, size: u64, own: Option<u64>) -> Option<Piece> {
-        let pieces = self.by_size.get_mut(&size)?;
-        let clean = |piece: &Piece| piece.stain.is_none() || piece.stain == own;
-        let index = pieces.iter().rposition(clean)?;
-        self.take_at(size, index)
-    }
-
     /// The largest piece of at most `size`, as [`Self::take`].
-    pub(crate) fn take_within(&mut self, size: u64, tenant: u64, scrub: bool) -> Option<Piece> {
+    pub(crate) fn take_within(
+        &mut self,
+        size: u64,
+        own: Option<u64>,
+        scrub: bool,
+    ) -> Option<Piece> {
         let mut below = size;
         loop {
             let (&size, _) = self.by_size.range(..=below).next_back()?;
-            if let Some(piece) = self.take(size, tenant, scrub) {
+            if let Some(piece) = self.take(size, own, scrub) {
                 return Some(piece);
             }
             below = size.checked_sub(1)?;
@@ -92,24 +89,24 @@ impl Stock {
     /// The largest piece, whoever wrote to it, to be given back to the driver.
     pub(crate) fn take_largest(&mut self) -> Option<Piece> {
         let size = self.largest();
-        self.take(size, 0, true)
+        self.take(size, None, true)
     }
 
     /// The smallest piece, to be given back.
     pub(crate) fn take_smallest(&mut self) -> Option<Piece> {
         let (&size, _) = self.by_size.first_key_value()?;
-        self.take(size, 0, true)
+        self.take(size, None, true)
     }
 
     /// The smallest piece that is smaller than `size`, to be given back.
     pub(crate) fn take_below(&mut self, size: u64) -> Option<Piece> {
         let (&smallest, _) = self.by_size.first_key_value()?;
-        (smallest < size).then(|| self.take(smallest, 0, true))?
+        (smallest < size).then(|| self.take(smallest, None, true))?
     }
 
     /// The smallest piece larger than `size`, to be given back.
     pub(crate) fn take_smallest_above(&mut self, size: u64) -> Option<Piece> {
         let (&size, _) = self.by_size.range(size.checked_add(1)?..).next()?;
-        self.take(size, 0, true)
+        self.take(size, None, true)
     }
 }

@@ -48,7 +48,7 @@ impl State {
         // During a capture nothing can be scrubbed: then only what may be had as it is.
         let foreign = self.capturing == 0 || self.policy.scrub == Scrub::Never;
         loop {
-            if let Some(piece) = self.stock.take(want, id.0, foreign) {
+            if let Some(piece) = self.stock.take(want, Some(id.0), foreign) {
                 return Ok(piece);
             }
             let mut refused = None;
@@ -64,7 +64,7 @@ impl State {
                     Err(error) => return Err(error.into()),
                 }
             }
-            if let Some(piece) = self.stock.take_within(want, id.0, foreign) {
+            if let Some(piece) = self.stock.take_within(want, Some(id.0), foreign) {
                 return Ok(piece);
             }
             // What is left in stock is too large, or may not be had: the driver gets it back.

@@ -2,8 +2,7 @@
 //! waits, and only unregistering calls the driver.
 
 use super::budget::TenantId;
-use super::slot::Place;
-use super::slot::Slot;
+use super::slot::{Place, Slot};
 use super::state::State;
 use super::tenancy::Freed;
 use crate::error::{CallError, ShrinkError};
@@ -77,10 +76,11 @@ impl State {
     }
 
     pub(crate) fn sweep_all(&mut self) {
-        let ids: Vec<TenantId> = self.tenants.keys().copied().collect();
-        for id in ids {
-            self.sweep(id);
-        }
+        let tenants = self.tenants.values();
+        let freed: Vec<Freed> = tenants
+            .flat_map(|tenancy| tenancy.unswept.sweep())
+            .collect();
+        self.free_all(&freed);
     }
 
     /// The same for one who has just said that it waits: nothing comes on a shelf after this that

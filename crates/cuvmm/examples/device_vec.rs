@@ -2,9 +2,10 @@
 //!
 //! Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`.
 
+mod support;
+
 use std::error::Error;
 
-use cuvmm::driver::auto::{self, OpenOptions, Wanted};
 use cuvmm::{Device, DeviceVec, Stream};
 
 /// Runs the example.
@@ -12,13 +13,7 @@ use cuvmm::{Device, DeviceVec, Stream};
 /// # Errors
 /// Whatever the library says.
 pub fn main() -> Result<(), Box<dyn Error>> {
-    let wanted = match std::env::var("CUVMM_DRIVER").as_deref() {
-        Ok("cuda") => Wanted::Cuda,
-        _ => Wanted::Host,
-    };
-    let opened = auto::open(OpenOptions::new().wanted(wanted))?;
-    println!("on {}: {}", opened.kind.name(), opened.reason);
-    let device = Device::open(opened.driver, 0)?;
+    let device = Device::open(support::driver()?, 0)?;
     let stream = Stream::new(&device)?;
 
     // Addresses for 256 Mi numbers, memory for none.

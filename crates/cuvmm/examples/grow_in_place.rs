@@ -1,11 +1,12 @@
 //! A block that grows without moving: its address stays, what is in it stays, and only what is
 //! new is mapped.
 //!
-//! Runs on a GPU where there is one, else on the host.
+//! Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`.
+
+mod support;
 
 use std::error::Error;
 
-use cuvmm::driver::auto::{self, OpenOptions};
 use cuvmm::{Device, Limit, Pool, Stream};
 
 const MIB: u64 = 1 << 20;
@@ -15,9 +16,7 @@ const MIB: u64 = 1 << 20;
 /// # Errors
 /// Whatever the library says.
 pub fn main() -> Result<(), Box<dyn Error>> {
-    let opened = auto::open(OpenOptions::new())?;
-    println!("on {}: {}", opened.kind.name(), opened.reason);
-    let device = Device::open(opened.driver, 0)?;
+    let device = Device::open(support::driver()?, 0)?;
     let pool = Pool::builder(&device)
         .limit(Limit::Bytes(64 * MIB))
         .build()?;

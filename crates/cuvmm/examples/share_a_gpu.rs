@@ -1,11 +1,12 @@
 //! Two models share one device: each has a guarantee, idle memory goes to whoever needs it, and
 //! whoever is refused is told why, in figures.
 //!
-//! Runs on a GPU where there is one, else on the host.
+//! Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`.
+
+mod support;
 
 use std::error::Error;
 
-use cuvmm::driver::auto::{self, OpenOptions};
 use cuvmm::error::AllocateError;
 use cuvmm::{Device, Limit, Pool, Stream};
 
@@ -16,9 +17,7 @@ const MIB: u64 = 1 << 20;
 /// # Errors
 /// Whatever the library says.
 pub fn main() -> Result<(), Box<dyn Error>> {
-    let opened = auto::open(OpenOptions::new())?;
-    println!("on {}: {}", opened.kind.name(), opened.reason);
-    let device = Device::open(opened.driver, 0)?;
+    let device = Device::open(support::driver()?, 0)?;
     let pool = Pool::builder(&device)
         .limit(Limit::Bytes(64 * MIB))
         .build()?;

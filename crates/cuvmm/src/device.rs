@@ -158,6 +158,22 @@ impl Device {
         })
     }
 
+    /// Whether this device can reach the memory of another (`cuDeviceCanAccessPeer`). A device
+    /// reaches itself; no device reaches those of another driver.
+    ///
+    /// # Errors
+    /// [`CallError`] when the driver does not answer.
+    #[doc(alias = "cuDeviceCanAccessPeer")]
+    pub fn can_reach(&self, other: &Self) -> Result<bool, CallError> {
+        if self.is_same(other) || !self.same_driver(other) {
+            return Ok(self.is_same(other));
+        }
+        let peer = other.ordinal();
+        self.call(Call::DeviceCanAccessPeer, |driver, device| {
+            driver.can_access_peer(device, peer)
+        })
+    }
+
     /// Driver calls made through this handle and its clones.
     #[must_use]
     pub fn calls(&self) -> CallCounts {

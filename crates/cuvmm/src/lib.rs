@@ -5,13 +5,15 @@
 //!   rules).
 //! - [`own`]: an owner for each thing the driver hands out.
 //! - [`region`]: a range of addresses with commit and decommit.
-//! - [`mod@vec`]: a vector that grows in place.
+//! - [`mod@vec`], [`sparse`], [`ring`], [`cow`]: containers for one owner. A vector that grows in
+//!   place, an array with holes, a ring that never wraps, a buffer with snapshots.
 //! - [`pool`]: one device's memory under a hard limit, shared by tenants, taken back where it is
 //!   idle.
 
 pub use cuvmm_driver as driver;
 
 mod calls;
+pub mod cow;
 mod device;
 mod drops;
 pub mod error;
@@ -19,16 +21,24 @@ mod fork;
 pub mod own;
 pub mod pool;
 pub mod region;
+pub mod ring;
 mod size;
+pub mod sparse;
 mod sync;
+mod users;
 pub mod vec;
+pub mod view;
 
 pub use calls::CallCounts;
+pub use cow::CowBuffer;
 pub use device::Device;
 pub use drops::{DropFailure, DropHook};
 pub use error::Error;
 pub use error::{AllocateError, CallError};
-pub use own::{Access, Event, Mapping, Physical, Reservation, Right, Stream};
+pub use own::{Access, Event, Mapping, Physical, Place, Reservation, Right, Stream};
 pub use pool::{Block, Growth, Lease, Limit, Pool, PoolStats, Scrub, Tenant, TenantStats};
-pub use region::{Extent, Mapper, Region};
+pub use region::{Extent, Layout, Mapper, Region};
+pub use ring::RingBuffer;
+pub use sparse::SparseArray;
 pub use vec::DeviceVec;
+pub use view::{View, ViewMut};

@@ -80,6 +80,24 @@ impl Granularity {
         })
     }
 
+    /// The least whole number of granules that holds `bytes` and a whole number of elements of
+    /// `element` bytes, in bytes; nothing on overflow or where an element has no size.
+    #[must_use]
+    pub(crate) const fn round_up_for(self, bytes: u64, element: u64) -> Option<u64> {
+        if element == 0 {
+            return None;
+        }
+        let (granule, odd) = (self.0.trailing_zeros(), element.trailing_zeros());
+        let common = if granule < odd { granule } else { odd };
+        match self.0.checked_mul(element >> common) {
+            Some(unit) => match if bytes == 0 { 1 } else { bytes }.checked_next_multiple_of(unit) {
+                Some(whole) => Some(whole),
+                None => None,
+            },
+            None => None,
+        }
+    }
+
     /// The class of blocks that may trade places with one of `bytes`: the next power of two of
     /// granules; nothing on overflow.
     #[must_use]
@@ -89,6 +107,45 @@ impl Granularity {
             Some(whole) => whole.checked_next_power_of_two(),
             None => None,
         }
+    }
+}
+
+/// The size of a sparse array's tiles: whole granules and whole elements, at least one of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tiling(u64);
+
+impl Tiling {
+    /// The least tile of at least `bytes`; nothing on overflow.
+    #[must_use]
+    pub(crate) const fn new(granule: Granularity, bytes: u64, element: u64) -> Option<Self> {
+        match granule.round_up_for(bytes, element) {
+            Some(bytes) => Some(Self(bytes)),
+            None => None,
+        }
+    }
+
+    /// A tile in bytes.
+    #[must_use]
+    pub(crate) const fn bytes(self) -> u64 {
+        self.0
+    }
+
+    /// Where the tile that a byte lies in begins.
+    #[must_use]
+    pub(crate) const fn below(self, byte: u64) -> u64 {
+        byte - byte % self.0
+    }
+
+    /// Where the first tile from a byte on begins; nothing on overflow.
+    #[must_use]
+    pub(crate) const fn above(self, byte: u64) -> Option<u64> {
+        byte.checked_next_multiple_of(self.0)
+    }
+
+    /// The number of the tile that a byte lies in.
+    #[must_use]
+    pub(crate) const fn number(self, byte: u64) -> u64 {
+        byte / self.0
     }
 }
 
@@ -106,6 +163,22 @@ mod tests {
     use proptest::prelude::*;
 
     const G: Granularity = Granularity(2 << 20);
+
+    #[test]
+    fn whole_granules_of_whole_elements() {
+        const MIB: u64 = 1 << 20;
+        assert_eq!(G.round_up_for(1, 4), Some(2 * MIB));
+        assert_eq!(G.round_up_for(2 * MIB + 1, 8), Some(4 * MIB));
+        assert_eq!(G.round_up_for(1, 12), Some(6 * MIB));
+        assert_eq!(G.round_up_for(7 * MIB, 12), Some(12 * MIB));
+        assert_eq!(G.round_up_for(1, 8 * MIB), Some(8 * MIB));
+        assert_eq!(
+            (G.round_up_for(0, 1), G.round_up_for(1, 0)),
+            (Some(2 * MIB), None)
+        );
+        assert_eq!(G.round_up_for(u64::MAX, 4), None);
+        assert_eq!(G.round_up_for(1, u64::MAX), None);
+    }
 
     #[test]
     fn a_granule_is_a_power_of_two() {

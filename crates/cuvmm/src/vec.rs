@@ -7,7 +7,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::{Deref, Range};
+use std::ops::Range;
 
 use bytemuck::Pod;
 use cuvmm_driver::DeviceAddress;
@@ -16,6 +16,8 @@ use crate::device::Device;
 use crate::error::VecError;
 use crate::own::Stream;
 use crate::region::{DEFAULT_LARGEST_EXTENT, Region};
+use crate::users::Users;
+use crate::view::{View, ViewMut, bytes_of};
 
 /// A vector that outgrows its memory gets up to this part of it ahead.
 const GROWTH_PART: u64 = 8;
@@ -33,57 +35,12 @@ const REPEATED: usize = 4 << 20;
 /// vector may have more capacity then.
 pub struct DeviceVec<T: Pod> {
     region: Region,
-    home: Stream,
-    users: Vec<Stream>,
+    users: Users,
     len: usize,
     most: usize,
     /// Bytes that are committed, from the first on.
     held: u64,
     elements: PhantomData<T>,
-}
-
-/// Elements of a vector for a kernel to read: the borrow keeps them in place.
-#[derive(Clone, Copy, Debug)]
-pub struct View<'a, T> {
-    address: DeviceAddress,
-    len: usize,
-    elements: PhantomData<&'a [T]>,
-}
-
-/// Elements of a vector for a kernel to write: the borrow keeps them in place, and everybody else
-/// away.
-#[derive(Debug)]
-pub struct ViewMut<'a, T> {
-    view: View<'a, T>,
-    alone: PhantomData<&'a mut [T]>,
-}
-
-impl<T> View<'_, T> {
-    /// The first element's address.
-    #[must_use]
-    pub const fn address(&self) -> DeviceAddress {
-        self.address
-    }
-
-    /// How many elements there are.
-    #[must_use]
-    pub const fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there is none.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-}
-
-impl<'a, T> Deref for ViewMut<'a, T> {
-    type Target = View<'a, T>;
-
-    fn deref(&self) -> &View<'a, T> {
-        &self.view
-    }
 }
 
 impl<T: Pod> DeviceVec<T> {
@@ -103,8 +60,7 @@ impl<T: Pod> DeviceVec<T> {
         let bytes = bytes_of::<T>(most).ok_or(VecError::TooLarge { elements: most })?;
         Ok(Self {
             region: Region::reserve(device, bytes)?,
-            home: home.clone(),
-            users: Vec::new(),
+            users: Users::at(home),
             len: 0,
             most,
             held: 0,
@@ -127,7 +83,7 @@ impl<T: Pod> DeviceVec<T> {
     /// The stream it is used on.
     #[must_use]
     pub const fn home_stream(&self) -> &Stream {
-        &self.home
+        self.users.home()
     }
 
     /// How many elements it has.
@@ -251,9 +207,8 @@ impl<T: Pod> DeviceVec<T> {
         let used = bytes_of::<T>(self.len).and_then(|bytes| granule.round_up(bytes));
         let used = used.unwrap_or(self.held);
         if used < self.held {
-            let mut streams = vec![self.home.clone()];
-            streams.extend(self.users.iter().cloned());
-            self.region.decommit_after(used..self.held, &streams)?;
+            self.region
+                .decommit_after(used..self.held, &self.users.all())?;
             self.held = used;
         }
         Ok(self.region.reclaim()?)
@@ -264,13 +219,11 @@ impl<T: Pod> DeviceVec<T> {
     /// # Errors
     /// [`VecError::WrongDevice`] when it is another device's.
     pub fn record_use(&mut self, stream: &Stream) -> Result<(), VecError> {
-        if !stream.device().is_same(self.device()) {
-            return Err(VecError::WrongDevice);
+        if self.users.record(stream) {
+            Ok(())
+        } else {
+            Err(VecError::WrongDevice)
         }
-        if *stream != self.home && !self.users.contains(stream) {
-            self.users.push(stream.clone());
-        }
-        Ok(())
     }
 
     /// Reads the element at an index.
@@ -294,7 +247,7 @@ impl<T: Pod> DeviceVec<T> {
             return Ok(());
         }
         let bytes = bytemuck::cast_slice_mut(into);
-        Ok(self.region.read(&self.home, offset, bytes)?)
+        Ok(self.region.read(self.users.home(), offset, bytes)?)
     }
 
     /// Overwrites elements from `first` on.
@@ -320,20 +273,13 @@ impl<T: Pod> DeviceVec<T> {
     /// or on one that was [recorded](Self::record_use).
     #[must_use]
     pub fn view(&self) -> View<'_, T> {
-        View {
-            address: self.address(),
-            len: self.len,
-            elements: PhantomData,
-        }
+        View::new(self.address(), self.len)
     }
 
     /// The elements for a kernel to write.
     #[must_use]
     pub fn view_mut(&mut self) -> ViewMut<'_, T> {
-        ViewMut {
-            view: self.view(),
-            alone: PhantomData,
-        }
+        ViewMut::new(self.address(), self.len)
     }
 
     /// Writes where there is capacity.
@@ -343,7 +289,7 @@ impl<T: Pod> DeviceVec<T> {
         }
         let offset = bytes_of::<T>(first).ok_or(VecError::TooLarge { elements: first })?;
         let bytes = bytemuck::cast_slice(elements);
-        Ok(self.region.write(&self.home, offset, bytes)?)
+        Ok(self.region.write(self.users.home(), offset, bytes)?)
     }
 
     fn longer_by(&self, additional: usize) -> Result<usize, VecError> {
@@ -372,10 +318,6 @@ impl<T: Pod> DeviceVec<T> {
             _ => Err(outside),
         }
     }
-}
-
-fn bytes_of<T>(elements: usize) -> Option<u64> {
-    u64::try_from(elements.checked_mul(size_of::<T>())?).ok()
 }
 
 impl<T: Pod> fmt::Debug for DeviceVec<T> {

@@ -173,7 +173,7 @@ on_both! {
             let stream = Stream::new(&rig.device).unwrap();
             let block = pieces(&tenant, &stream, 8);
             rig.faults.forget();
-            rig.faults.arm(Fault::nth(k, CUresult::CUDA_ERROR_UNKNOWN).only(CALLS));
+            rig.faults.arm(common::nth_of(k, CUresult::CUDA_ERROR_UNKNOWN, CALLS));
             let outcome = pool.compact(|_| true);
             let hit = rig.faults.injected() > 0;
             rig.faults.disarm();

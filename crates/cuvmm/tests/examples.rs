@@ -1,5 +1,10 @@
 //! The examples run, and end without an error.
-#![allow(missing_docs, unreachable_pub, clippy::unwrap_used)]
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::duplicate_mod
+)]
 
 #[path = "../examples/device_vec.rs"]
 mod device_vec;
@@ -7,8 +12,23 @@ mod device_vec;
 #[path = "../examples/grow_in_place.rs"]
 mod grow_in_place;
 
+#[path = "../examples/numa_spill.rs"]
+mod numa_spill;
+
+#[path = "../examples/ring_buffer.rs"]
+mod ring_buffer;
+
 #[path = "../examples/share_a_gpu.rs"]
 mod share_a_gpu;
+
+#[path = "../examples/snapshot.rs"]
+mod snapshot;
+
+#[path = "../examples/sparse_array.rs"]
+mod sparse_array;
+
+#[path = "../examples/striping.rs"]
+mod striping;
 
 #[test]
 fn a_vector_never_moves() {
@@ -21,6 +41,31 @@ fn a_block_grows_in_place() {
 }
 
 #[test]
+fn what_does_not_fit_the_device_spills() {
+    numa_spill::main().unwrap();
+}
+
+#[test]
+fn a_ring_never_wraps() {
+    ring_buffer::main().unwrap();
+}
+
+#[test]
 fn two_tenants_share_a_device() {
     share_a_gpu::main().unwrap();
+}
+
+#[test]
+fn a_snapshot_costs_no_copy() {
+    snapshot::main().unwrap();
+}
+
+#[test]
+fn tiles_of_a_terabyte_have_memory() {
+    sparse_array::main().unwrap();
+}
+
+#[test]
+fn stripes_lie_on_both_devices() {
+    striping::main().unwrap();
 }

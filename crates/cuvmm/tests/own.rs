@@ -217,10 +217,10 @@ fn devices_that_are_not_there_are_refused() {
     let rig = common::model();
     let driver = rig.device.driver().clone();
     assert!(matches!(
-        Device::open(driver.clone(), 1),
+        Device::open(driver.clone(), 2),
         Err(OpenError::NoSuchDevice {
-            ordinal: 1,
-            count: 1
+            ordinal: 2,
+            count: 2
         })
     ));
     assert!(matches!(

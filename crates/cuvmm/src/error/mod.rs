@@ -4,12 +4,16 @@
 //! code. An operation that returns one has changed nothing, unless the enum says what it kept.
 
 mod call;
+mod cow;
 mod own;
 mod pool;
 mod region;
+mod ring;
+mod sparse;
 mod vec;
 
 pub use call::CallError;
+pub use cow::CowError;
 pub use own::{
     AccessError, CopyError, CreateError, MapError, OpenError, ReserveError, RetainError,
 };
@@ -17,7 +21,12 @@ pub use pool::{
     AllocateError, BuildPoolError, CompactError, FreeError, FreeRefusal, RegisterError, Shortage,
     ShrinkError,
 };
-pub use region::{CommitError, DecommitError, RangeError, StartMapperError};
+pub use region::{
+    AliasError, CommitError, DecommitError, ForkError, GrantError, LayoutError, RangeError,
+    RelocateError, ReplaceError, StartMapperError, UnshareError,
+};
+pub use ring::RingError;
+pub use sparse::SparseError;
 pub use vec::VecError;
 
 /// Any error of this library.
@@ -51,12 +60,39 @@ pub enum Error {
     /// Memory could not be decommitted.
     #[error(transparent)]
     Decommit(#[from] DecommitError),
+    /// A region cannot be laid out so.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// A device's access could not be changed.
+    #[error(transparent)]
+    Grant(#[from] GrantError),
+    /// Memory could not be moved to another place.
+    #[error(transparent)]
+    Relocate(#[from] RelocateError),
+    /// Memory could not be shown a second time.
+    #[error(transparent)]
+    Alias(#[from] AliasError),
+    /// A region could not be forked.
+    #[error(transparent)]
+    Fork(#[from] ForkError),
+    /// A range could not be made a region's own.
+    #[error(transparent)]
+    Unshare(#[from] UnshareError),
     /// A mapper could not be started.
     #[error(transparent)]
     StartMapper(#[from] StartMapperError),
     /// An operation on a vector failed.
     #[error(transparent)]
     Vec(#[from] VecError),
+    /// An operation on a sparse array failed.
+    #[error(transparent)]
+    Sparse(#[from] SparseError),
+    /// An operation on a ring buffer failed.
+    #[error(transparent)]
+    Ring(#[from] RingError),
+    /// An operation on a buffer with snapshots failed.
+    #[error(transparent)]
+    Cow(#[from] CowError),
     /// A pool could not be built.
     #[error(transparent)]
     BuildPool(#[from] BuildPoolError),

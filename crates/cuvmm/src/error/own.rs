@@ -2,7 +2,7 @@
 
 use cuvmm_driver::Location;
 
-use super::CallError;
+use super::{CallError, GrantError, LayoutError};
 
 /// Why a device could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +60,12 @@ pub enum ReserveError {
         /// Bytes asked for.
         size: u64,
     },
+    /// The memory cannot be laid out so.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// A device could not be let in.
+    #[error(transparent)]
+    Grant(Box<GrantError>),
     /// The alignment is not a power of two.
     #[error("an alignment of {alignment} bytes is not a power of two")]
     OddAlignment {
@@ -231,6 +237,14 @@ pub enum CopyError {
         offset: u64,
         /// Bytes asked for.
         size: u64,
+    },
+    /// The memory lies on a device, where the host's processors do not reach it.
+    #[error("what is at offset {offset} lies on {location}")]
+    NotOnHost {
+        /// Where the extent begins.
+        offset: u64,
+        /// Where its memory lies.
+        location: Location,
     },
     /// The stream belongs to another device.
     #[error("the stream belongs to another device than the memory")]

@@ -1,6 +1,10 @@
 //! Errors of regions.
 
-use super::{AccessError, CallError, CreateError, MapError};
+use std::ops::Range;
+
+use cuvmm_driver::Location;
+
+use super::{AccessError, CallError, CopyError, CreateError, MapError, ReserveError};
 
 /// Why a mapper could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +52,246 @@ pub enum RangeError {
     },
 }
 
+/// Why a region cannot be laid out so.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayoutError {
+    /// No place was named.
+    #[error("the layout names no place")]
+    NoPlace,
+    /// A stripe or share is not a whole number of granules, or none at all.
+    #[error("{bytes} bytes are not a multiple of the granularity, {granularity}")]
+    Misaligned {
+        /// Bytes asked for.
+        bytes: u64,
+        /// The granule in bytes.
+        granularity: u64,
+    },
+    /// A device belongs to another driver.
+    #[error("{place} belongs to another driver")]
+    WrongDriver {
+        /// The device.
+        place: Location,
+    },
+    /// Memory of the device comes in larger granules.
+    #[error("memory of {place} comes in granules of {granularity} bytes, the region's are {home}")]
+    Granularity {
+        /// The device.
+        place: Location,
+        /// Its granule in bytes.
+        granularity: u64,
+        /// That of the region's device.
+        home: u64,
+    },
+    /// A device cannot reach the memory (`cuDeviceCanAccessPeer` says so).
+    #[error("{device} cannot reach the memory of {place}")]
+    Unreachable {
+        /// The device that needs access.
+        device: Location,
+        /// Where the memory was to lie.
+        place: Location,
+    },
+    /// The driver did not answer.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
+/// Why a device's access could not be changed. Nothing has changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GrantError {
+    /// The device belongs to another driver.
+    #[error("the device belongs to another driver than the region")]
+    WrongDriver,
+    /// The region's own device always has access.
+    #[error("the region's own device has access to it for life")]
+    OwnDevice,
+    /// It would take something from the device: that is revoking.
+    #[error("the device has a higher right already, or none was asked for: revoke that first")]
+    Lowers,
+    /// Work of the device is running or queued, and may use the memory.
+    #[error("work of {device} that may use the memory has not passed")]
+    InUse {
+        /// The device.
+        device: Location,
+    },
+    /// The device cannot reach memory of the region.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// The rights could not be set.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// A driver call failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
+/// Why other memory could not be put under the same addresses.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReplaceError {
+    /// Addresses to copy through could not be had.
+    #[error(transparent)]
+    Reserve(#[from] ReserveError),
+    /// Memory could not be placed.
+    #[error(transparent)]
+    Place(CommitError),
+    /// The bytes could not be copied.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    /// A driver call failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// It failed, and so did putting the old memory back: what was there is lost.
+    #[error("{cause}; and what was at {ranges:?} could not be put back")]
+    Lost {
+        /// Offsets that have no memory any more.
+        ranges: Vec<Range<u64>>,
+        /// What failed first.
+        #[source]
+        cause: Box<Self>,
+    },
+}
+
+/// Why memory could not be moved to another place. It lies where it did, unless the error says that
+/// it is lost.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RelocateError {
+    /// The range is wrong.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// Part of the range is not committed.
+    #[error("the range {start}..{end} is not all committed")]
+    NotCommitted {
+        /// First byte.
+        start: u64,
+        /// One past the last byte.
+        end: u64,
+    },
+    /// The range holds a part of an extent only; extents move whole.
+    #[error("the range cuts the extent of {size} bytes at offset {offset}")]
+    CutsExtent {
+        /// Where the extent begins.
+        offset: u64,
+        /// Its size.
+        size: u64,
+    },
+    /// The stream belongs to another device.
+    #[error("the stream belongs to another device than the region")]
+    WrongDevice,
+    /// The place cannot be had or reached.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// Memory there could not be created.
+    #[error(transparent)]
+    Create(#[from] CreateError),
+    /// It could not be put in place.
+    #[error(transparent)]
+    Replace(#[from] ReplaceError),
+    /// A driver call failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
+/// Why memory could not be shown a second time. Nothing has changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AliasError {
+    /// A range is wrong.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// Part of the range is not committed.
+    #[error("the range {start}..{end} is not all committed")]
+    NotCommitted {
+        /// First byte.
+        start: u64,
+        /// One past the last byte.
+        end: u64,
+    },
+    /// The range holds a part of an extent only; extents are mapped whole.
+    #[error("the range cuts the extent of {size} bytes at offset {offset}")]
+    CutsExtent {
+        /// Where the extent begins.
+        offset: u64,
+        /// Its size.
+        size: u64,
+    },
+    /// Something is at the second place already.
+    #[error("something lies at offset {taken} of the second place, {start}..{end}")]
+    Taken {
+        /// First byte of the second place.
+        start: u64,
+        /// One past its last byte.
+        end: u64,
+        /// Where what lies there begins.
+        taken: u64,
+    },
+    /// The memory could not be placed.
+    #[error(transparent)]
+    Place(#[from] CommitError),
+}
+
+/// Why a region could not be forked. Nothing has changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ForkError {
+    /// Some memory is shown twice in the region; a fork could not keep that.
+    #[error("the region shows memory at two places")]
+    Aliased,
+    /// A stream belongs to a device without access.
+    #[error("a stream belongs to a device without access")]
+    WrongDevice,
+    /// Work that may write to the region is running or queued.
+    #[error("work that may write to the region has not passed")]
+    InUse,
+    /// Addresses could not be reserved.
+    #[error(transparent)]
+    Reserve(#[from] ReserveError),
+    /// The memory could not be placed.
+    #[error(transparent)]
+    Place(#[from] CommitError),
+    /// Rights could not be set.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// A driver call failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
+/// Why a range could not be made a region's own. It is shared still, unless the error says that it
+/// is lost.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum UnshareError {
+    /// The range is wrong.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// Part of the range is not committed.
+    #[error("the range {start}..{end} is not all committed")]
+    NotCommitted {
+        /// First byte.
+        start: u64,
+        /// One past the last byte.
+        end: u64,
+    },
+    /// A stream belongs to a device without access.
+    #[error("a stream belongs to a device without access")]
+    WrongDevice,
+    /// There is no memory for a copy.
+    #[error(transparent)]
+    Create(#[from] CreateError),
+    /// The copy could not be put in place.
+    #[error(transparent)]
+    Replace(#[from] ReplaceError),
+    /// Rights could not be set.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// A driver call failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
 /// Why memory could not be committed. Nothing has changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -64,6 +308,40 @@ pub enum CommitError {
         /// One past the last byte.
         end: u64,
         /// Bytes of it that are quarantined.
+        bytes: u64,
+    },
+    /// The place cannot be had or reached.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// A stream named as user of the range belongs to a device without access.
+    #[error("a stream named as user of the range belongs to a device without access")]
+    WrongDevice,
+    /// The region would have more mappings than it may.
+    #[error("{needed} mappings more than {held} are more than the limit of {limit}")]
+    Mappings {
+        /// Mappings asked for.
+        needed: u64,
+        /// Mappings there are.
+        held: u64,
+        /// Mappings there may be.
+        limit: u64,
+    },
+    /// Zeros under the range may still be read by work that is running or queued.
+    #[error("zeros under the range {start}..{end} may still be read")]
+    ZerosInUse {
+        /// First byte.
+        start: u64,
+        /// One past the last byte.
+        end: u64,
+    },
+    /// Part of the range is in limbo, and work that may use it has not passed.
+    #[error("{bytes} bytes of the range {start}..{end} are in limbo")]
+    InLimbo {
+        /// First byte.
+        start: u64,
+        /// One past the last byte.
+        end: u64,
+        /// Bytes of extents in limbo that meet it.
         bytes: u64,
     },
     /// Physical memory could not be created.
@@ -116,7 +394,7 @@ pub enum DecommitError {
         /// One past the last byte.
         end: u64,
     },
-    /// A stream belongs to another device.
-    #[error("a stream named as user of the range belongs to another device")]
+    /// A stream belongs to a device without access.
+    #[error("a stream named as user of the range belongs to a device without access")]
     WrongDevice,
 }

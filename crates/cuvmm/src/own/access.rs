@@ -68,6 +68,23 @@ impl Access {
         self.location
     }
 
+    /// The same with no more than `most`.
+    pub(crate) fn at_most(&self, most: Right) -> Self {
+        Self {
+            right: self.right.min(most),
+            ..self.clone()
+        }
+    }
+
+    /// The device that is named, if it is one.
+    pub(crate) const fn named(&self) -> Option<&Device> {
+        self.device.as_ref()
+    }
+
+    pub(crate) const fn right(&self) -> Right {
+        self.right
+    }
+
     /// Whether the one named belongs to the driver of `device`.
     pub(crate) fn same_driver(&self, device: &Device) -> bool {
         self.device

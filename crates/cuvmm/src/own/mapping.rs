@@ -50,7 +50,7 @@ impl Mapping {
             return Err(MapError::WrongDriver);
         }
         let size = physical.size();
-        let address = reserved.occupy(offset, size)?;
+        let address = reserved.occupy(offset, size, physical.location())?;
         let handle = physical.as_raw();
         // SAFETY: the range lies in one reservation of ours, in a place just taken for it, and the
         // handle is alive: `physical` owns it.
@@ -186,13 +186,18 @@ impl Mapping {
     /// # Errors
     /// [`CloseError`] with the mapping in it; it is still mapped then.
     #[doc(alias = "cuMemUnmap")]
-    pub fn close(mut self) -> Result<Physical, CloseError<Self>> {
+    pub fn close(self) -> Result<Physical, CloseError<Self>> {
+        self.take_out().map_err(|(owner, cause)| CloseError {
+            owner,
+            reason: CloseRefusal::Call(cause),
+        })
+    }
+
+    /// The same for those who know that nothing but the driver can refuse.
+    pub(crate) fn take_out(mut self) -> Result<Physical, (Self, CallError)> {
         match self.unmap() {
             Ok(()) => Ok(self.physical().clone()),
-            Err(cause) => Err(CloseError {
-                owner: self,
-                reason: CloseRefusal::Call(cause),
-            }),
+            Err(cause) => Err((self, cause)),
         }
     }
 

@@ -14,6 +14,7 @@ mod copy;
 mod event;
 mod mapping;
 mod physical;
+mod place;
 mod reservation;
 mod reserved;
 mod stream;
@@ -23,6 +24,7 @@ pub use close::{CloseError, CloseRefusal};
 pub use event::Event;
 pub use mapping::Mapping;
 pub use physical::{Physical, PhysicalBuilder};
+pub use place::Place;
 pub use reservation::{Reservation, ReservationBuilder};
 pub use stream::Stream;
 

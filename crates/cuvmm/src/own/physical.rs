@@ -7,9 +7,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use cuvmm_driver::{Call, DeviceAddress, HandleTypes, Location, PhysicalHandle, PhysicalProps};
+use cuvmm_driver::{
+    Call, DeviceAddress, HandleTypes, Location, LocationKind, PhysicalHandle, PhysicalProps,
+};
 
-use super::{CloseError, CloseRefusal};
+use super::{CloseError, CloseRefusal, Place};
 use crate::device::Device;
 use crate::error::{CallError, CreateError};
 
@@ -26,6 +28,7 @@ struct Shared {
     device: Device,
     handle: PhysicalHandle,
     size: u64,
+    location: Location,
     released: bool,
 }
 
@@ -91,7 +94,7 @@ impl PhysicalBuilder<'_> {
                 granularity: granule.bytes(),
             });
         }
-        if props.location.kind == cuvmm_driver::LocationKind::HOST_NUMA && props.location.id < 0 {
+        if props.location.kind == LocationKind::HOST_NUMA && props.location.id < 0 {
             return Err(CreateError::NoSuchNode {
                 node: props.location.id,
             });
@@ -116,6 +119,7 @@ impl PhysicalBuilder<'_> {
             device: device.clone(),
             handle,
             size,
+            location: props.location,
             released: false,
         };
         Ok(Physical {
@@ -148,6 +152,7 @@ impl Physical {
         device: &Device,
         address: DeviceAddress,
         size: u64,
+        location: Location,
     ) -> Result<Self, CallError> {
         let handle = device.call(Call::MemRetainAllocationHandle, |driver, _| {
             driver.retain(address)
@@ -156,6 +161,7 @@ impl Physical {
             device: device.clone(),
             handle,
             size,
+            location,
             released: false,
         };
         Ok(Self {
@@ -167,6 +173,27 @@ impl Physical {
     #[must_use]
     pub fn size(&self) -> u64 {
         self.shared.size
+    }
+
+    /// Where it lies.
+    #[must_use]
+    pub fn location(&self) -> Location {
+        self.shared.location
+    }
+
+    /// The same as a place that more memory can be had from.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        if self.shared.location.kind == LocationKind::HOST_NUMA {
+            Place::HostNuma(self.shared.location.id)
+        } else {
+            Place::Device(self.shared.device.clone())
+        }
+    }
+
+    /// Whether something else holds it: a clone or another mapping.
+    pub(crate) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.shared) > 1
     }
 
     /// The device it was created through.

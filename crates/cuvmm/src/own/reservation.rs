@@ -130,12 +130,13 @@ impl Reservation {
         Self { shared }
     }
 
-    /// The whole range to copy in. Where nothing is mapped the driver refuses the copy.
-    pub(crate) fn span(&self) -> Span<'_> {
+    /// The whole range for a device to copy in. Where nothing is mapped, or without a right of the
+    /// device, the driver refuses the copy.
+    pub(crate) fn span<'a>(&'a self, device: &'a Device) -> Span<'a> {
         // SAFETY: addresses stay ours for the borrow. Parts without a mapping are refused by the
         // driver at the call, which harms nothing (`docs/semantics.md`), and mappings that copies
         // use are kept by those who call this.
-        unsafe { Span::new(self.device(), self.address(), self.size()) }
+        unsafe { Span::new(device, self.address(), self.size()) }
     }
 
     /// The physical mapped at an offset, which may lie inside a mapping
@@ -147,8 +148,8 @@ impl Reservation {
     pub fn physical_at(&self, offset: u64) -> Result<Physical, RetainError> {
         let missing = RetainError::NotMapped { offset };
         self.shared
-            .at(offset, |address, size| {
-                Physical::retained(self.device(), address, size)
+            .at(offset, |address, size, location| {
+                Physical::retained(self.device(), address, size, location)
                     .map_err(|cause| RetainError::Call { offset, cause })
             })
             .ok_or(missing)?

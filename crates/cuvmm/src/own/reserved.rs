@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
-use cuvmm_driver::{Call, DeviceAddress};
+use cuvmm_driver::{Call, DeviceAddress, Location};
 
 use crate::device::Device;
 use crate::error::{CallError, MapError};
@@ -19,8 +19,14 @@ pub(super) struct Reserved {
     device: Device,
     base: DeviceAddress,
     size: u64,
-    /// Offset and size of every mapping, those that could not be unmapped included.
-    mapped: Mutex<BTreeMap<u64, u64>>,
+    /// By offset every mapping, those that could not be unmapped included.
+    mapped: Mutex<BTreeMap<u64, Taken>>,
+}
+
+/// A place that a mapping takes.
+struct Taken {
+    size: u64,
+    location: Location,
 }
 
 impl Reserved {
@@ -47,23 +53,23 @@ impl Reserved {
     }
 
     pub(super) fn mapped_bytes(&self) -> u64 {
-        self.lock().values().sum()
+        self.lock().values().map(|taken| taken.size).sum()
     }
 
-    /// Looks at what is mapped at an offset: its address there, and the size of the mapping, which
-    /// stays in its place meanwhile. Nothing if nothing is mapped.
+    /// Looks at what is mapped at an offset: its address there, and size and location of the
+    /// memory, which stays in its place meanwhile. Nothing if nothing is mapped.
     pub(super) fn at<T>(
         &self,
         offset: u64,
-        look: impl FnOnce(DeviceAddress, u64) -> T,
+        look: impl FnOnce(DeviceAddress, u64, Location) -> T,
     ) -> Option<T> {
         let mapped = self.lock();
-        let (&start, &size) = mapped.range(..=offset).next_back()?;
+        let (&start, taken) = mapped.range(..=offset).next_back()?;
         let address = self.address(offset)?;
-        (offset - start < size).then(|| look(address, size))
+        (offset - start < taken.size).then(|| look(address, taken.size, taken.location))
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Taken>> {
         self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -77,7 +83,12 @@ impl Reserved {
     }
 
     /// Takes a place for a mapping, before the driver is asked.
-    pub(super) fn occupy(&self, offset: u64, size: u64) -> Result<DeviceAddress, MapError> {
+    pub(super) fn occupy(
+        &self,
+        offset: u64,
+        size: u64,
+        location: Location,
+    ) -> Result<DeviceAddress, MapError> {
         let granule = self.device.granule();
         if !granule.divides(offset) {
             return Err(MapError::Misaligned {
@@ -96,16 +107,16 @@ impl Reserved {
             return Err(outside);
         };
         let mut mapped = self.lock();
-        if let Some((&taken, &length)) = mapped.range(..range.end).next_back()
-            && taken + length > offset
+        if let Some((&start, taken)) = mapped.range(..range.end).next_back()
+            && start + taken.size > offset
         {
             return Err(MapError::Overlap {
                 offset,
                 size,
-                taken,
+                taken: start,
             });
         }
-        mapped.insert(offset, size);
+        mapped.insert(offset, Taken { size, location });
         Ok(address)
     }
 

@@ -1,11 +1,17 @@
 //! Options of a region.
 
-use cuvmm_driver::{HandleTypes, PhysicalProps};
+use std::collections::BTreeMap;
 
+use cuvmm_driver::{HandleTypes, PhysicalProps};
+use rangemap::RangeSet;
+
+use super::layout::Layout;
 use super::space::Space;
-use super::{DEFAULT_LARGEST_EXTENT, Region};
+use super::zeros::{DEFAULT_ZERO_EXTENT, Zeros};
+use super::{DEFAULT_LARGEST_EXTENT, DEFAULT_MAPPING_LIMIT, Region};
 use crate::device::Device;
 use crate::error::ReserveError;
+use crate::own::{Access, Right};
 
 /// Options of a region.
 #[derive(Debug)]
@@ -13,7 +19,11 @@ pub struct RegionBuilder<'a> {
     device: &'a Device,
     size: u64,
     props: PhysicalProps,
+    layout: Layout,
+    guests: Vec<Access>,
     largest: u64,
+    mapping_limit: u64,
+    zero_extent: u64,
 }
 
 impl<'a> RegionBuilder<'a> {
@@ -22,7 +32,11 @@ impl<'a> RegionBuilder<'a> {
             device,
             size,
             props: PhysicalProps::device(device.ordinal()),
+            layout: Layout::on(device),
+            guests: Vec::new(),
             largest: DEFAULT_LARGEST_EXTENT,
+            mapping_limit: DEFAULT_MAPPING_LIMIT,
+            zero_extent: DEFAULT_ZERO_EXTENT,
         }
     }
 
@@ -48,27 +62,92 @@ impl<'a> RegionBuilder<'a> {
         self
     }
 
+    /// Where memory is put; by default all of it on the region's device.
+    #[must_use]
+    pub fn layout(mut self, layout: Layout) -> Self {
+        self.layout = layout;
+        self
+    }
+
+    /// Lets another device in from the beginning: see [`Region::grant`].
+    #[must_use]
+    pub fn open_to(mut self, device: &Device, right: Right) -> Self {
+        self.guests.push(Access::device(device, right));
+        self
+    }
+
+    /// How many mappings the region may have in all, extents and aliases of zeros; by default
+    /// 65,536, an eighth of what a device can have.
+    #[must_use]
+    pub const fn mapping_limit(mut self, mappings: u64) -> Self {
+        self.mapping_limit = mappings;
+        self
+    }
+
+    /// The largest alias of zeros under holes, in bytes, a power of two granules; 64 MiB by default.
+    /// Up to twice that much memory lies behind all of them together.
+    #[must_use]
+    pub const fn zero_extent(mut self, bytes: u64) -> Self {
+        self.zero_extent = bytes;
+        self
+    }
+
     /// Reserves the addresses (`cuMemAddressReserve`). The size is rounded up to whole granules.
     ///
     /// # Errors
     /// [`ReserveError`] when size or largest extent is wrong, or the driver has no such range.
     pub fn reserve(self) -> Result<Region, ReserveError> {
         let granule = self.device.granule();
-        if !(self.largest.is_power_of_two() && granule.divides(self.largest)) {
-            return Err(ReserveError::Misaligned {
-                size: self.largest,
-                granularity: granule.bytes(),
-            });
+        for size in [self.largest, self.zero_extent] {
+            if !(size.is_power_of_two() && granule.divides(size)) {
+                return Err(ReserveError::Misaligned {
+                    size,
+                    granularity: granule.bytes(),
+                });
+            }
         }
         let size = granule
             .round_up(self.size)
             .ok_or(ReserveError::TooLarge { size: self.size })?;
-        let space = Space::reserve(self.device, size)?;
-        Ok(Region::new(space, self.props, self.largest))
+        self.layout.check(self.device)?;
+        let mut region = Region {
+            space: Space::reserve(self.device, size)?,
+            props: self.props,
+            layout: self.layout,
+            largest: self.largest,
+            mapping_limit: self.mapping_limit,
+            zeros: Zeros::new(self.zero_extent),
+            aliased: false,
+            committed: RangeSet::new(),
+            withdrawn: BTreeMap::new(),
+        };
+        for guest in &self.guests {
+            if let Some(device) = guest.named() {
+                region
+                    .grant(device, guest.right())
+                    .map_err(|error| ReserveError::Grant(Box::new(error)))?;
+            }
+        }
+        Ok(region)
     }
 }
 
 impl Region {
+    /// A region of the same shape with nothing in it, open to the same devices.
+    pub(super) fn empty_twin(&self) -> Result<Self, ReserveError> {
+        Ok(Self {
+            space: self.space.empty_twin()?,
+            props: self.props,
+            layout: self.layout.clone(),
+            largest: self.largest,
+            mapping_limit: self.mapping_limit,
+            zeros: self.zeros.empty_twin(),
+            aliased: false,
+            committed: RangeSet::new(),
+            withdrawn: BTreeMap::new(),
+        })
+    }
+
     /// Reserves at least `size` bytes of addresses on a device.
     ///
     /// # Errors

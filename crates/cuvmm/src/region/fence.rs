@@ -20,16 +20,11 @@ const SPIN: Duration = Duration::from_micros(20);
 /// What must pass before memory may be taken.
 #[derive(Debug)]
 pub(crate) struct Fence {
-    scope: Scope,
+    /// The streams that used the memory.
+    streams: Vec<Stream>,
+    /// Where nobody said which streams: all work of these devices.
+    devices: Vec<Device>,
     state: State,
-}
-
-#[derive(Clone, Debug)]
-enum Scope {
-    /// The streams that used the memory; none when nobody did.
-    Streams(Vec<Stream>),
-    /// Nobody said which streams: all work of the device.
-    Device(Device),
 }
 
 #[derive(Debug)]
@@ -55,7 +50,8 @@ impl Fence {
     /// Nothing to wait for.
     pub(crate) const fn passed() -> Self {
         Self {
-            scope: Scope::Streams(Vec::new()),
+            streams: Vec::new(),
+            devices: Vec::new(),
             state: State::Passed,
         }
     }
@@ -68,15 +64,22 @@ impl Fence {
             State::Open
         };
         Self {
-            scope: Scope::Streams(streams),
+            streams,
+            devices: Vec::new(),
             state,
         }
     }
 
     /// All work of the device, up to when it is first asked.
-    pub(crate) const fn device(device: Device) -> Self {
+    pub(crate) fn device(device: Device) -> Self {
+        Self::devices(vec![device])
+    }
+
+    /// All work of several devices.
+    pub(crate) const fn devices(devices: Vec<Device>) -> Self {
         Self {
-            scope: Scope::Device(device),
+            streams: Vec::new(),
+            devices,
             state: State::Open,
         }
     }
@@ -90,18 +93,19 @@ impl Fence {
             *self = other;
             return;
         }
-        if let Scope::Streams(mine) = &mut self.scope {
-            match other.scope {
-                Scope::Streams(theirs) => {
-                    for stream in theirs {
-                        if !mine.contains(&stream) {
-                            mine.push(stream);
-                        }
-                    }
-                }
-                device @ Scope::Device(_) => self.scope = device,
+        for device in other.devices {
+            if !self.devices.contains(&device) {
+                self.devices.push(device);
             }
         }
+        for stream in other.streams {
+            if !self.streams.contains(&stream) {
+                self.streams.push(stream);
+            }
+        }
+        let devices = &self.devices;
+        self.streams
+            .retain(|stream| !devices.contains(stream.device()));
         self.state = State::Open;
     }
 
@@ -112,19 +116,16 @@ impl Fence {
 
     /// Whether work queued on `stream` from now on comes after it without an event.
     pub(crate) fn precedes(&self, stream: &Stream) -> bool {
-        match (&self.state, &self.scope) {
-            (State::Passed, _) => true,
-            (_, Scope::Streams(streams)) => streams.iter().all(|named| named == stream),
-            (_, Scope::Device(_)) => false,
-        }
+        let only = || self.streams.iter().all(|named| named == stream);
+        self.is_passed() || (self.devices.is_empty() && only())
     }
 
     /// Whether only a synchronisation could tell, and none has been recorded.
     pub(crate) const fn is_open_device(&self) -> bool {
-        matches!((&self.scope, &self.state), (Scope::Device(_), State::Open))
+        !self.devices.is_empty() && matches!(self.state, State::Open)
     }
 
-    /// Takes note of a synchronisation of the device that began after the withdrawal.
+    /// Takes note of a synchronisation of its devices that began after the withdrawal.
     pub(crate) fn synchronised(&mut self) {
         self.state = State::Passed;
     }
@@ -134,25 +135,46 @@ impl Fence {
         if self.is_passed() {
             return Ok(Poll::Passed);
         }
-        let poll = match &self.scope {
-            Scope::Streams(streams) => {
-                let Some(first) = streams.first() else {
-                    return Ok(Poll::Passed);
-                };
-                let device = first.device().clone();
-                let (streams, state) = (streams.clone(), &mut self.state);
-                device.relaxed(|| poll_streams(&device, &streams, state))??
-            }
-            Scope::Device(device) => {
-                let device = device.clone();
-                let state = &mut self.state;
-                device.relaxed(|| poll_device(&device, state))??
-            }
+        let Some(device) = self.any_device().cloned() else {
+            return Ok(Poll::Passed);
         };
+        let poll = device.relaxed(|| self.poll_relaxed())??;
         if poll == Poll::Passed {
             self.state = State::Passed;
         }
         Ok(poll)
+    }
+
+    fn any_device(&self) -> Option<&Device> {
+        let first = self.streams.first().map(Stream::device);
+        first.or_else(|| self.devices.first())
+    }
+
+    fn poll_relaxed(&mut self) -> Result<Poll, CallError> {
+        let mut new = false;
+        if let State::Open = self.state {
+            let mut events = vec![];
+            for stream in &self.streams {
+                // A capturing stream may not be queried, and an event recorded on it would become
+                // part of the graph.
+                if stream.is_capturing()? {
+                    return Ok(Poll::Pending);
+                }
+                if !stream.is_done()? {
+                    events.push(record(stream)?);
+                }
+            }
+            for device in &self.devices {
+                match record_all(device)? {
+                    Marked::Event(event) => events.push(event),
+                    Marked::Lacking => return Ok(Poll::NeedsSynchronise),
+                    Marked::Capturing => return Ok(Poll::Pending),
+                }
+            }
+            self.state = State::Recorded(events);
+            new = !self.devices.is_empty();
+        }
+        poll_events(&mut self.state, new)
     }
 
     /// Has later work of `stream` come after it, by events and without waiting; from then on that
@@ -176,24 +198,23 @@ impl Fence {
             return Ok(false);
         }
         let mut new = vec![];
-        let events = match (&self.state, &self.scope) {
-            (State::Recorded(events), _) => events,
-            (_, Scope::Streams(streams)) => {
-                for named in streams.iter().filter(|named| *named != stream) {
+        let events = match &self.state {
+            State::Recorded(events) => events,
+            _ => {
+                for named in self.streams.iter().filter(|named| *named != stream) {
                     if named.is_capturing()? {
                         return Ok(false);
                     }
-                    new.push(record(named.device(), named)?);
+                    new.push(record(named)?);
+                }
+                for device in &self.devices {
+                    match record_all(device)? {
+                        Marked::Event(event) => new.push(event),
+                        Marked::Lacking | Marked::Capturing => return Ok(false),
+                    }
                 }
                 &new
             }
-            (_, Scope::Device(device)) => match record_all(device)? {
-                Marked::Event(event) => {
-                    new.push(event);
-                    &new
-                }
-                Marked::Lacking | Marked::Capturing => return Ok(false),
-            },
         };
         for event in events {
             stream.wait(event)?;
@@ -202,8 +223,8 @@ impl Fence {
     }
 }
 
-fn record(device: &Device, stream: &Stream) -> Result<Event, CallError> {
-    let event = Event::new(device)?;
+fn record(stream: &Stream) -> Result<Event, CallError> {
+    let event = Event::new(stream.device())?;
     event.record(stream)?;
     Ok(event)
 }
@@ -239,41 +260,6 @@ fn lacks_context_events(error: &CallError) -> bool {
                 .code()
                 .is_none_or(|code| code == CUresult::CUDA_ERROR_NOT_SUPPORTED)
     })
-}
-
-fn poll_streams(device: &Device, streams: &[Stream], state: &mut State) -> Result<Poll, CallError> {
-    if let State::Open = state {
-        let mut busy = vec![];
-        for stream in streams {
-            // A capturing stream may not be queried, and an event recorded on it would become
-            // part of the graph.
-            if stream.is_capturing()? {
-                return Ok(Poll::Pending);
-            }
-            if !stream.is_done()? {
-                busy.push(stream);
-            }
-        }
-        let events = busy
-            .into_iter()
-            .map(|stream| record(device, stream))
-            .collect::<Result<_, _>>()?;
-        *state = State::Recorded(events);
-    }
-    poll_events(state, false)
-}
-
-fn poll_device(device: &Device, state: &mut State) -> Result<Poll, CallError> {
-    let mut new = false;
-    if let State::Open = state {
-        match record_all(device)? {
-            Marked::Event(event) => *state = State::Recorded(vec![event]),
-            Marked::Lacking => return Ok(Poll::NeedsSynchronise),
-            Marked::Capturing => return Ok(Poll::Pending),
-        }
-        new = true;
-    }
-    poll_events(state, new)
 }
 
 fn poll_events(state: &mut State, spin: bool) -> Result<Poll, CallError> {

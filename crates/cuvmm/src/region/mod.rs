@@ -6,34 +6,55 @@
 //! may use them has passed ([`reclaim`](Region::reclaim)). Committing again what is in limbo
 //! revives it without a driver call.
 //!
+//! The memory lies where the [`Layout`] says: on the device, in stripes over several, on a host NUMA
+//! node, and [`relocate`](Region::relocate) moves it under the same addresses. Other devices are let
+//! in by [`grant`](Region::grant), and holes can be backed with read-only zeros
+//! ([`back_with_zeros`](Region::back_with_zeros)).
+//!
 //! No budget, no sharing between users: that is [`pool`](crate::pool).
 
+mod alias;
 mod builder;
+mod commit;
 mod fence;
+mod fork;
+mod layout;
 mod mapper;
+mod place;
+mod relocate;
+mod replace;
+mod rights;
 mod space;
+mod withdraw;
+mod zeros;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
-use cuvmm_driver::{DeviceAddress, PhysicalProps};
+use cuvmm_driver::{DeviceAddress, LocationKind, PhysicalProps};
 use rangemap::RangeSet;
 
 use crate::device::Device;
-use crate::error::{CallError, CommitError, CopyError, DecommitError, RangeError};
-use crate::own::{CloseError, CloseRefusal, Physical, Stream};
+use crate::error::{CopyError, RangeError};
+use crate::own::{CloseError, CloseRefusal, Stream};
 use crate::size::range_within;
+use zeros::Zeros;
 
 pub use builder::RegionBuilder;
 pub(crate) use fence::{Fence, Poll};
+pub use layout::Layout;
 pub use mapper::Mapper;
 pub(crate) use mapper::{Bell, Chores};
+pub(crate) use place::{Ground, Piece, PlaceError, PlaceFailure, Placed};
 pub use space::Extent;
-pub(crate) use space::{Ground, Piece, PlaceError, PlaceFailure, Placed, Space};
+pub(crate) use space::Space;
 
 /// The largest extent by default: 1 GiB.
 pub const DEFAULT_LARGEST_EXTENT: u64 = 1 << 30;
+
+/// How many mappings a region may have by default: an eighth of what a device can have.
+pub const DEFAULT_MAPPING_LIMIT: u64 = 65_536;
 
 /// A range of addresses with commit and decommit, for one owner.
 ///
@@ -44,7 +65,12 @@ pub const DEFAULT_LARGEST_EXTENT: u64 = 1 << 30;
 pub struct Region {
     space: Space,
     props: PhysicalProps,
+    layout: Layout,
     largest: u64,
+    mapping_limit: u64,
+    zeros: Zeros,
+    /// Whether some memory may be shown twice.
+    aliased: bool,
     committed: RangeSet<u64>,
     /// By the offset of an extent: what must pass before it may go. It is in limbo when nothing
     /// in it is committed any more.
@@ -52,16 +78,6 @@ pub struct Region {
 }
 
 impl Region {
-    fn new(space: Space, props: PhysicalProps, largest: u64) -> Self {
-        Self {
-            space,
-            props,
-            largest,
-            committed: RangeSet::new(),
-            withdrawn: BTreeMap::new(),
-        }
-    }
-
     /// The first address; fixed for life.
     #[must_use]
     pub fn address(&self) -> DeviceAddress {
@@ -89,11 +105,18 @@ impl Region {
             .sum()
     }
 
-    /// Bytes of physical memory held: committed, in limbo, and kept because an extent is partly
-    /// in use.
+    /// Bytes of physical memory held: committed, in limbo, kept because an extent is partly in use,
+    /// and what lies behind holes as zeros.
     #[must_use]
     pub fn held(&self) -> u64 {
-        self.space.bytes() + self.space.stuck_bytes()
+        self.memory() + self.space.stuck_bytes() + self.zeros.held()
+    }
+
+    /// Mappings in use, of which a device has about 524,000: one for each extent, and one for each
+    /// alias of zeros.
+    #[must_use]
+    pub fn mappings(&self) -> u64 {
+        self.space.count() + self.space.stuck_count() + self.zeros.count()
     }
 
     /// Bytes in limbo.
@@ -120,99 +143,6 @@ impl Region {
         self.space.extents().collect()
     }
 
-    /// Puts memory behind a range; parts that have it already keep it and their contents.
-    ///
-    /// Per extent: `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`. All or nothing.
-    ///
-    /// # Errors
-    /// [`CommitError`]; nothing has changed, except what [`Region::quarantined`] counts if a
-    /// roll-back failed as well.
-    pub fn commit(&mut self, range: Range<u64>) -> Result<(), CommitError> {
-        self.check(&range)?;
-        let stuck = self.space.stuck_in(range.start, range.end);
-        if stuck > 0 {
-            return Err(CommitError::Quarantined {
-                start: range.start,
-                end: range.end,
-                bytes: stuck,
-            });
-        }
-        let mut placed: Vec<u64> = vec![];
-        for gap in self.gaps(&range) {
-            if let Err(error) = self.fill_gap(&gap, &mut placed) {
-                self.undo(&placed);
-                return Err(error);
-            }
-        }
-        self.committed.insert(range);
-        Ok(())
-    }
-
-    /// Withdraws a range after all work of the device: extents with nothing committed left in
-    /// them go to limbo. Makes no driver call and never waits.
-    ///
-    /// Reclaiming them later asks the driver to mark all work of the context, which breaks a
-    /// capture that is running on it; [`decommit_after`](Self::decommit_after) does not.
-    ///
-    /// # Errors
-    /// [`DecommitError`]; nothing has changed.
-    pub fn decommit(&mut self, range: Range<u64>) -> Result<(), DecommitError> {
-        self.withdraw(range, |device| Fence::device(device.clone()))
-    }
-
-    /// Withdraws a range after the work of the streams that used it. With no stream named,
-    /// nothing used it.
-    ///
-    /// # Errors
-    /// [`DecommitError`]; nothing has changed.
-    pub fn decommit_after(
-        &mut self,
-        range: Range<u64>,
-        streams: &[Stream],
-    ) -> Result<(), DecommitError> {
-        if streams
-            .iter()
-            .any(|stream| !stream.device().is_same(self.device()))
-        {
-            return Err(DecommitError::WrongDevice);
-        }
-        self.withdraw(range, |_| Fence::streams(streams.to_vec()))
-    }
-
-    /// Gives extents in limbo back to the driver, as far as their fences have passed, and returns
-    /// their bytes. Never waits.
-    ///
-    /// Per extent `cuMemUnmap` and `cuMemRelease`, and what asking the fences takes.
-    ///
-    /// # Errors
-    /// [`CallError`] from the driver; what was given back until then stays given back.
-    pub fn reclaim(&mut self) -> Result<u64, CallError> {
-        let mut given = 0;
-        for extent in self.in_limbo().collect::<Vec<_>>() {
-            let Some(fence) = self.withdrawn.get_mut(&extent.offset) else {
-                continue;
-            };
-            if fence.poll()? == Poll::Passed {
-                drop(self.space.withdraw(extent.offset)?);
-                self.withdrawn.remove(&extent.offset);
-                given += extent.size;
-            }
-        }
-        Ok(given)
-    }
-
-    /// Waits for the device (`cuCtxSynchronize`), then [`reclaim`](Self::reclaim)s all of limbo.
-    ///
-    /// # Errors
-    /// As [`Region::reclaim`].
-    pub fn reclaim_blocking(&mut self) -> Result<u64, CallError> {
-        if self.withdrawn.values().any(|fence| !fence.is_passed()) {
-            self.device().synchronize()?;
-            self.withdrawn.values_mut().for_each(Fence::synchronised);
-        }
-        self.reclaim()
-    }
-
     /// Writes committed bytes behind what `stream` has queued, and returns when they are there.
     ///
     /// # Errors
@@ -229,6 +159,57 @@ impl Region {
     pub fn read(&self, stream: &Stream, offset: u64, bytes: &mut [u8]) -> Result<(), CopyError> {
         self.check_copy(offset, bytes.len() as u64)?;
         self.space.read(stream, offset, bytes)
+    }
+
+    /// Queues filling committed bytes with one byte on a stream (`cuMemsetD8Async`), and returns at
+    /// once. Whoever decommits them names that stream, or all work.
+    ///
+    /// # Errors
+    /// [`CopyError`] when the range is not committed or the stream is another device's.
+    pub fn fill(&self, stream: &Stream, range: Range<u64>, byte: u8) -> Result<(), CopyError> {
+        let (offset, size) = (range.start, range.end.saturating_sub(range.start));
+        self.check_copy(offset, size)?;
+        if size == 0 {
+            return Ok(());
+        }
+        self.space.fill(stream, offset, size, byte)
+    }
+
+    /// The parts of a range that are committed, in order.
+    pub fn committed_in(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
+        let (start, end) = (range.start, range.end.max(range.start));
+        self.committed
+            .overlapping(start..end)
+            .map(move |part| part.start.max(start)..part.end.min(end))
+            .filter(|part| !part.is_empty())
+    }
+
+    /// Where the host finds a committed range that lies in host memory.
+    ///
+    /// Having the pointer is harmless; who uses it sees to it that the range stays committed and
+    /// where it is, and that no work writes there meanwhile.
+    ///
+    /// # Errors
+    /// [`CopyError`] when the range is not committed, or part of it lies on a device.
+    pub fn host_pointer(&self, range: Range<u64>) -> Result<*mut u8, CopyError> {
+        let (offset, size) = (range.start, range.end.saturating_sub(range.start));
+        self.check_copy(offset, size)?;
+        let elsewhere = |extent: &Extent| extent.location.kind != LocationKind::HOST_NUMA;
+        if let Some(extent) = self
+            .space
+            .extents_in(range.start, range.end)
+            .find(elsewhere)
+        {
+            return Err(CopyError::NotOnHost {
+                offset: extent.offset,
+                location: extent.location,
+            });
+        }
+        let address = self.address().checked_add(offset);
+        let address = address.and_then(|address| usize::try_from(address.0).ok());
+        Ok(std::ptr::with_exposed_provenance_mut(
+            address.unwrap_or_default(),
+        ))
     }
 
     /// Waits for the device and gives everything back: extents, memory, addresses. On failure
@@ -285,105 +266,6 @@ impl Region {
             }
             Some(_) => Ok(()),
         }
-    }
-
-    /// The parts of a range that have no extent.
-    fn gaps(&self, range: &Range<u64>) -> Vec<Range<u64>> {
-        let mut gaps = vec![];
-        let mut at = range.start;
-        for extent in self.space.extents_in(range.start, range.end) {
-            if extent.offset > at {
-                gaps.push(at..extent.offset);
-            }
-            at = extent.offset + extent.size;
-        }
-        if at < range.end {
-            gaps.push(at..range.end);
-        }
-        gaps
-    }
-
-    /// Creates and places extents for a gap, noting each that stands.
-    fn fill_gap(&mut self, gap: &Range<u64>, placed: &mut Vec<u64>) -> Result<(), CommitError> {
-        let granule = self.device().granule();
-        let mut at = gap.start;
-        for size in granule.cover(gap.end - gap.start, self.largest) {
-            let physical = Physical::builder(self.space.device(), size)
-                .with_props(self.props)
-                .create()?;
-            let piece = Piece {
-                physical,
-                stain: None,
-                fresh: true,
-            };
-            self.space
-                .place(at, vec![piece])
-                .map_err(|failed: PlaceError| failed.error)?;
-            placed.push(at);
-            at += size;
-        }
-        Ok(())
-    }
-
-    /// Takes back what a commit that failed had placed.
-    fn undo(&mut self, placed: &[u64]) {
-        for &offset in placed.iter().rev() {
-            if let Err(error) = self.space.withdraw(offset) {
-                tracing::error!(%error, offset, "a roll-back could not unmap: quarantined");
-                self.space.quarantine(offset);
-            }
-        }
-    }
-
-    fn withdraw(
-        &mut self,
-        range: Range<u64>,
-        fence: impl Fn(&Device) -> Fence,
-    ) -> Result<(), DecommitError> {
-        self.check(&range)?;
-        if !self.is_committed(range.clone()) {
-            return Err(DecommitError::NotCommitted {
-                start: range.start,
-                end: range.end,
-            });
-        }
-        self.committed.remove(range.clone());
-        for extent in self.space.extents_in(range.start, range.end) {
-            let fence = fence(self.space.device());
-            // Parts of an extent may have been withdrawn after other streams: all must pass.
-            self.withdrawn
-                .entry(extent.offset)
-                .or_insert_with(Fence::passed)
-                .merge(fence);
-        }
-        Ok(())
-    }
-
-    /// Extents that are mapped with nothing in them committed.
-    fn in_limbo(&self) -> impl Iterator<Item = Extent> + '_ {
-        self.space.extents().filter(|extent| {
-            !self
-                .committed
-                .overlaps(&(extent.offset..extent.offset + extent.size))
-        })
-    }
-
-    /// Unmaps everything after all work of the device.
-    fn empty(&mut self) -> Result<(), CallError> {
-        if let Some(forked) = self.device().forked() {
-            return Err(forked);
-        }
-        if self.held() > 0 {
-            self.device().drain()?;
-        }
-        drop(self.space.retry_stuck());
-        self.committed = RangeSet::new();
-        self.withdrawn.clear();
-        let offsets: Vec<u64> = self.space.extents().map(|extent| extent.offset).collect();
-        for offset in offsets {
-            self.space.withdraw(offset)?;
-        }
-        Ok(())
     }
 }
 

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use cuvmm_driver::DeviceAddress;
+use cuvmm_driver::{DeviceAddress, Location};
 
+use super::place::{Ground, Piece, PlaceError, PlaceFailure, Placed, place_one};
 use crate::device::Device;
-use crate::error::{AccessError, CallError, CommitError, CopyError, ReserveError};
-use crate::own::{Access, CloseRefusal, Mapping, Physical, Reservation, Right, Span, Stream};
+use crate::error::{CallError, CopyError, ReserveError};
+use crate::own::{Access, Mapping, Physical, Place, Reservation, Right, Span, Stream};
 
 /// One extent: its place and size in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,143 +20,38 @@ pub struct Extent {
     pub size: u64,
     /// Its first address.
     pub address: DeviceAddress,
+    /// Where its memory lies.
+    pub location: Location,
 }
 
-/// A physical that is not mapped, and who wrote to it last.
-#[derive(Debug)]
-pub(crate) struct Piece {
-    pub(crate) physical: Physical,
-    /// Whoever used it since the driver zeroed it; a number of the pool's choosing.
-    pub(crate) stain: Option<u64>,
-    /// Whether it was created for the operation that is running, which undoes that if it fails.
-    pub(crate) fresh: bool,
-}
-
-impl Piece {
-    /// One that was just created.
-    pub(crate) const fn fresh(physical: Physical) -> Self {
+impl Extent {
+    fn of(placed: &Placed) -> Self {
+        let mapping = &placed.mapping;
         Self {
-            physical,
-            stain: None,
-            fresh: true,
+            offset: mapping.offset(),
+            size: mapping.size(),
+            address: mapping.address(),
+            location: mapping.physical().location(),
         }
     }
 
-    pub(crate) fn size(&self) -> u64 {
-        self.physical.size()
+    /// One past its last byte.
+    pub(crate) const fn end(&self) -> u64 {
+        self.offset + self.size
     }
-}
-
-/// An extent.
-#[derive(Debug)]
-pub(crate) struct Placed {
-    mapping: Mapping,
-    stain: Option<u64>,
-    /// As in [`Piece`], until the operation that placed it has [settled](Space::settle).
-    fresh: bool,
 }
 
 /// A reservation whose extents all have the same access.
 #[derive(Debug)]
 pub(crate) struct Space {
-    reservation: Reservation,
-    access: Vec<Access>,
-    extents: BTreeMap<u64, Placed>,
+    pub(super) reservation: Reservation,
+    pub(super) access: Vec<Access>,
+    pub(super) extents: BTreeMap<u64, Placed>,
     bytes: u64,
     /// What a failed roll-back left mapped: never used again, unmapped when the space goes.
     stuck: Vec<Mapping>,
-}
-
-/// A placing that failed: nothing of it is mapped, except what is stuck.
-#[derive(Debug)]
-pub(crate) struct PlaceError {
-    pub(crate) error: CommitError,
-    /// The pieces, back in the caller's hands.
-    pub(crate) pieces: Vec<Piece>,
-    /// Bytes of pieces that could not be unmapped again. They stay in the space.
-    pub(crate) stuck: u64,
-}
-
-/// The same before a space has kept what is stuck.
-pub(crate) struct PlaceFailure {
-    pub(crate) error: CommitError,
-    pub(crate) pieces: Vec<Piece>,
-    pub(crate) stuck: Vec<Mapping>,
-}
-
-impl PlaceFailure {
-    /// Unmaps what a roll-back takes out again.
-    fn take_out(&mut self, placed: Placed) {
-        let Placed {
-            mapping,
-            stain,
-            fresh,
-        } = placed;
-        match mapping.close() {
-            Ok(physical) => self.pieces.push(Piece {
-                physical,
-                stain,
-                fresh,
-            }),
-            Err(failed) => {
-                tracing::error!(error = %failed, "a roll-back could not unmap: quarantined");
-                self.stuck.push(failed.owner);
-            }
-        }
-    }
-}
-
-/// A space's addresses and who has access there, to place extents without the space.
-#[derive(Debug)]
-pub(crate) struct Ground {
-    reservation: Reservation,
-    access: Vec<Access>,
-}
-
-impl Ground {
-    /// Places a piece at an offset that nobody else places at.
-    pub(crate) fn place(&self, offset: u64, piece: Piece) -> Result<Placed, PlaceFailure> {
-        place_one(&self.reservation, &self.access, offset, piece)
-    }
-}
-
-fn place_one(
-    reservation: &Reservation,
-    access: &[Access],
-    offset: u64,
-    piece: Piece,
-) -> Result<Placed, PlaceFailure> {
-    let size = piece.size();
-    let mapping = match reservation.map(offset, &piece.physical) {
-        Ok(mapping) => mapping,
-        Err(error) => {
-            return Err(PlaceFailure {
-                error: CommitError::Map(error),
-                pieces: vec![piece],
-                stuck: vec![],
-            });
-        }
-    };
-    let opened = mapping.set_access(access);
-    let placed = Placed {
-        mapping,
-        stain: piece.stain,
-        fresh: piece.fresh,
-    };
-    // The mapping holds the physical: this is no longer a holder, or it could not be taken back.
-    drop(piece);
-    match opened {
-        Ok(()) => Ok(placed),
-        Err(error) => {
-            let mut failed = PlaceFailure {
-                error: access_failed(offset, size, error),
-                pieces: vec![],
-                stuck: vec![],
-            };
-            failed.take_out(placed);
-            Err(failed)
-        }
-    }
+    /// The same at addresses that were had to copy through.
+    pub(super) beside: Vec<Self>,
 }
 
 impl Space {
@@ -167,11 +63,24 @@ impl Space {
             extents: BTreeMap::new(),
             bytes: 0,
             stuck: Vec::new(),
+            beside: Vec::new(),
         })
+    }
+
+    /// A space of the same size with nothing in it, open to the same devices.
+    pub(super) fn empty_twin(&self) -> Result<Self, ReserveError> {
+        let mut twin = Self::reserve(self.device(), self.size())?;
+        twin.access = self.access.clone();
+        Ok(twin)
     }
 
     pub(crate) fn device(&self) -> &Device {
         self.reservation.device()
+    }
+
+    /// The devices that have access: its own, which is the first, and those that were let in.
+    pub(crate) fn users(&self) -> impl Iterator<Item = &Device> {
+        self.access.iter().filter_map(Access::named)
     }
 
     pub(crate) fn address(&self) -> DeviceAddress {
@@ -187,12 +96,20 @@ impl Space {
         self.bytes
     }
 
+    /// How many extents there are, stuck ones left out.
+    pub(crate) fn count(&self) -> u64 {
+        self.extents.len() as u64
+    }
+
     pub(crate) fn stuck_bytes(&self) -> u64 {
-        self.stuck.iter().map(Mapping::size).sum()
+        let here: u64 = self.stuck.iter().map(Mapping::size).sum();
+        let all = |space: &Self| space.bytes + space.stuck_bytes();
+        here + self.beside.iter().map(all).sum::<u64>()
     }
 
     pub(crate) fn stuck_count(&self) -> u64 {
-        self.stuck.len() as u64
+        let all = |space: &Self| space.extents.len() as u64 + space.stuck_count();
+        self.stuck.len() as u64 + self.beside.iter().map(all).sum::<u64>()
     }
 
     /// Bytes of stuck extents that meet a range.
@@ -205,33 +122,20 @@ impl Space {
 
     /// All extents in the order of their offsets.
     pub(crate) fn extents(&self) -> impl DoubleEndedIterator<Item = Extent> + '_ {
-        self.extents.iter().map(|(&offset, placed)| Extent {
-            offset,
-            size: placed.mapping.size(),
-            address: placed.mapping.address(),
-        })
+        self.extents.values().map(Extent::of)
     }
 
     /// The extent that an offset lies in.
     pub(crate) fn extent_around(&self, offset: u64) -> Option<Extent> {
         let (&start, placed) = self.extents.range(..=offset).next_back()?;
-        let size = placed.mapping.size();
-        (offset - start < size).then(|| Extent {
-            offset: start,
-            size,
-            address: placed.mapping.address(),
-        })
+        (offset - start < placed.mapping.size()).then(|| Extent::of(placed))
     }
 
     /// The extents that meet a range.
     pub(crate) fn extents_in(&self, start: u64, end: u64) -> impl Iterator<Item = Extent> + '_ {
         self.extents
             .range(self.covering(start, end))
-            .map(|(&offset, placed)| Extent {
-                offset,
-                size: placed.mapping.size(),
-                address: placed.mapping.address(),
-            })
+            .map(|(_, placed)| Extent::of(placed))
     }
 
     /// Where the extents that meet a range begin.
@@ -256,12 +160,22 @@ impl Space {
     /// Places pieces side by side from `offset` and opens them to those who have access: all of
     /// them or none.
     pub(crate) fn place(&mut self, offset: u64, pieces: Vec<Piece>) -> Result<(), PlaceError> {
+        self.place_for(offset, pieces, Right::ReadWrite)
+    }
+
+    /// The same with nobody having more than `most`.
+    pub(crate) fn place_for(
+        &mut self,
+        offset: u64,
+        pieces: Vec<Piece>,
+        most: Right,
+    ) -> Result<(), PlaceError> {
         let mut placed: Vec<Placed> = Vec::with_capacity(pieces.len());
         let mut pieces = pieces.into_iter();
         let mut at = offset;
         while let Some(piece) = pieces.next() {
             let size = piece.size();
-            match place_one(&self.reservation, &self.access, at, piece) {
+            match place_one(&self.reservation, &self.access, at, piece, most) {
                 Ok(mapped) => placed.push(mapped),
                 Err(mut failed) => {
                     for earlier in placed.into_iter().rev() {
@@ -311,39 +225,45 @@ impl Space {
     /// Unmaps the extent that begins at `offset`. Whoever calls has made sure that no work uses
     /// it. On failure it is still there.
     pub(crate) fn withdraw(&mut self, offset: u64) -> Result<Option<Piece>, CallError> {
-        let Some(Placed {
-            mapping,
-            stain,
-            fresh,
-        }) = self.extents.remove(&offset)
-        else {
+        let Some(placed) = self.extents.remove(&offset) else {
             return Ok(None);
         };
-        match mapping.close() {
-            Ok(physical) => {
-                self.bytes -= physical.size();
-                Ok(Some(Piece {
-                    physical,
-                    stain,
-                    fresh,
-                }))
+        match placed.unmap() {
+            Ok(piece) => {
+                self.bytes -= piece.size();
+                Ok(Some(piece))
             }
-            Err(failed) => {
-                let CloseRefusal::Call(cause) = failed.reason else {
-                    // A mapping is never shared.
-                    return Ok(None);
-                };
-                self.extents.insert(
-                    offset,
-                    Placed {
-                        mapping: failed.owner,
-                        stain,
-                        fresh,
-                    },
-                );
+            Err((placed, cause)) => {
+                self.extents.insert(offset, placed);
                 Err(cause)
             }
         }
+    }
+
+    /// The most that anybody may do with the extent that begins at `offset`.
+    pub(super) fn most_at(&self, offset: u64) -> Right {
+        self.extents
+            .get(&offset)
+            .map_or(Right::ReadWrite, |placed| placed.most)
+    }
+
+    /// The memory of the extent that begins at `offset`.
+    pub(super) fn physical_at(&self, offset: u64) -> Option<Physical> {
+        let placed = self.extents.get(&offset)?;
+        Some(placed.mapping.physical().clone())
+    }
+
+    /// Where that memory lies.
+    pub(super) fn place_of(&self, offset: u64) -> Option<Place> {
+        let placed = self.extents.get(&offset)?;
+        Some(placed.mapping.physical().place())
+    }
+
+    /// Whether somebody else holds the memory of that extent too.
+    pub(super) fn is_shared(&self, offset: u64) -> bool {
+        self.extents
+            .get(&offset)
+            .is_some_and(|placed| placed.mapping.physical().is_shared())
     }
 
     /// The operation that placed extents from `offset` on has succeeded.
@@ -366,7 +286,7 @@ impl Space {
         let mut freed = vec![];
         let stuck = std::mem::take(&mut self.stuck);
         for mapping in stuck {
-            match mapping.close() {
+            match mapping.take_out() {
                 // Its history is not known any more: treated as somebody else's.
                 Ok(physical) => {
                     freed.push(Piece {
@@ -375,8 +295,24 @@ impl Space {
                         fresh: false,
                     });
                 }
-                Err(failed) => self.stuck.push(failed.owner),
+                Err((mapping, _)) => self.stuck.push(mapping),
             }
+        }
+        for mut space in std::mem::take(&mut self.beside) {
+            freed.extend(space.retry_all());
+            if !space.extents.is_empty() || space.stuck_count() > 0 {
+                self.beside.push(space);
+            }
+        }
+        freed
+    }
+
+    /// Takes out all that can be taken out.
+    fn retry_all(&mut self) -> Vec<Piece> {
+        let mut freed = self.retry_stuck();
+        let offsets: Vec<u64> = self.extents.keys().copied().collect();
+        for offset in offsets {
+            freed.extend(self.withdraw(offset).ok().flatten());
         }
         freed
     }
@@ -411,7 +347,19 @@ impl Space {
 
     /// Queues filling a committed range with zeros on a stream that its next user waits for.
     pub(crate) fn zero(&self, stream: &Stream, offset: u64, size: u64) -> Result<(), CopyError> {
-        self.span(offset, size)?.fill_async(stream, offset, 0, size)
+        self.fill(stream, offset, size, 0)
+    }
+
+    /// Queues filling a committed range with one byte.
+    pub(super) fn fill(
+        &self,
+        stream: &Stream,
+        offset: u64,
+        size: u64,
+        byte: u8,
+    ) -> Result<(), CopyError> {
+        self.span(stream, offset, size)?
+            .fill_async(stream, offset, byte, size)
     }
 
     /// Queues a copy of a range of another space to the beginning of this one.
@@ -422,9 +370,21 @@ impl Space {
         offset: u64,
         size: u64,
     ) -> Result<(), CopyError> {
-        let from = other.span(offset, size)?;
-        self.span(0, size)?
-            .copy_async(stream, 0, &from, offset, size)
+        self.copy_within(stream, 0, other, offset, size)
+    }
+
+    /// The same to any place in this one.
+    pub(super) fn copy_within(
+        &self,
+        stream: &Stream,
+        to: u64,
+        other: &Self,
+        offset: u64,
+        size: u64,
+    ) -> Result<(), CopyError> {
+        let from = other.span(stream, offset, size)?;
+        self.span(stream, to, size)?
+            .copy_async(stream, to, &from, offset, size)
     }
 
     /// Writes behind what `stream` has queued.
@@ -434,7 +394,7 @@ impl Space {
         offset: u64,
         bytes: &[u8],
     ) -> Result<(), CopyError> {
-        self.span(offset, bytes.len() as u64)?
+        self.span(stream, offset, bytes.len() as u64)?
             .write(stream, offset, bytes)
     }
 
@@ -445,12 +405,13 @@ impl Space {
         offset: u64,
         bytes: &mut [u8],
     ) -> Result<(), CopyError> {
-        self.span(offset, bytes.len() as u64)?
+        self.span(stream, offset, bytes.len() as u64)?
             .read(stream, offset, bytes)
     }
 
-    /// The whole space as a range to copy in, if the part that is asked for is committed.
-    fn span(&self, offset: u64, size: u64) -> Result<Span<'_>, CopyError> {
+    /// The whole space as a range for the stream's device to copy in, if the part that is asked
+    /// for is committed.
+    fn span(&self, stream: &Stream, offset: u64, size: u64) -> Result<Span<'_>, CopyError> {
         let uncommitted = CopyError::NotCommitted { offset, size };
         let Some(end) = offset.checked_add(size) else {
             return Err(uncommitted);
@@ -465,17 +426,7 @@ impl Space {
         if at < end {
             return Err(uncommitted);
         }
-        Ok(self.reservation.span())
-    }
-}
-
-fn access_failed(offset: u64, size: u64, error: AccessError) -> CommitError {
-    match error {
-        AccessError::Call { cause, .. } => CommitError::Call {
-            offset,
-            size,
-            cause,
-        },
-        other => CommitError::Access(other),
+        let user = self.users().find(|device| *device == stream.device());
+        Ok(self.reservation.span(user.unwrap_or(self.device())))
     }
 }

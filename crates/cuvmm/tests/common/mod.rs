@@ -12,10 +12,10 @@ mod manner;
 
 use std::sync::Arc;
 
-use cuvmm::driver::fault::FaultDriver;
+use cuvmm::driver::fault::{Fault, FaultDriver};
 use cuvmm::driver::host::{HostDriver, HostOptions};
 use cuvmm::driver::model::{Backing, Machine, ModelDriver, ModelOptions};
-use cuvmm::driver::{Driver, Ordinal};
+use cuvmm::driver::{CUresult, Call, Driver, Ordinal};
 use cuvmm::{Device, Limit, Pool};
 
 pub use manner::manner;
@@ -25,6 +25,7 @@ pub const GIB: u64 = 1 << 30;
 /// The granule of every test machine.
 pub const G: u64 = 2 * MIB;
 pub const D0: Ordinal = Ordinal(0);
+pub const D1: Ordinal = Ordinal(1);
 
 pub struct Rig<B: Backing> {
     pub machine: Arc<Machine<B>>,
@@ -36,6 +37,14 @@ impl<B: Backing> Rig<B>
 where
     Machine<B>: Driver,
 {
+    /// The second device of the same driver.
+    pub fn second(&self) -> Device {
+        let driver: Arc<dyn Driver> = self.faults.clone();
+        let device = Device::open(driver, 1).unwrap();
+        self.faults.forget();
+        device
+    }
+
     /// Whether what is written can be read: the model has no memory.
     pub fn keeps_bytes(&self) -> bool {
         self.machine.kind() == cuvmm::driver::DriverKind::Host
@@ -60,7 +69,10 @@ where
 }
 
 pub fn model_options() -> ModelOptions {
-    ModelOptions::new().manner(manner())
+    ModelOptions::new()
+        .manner(manner())
+        .devices(2)
+        .numa_nodes(2)
 }
 
 pub fn model() -> Rig<cuvmm::driver::model::Nothing> {
@@ -69,7 +81,11 @@ pub fn model() -> Rig<cuvmm::driver::model::Nothing> {
 
 pub fn host() -> Rig<cuvmm::driver::host::HostMemory> {
     rig(HostDriver::new(
-        HostOptions::new().manner(manner()).capacity(GIB),
+        HostOptions::new()
+            .manner(manner())
+            .devices(2)
+            .numa_nodes(2)
+            .capacity(GIB),
     ))
 }
 
@@ -80,6 +96,12 @@ where
 {
     let limit = Limit::Bytes(granules * G);
     Pool::builder(&rig.device).limit(limit).build().unwrap()
+}
+
+/// Fails the nth call of these kinds, counted together.
+pub fn nth_of(n: u64, code: CUresult, calls: &[Call]) -> Fault {
+    let any = Fault::nth(n, code);
+    calls.iter().fold(any, |fault, &call| fault.of(call))
 }
 
 /// How many random programs a test runs: as many as usual, or at most `PROPTEST_CASES`.

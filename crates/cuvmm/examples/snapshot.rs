@@ -1,0 +1,52 @@
+//! A copy of a buffer that costs no copy: a checkpoint is taken while the work goes on.
+//!
+//! Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`.
+
+mod support;
+
+use std::error::Error;
+
+use cuvmm::{CowBuffer, Device, Stream};
+
+/// Runs the example.
+///
+/// # Errors
+/// Whatever the library says.
+pub fn main() -> Result<(), Box<dyn Error>> {
+    let device = Device::open(support::driver()?, 0)?;
+    let stream = Stream::new(&device)?;
+    let mut state = CowBuffer::<f32>::zeroed(&device, &stream, 16 << 20)?;
+    state.write(0, &[1.0; 1000])?;
+
+    let checkpoint = state.snapshot()?;
+    println!(
+        "{} MiB here and {} MiB there, {} MiB of them shared",
+        state.held() >> 20,
+        checkpoint.held() >> 20,
+        state.shared() >> 20
+    );
+
+    // A kernel that wrote to it now would fault. Who says what it writes gets it, and only the
+    // extents that lie there are copied.
+    let range = 500..2_000;
+    let view = state.make_mut(range.clone())?;
+    println!(
+        "a kernel may write {} numbers at {}",
+        view.len(),
+        view.address()
+    );
+    state.write(500, &[2.0; 500])?;
+    println!("{} MiB are shared still", state.shared() >> 20);
+
+    assert_eq!((state.get(499)?, state.get(500)?), (1.0, 2.0));
+    assert_eq!(checkpoint.get(500)?, 1.0);
+
+    // The last owner has nothing to copy.
+    drop(checkpoint);
+    let before = device.calls();
+    state.make_mut(0..16 << 20)?;
+    let copies = device.calls().since(&before);
+    assert_eq!(copies.count(cuvmm::driver::Call::MemCreate), 0);
+    assert_eq!(state.shared(), 0);
+    Ok(())
+}

@@ -1,0 +1,60 @@
+//! One range over two devices: stripes on each in turn, written by one and read by the other.
+//!
+//! Runs on the host, which plays two devices; on GPUs with `CUVMM_DRIVER=cuda`. With one GPU both
+//! stripes lie on it.
+
+mod support;
+
+use std::error::Error;
+
+use cuvmm::{Device, Layout, Place, Region, Right, Stream};
+
+const STRIPE: u64 = 8 << 20;
+const SIZE: u64 = 64 << 20;
+
+/// Runs the example.
+///
+/// # Errors
+/// Whatever the library says.
+pub fn main() -> Result<(), Box<dyn Error>> {
+    let driver = support::driver()?;
+    let other = if driver.device_count()? > 1 { 1 } else { 0 };
+    let writer = Device::open(driver.clone(), 0)?;
+    let reader = Device::open(driver, other)?;
+    println!(
+        "device 0 reaches device {other}: {}",
+        writer.can_reach(&reader)?
+    );
+
+    let stripes = [Place::from(&writer), Place::from(&reader)];
+    let mut region = Region::builder(&writer, SIZE)
+        .layout(Layout::round_robin(stripes, STRIPE))
+        .reserve()?;
+    region.commit(0..SIZE)?;
+    for extent in region.extents().iter().take(3) {
+        println!(
+            "{:>9} bytes at offset {:>9} on {}",
+            extent.size, extent.offset, extent.location
+        );
+    }
+
+    // The other device has no access before it is asked for: it costs that device's page tables.
+    if !reader.is_same(&writer) {
+        region.grant(&reader, Right::Read)?;
+    }
+    let written: Vec<u8> = (0..SIZE).map(|byte| (byte / 4096) as u8).collect();
+    region.write(&Stream::new(&writer)?, 0, &written)?;
+    let mut read = vec![0; written.len()];
+    let stream = Stream::new(&reader)?;
+    region.read(&stream, 0, &mut read)?;
+    assert!(read == written, "the other device sees what this one wrote");
+
+    // And it goes again when nothing of it is running.
+    if !reader.is_same(&writer) {
+        region.revoke(&reader)?;
+        assert_eq!(region.right_of(&reader), Right::None);
+        let refused = region.read(&stream, 0, &mut read);
+        println!("without access: {}", refused.err().ok_or("it could read")?);
+    }
+    Ok(())
+}

@@ -1,0 +1,23 @@
+//! Which driver the examples run on: the host's memory, or a GPU with `CUVMM_DRIVER=cuda`.
+
+use std::error::Error;
+use std::sync::Arc;
+
+use cuvmm::driver::Driver;
+use cuvmm::driver::auto::{self, OpenOptions, Wanted};
+use cuvmm::driver::host::HostOptions;
+
+/// Opens it and says what it is. The host driver plays two devices.
+///
+/// # Errors
+/// When a GPU was asked for and there is none.
+pub(crate) fn driver() -> Result<Arc<dyn Driver>, Box<dyn Error>> {
+    let wanted = match std::env::var("CUVMM_DRIVER").as_deref() {
+        Ok("cuda") => Wanted::Cuda,
+        _ => Wanted::Host,
+    };
+    let options = OpenOptions::new().wanted(wanted);
+    let opened = auto::open(options.host(HostOptions::new().devices(2)))?;
+    println!("on {}: {}", opened.kind.name(), opened.reason);
+    Ok(opened.driver)
+}

@@ -1,0 +1,85 @@
+//! The same memory at a second place of the range.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use super::Region;
+use super::place::{Piece, PlaceError};
+use super::space::Extent;
+use crate::error::AliasError;
+
+impl Region {
+    /// Shows a committed range a second time, from `to` on: both show the same bytes from now on
+    /// (`cuMemMap` and `cuMemSetAccess` for each extent). The second showing is committed then, and
+    /// decommitted for itself; the memory goes with the last.
+    ///
+    /// # What a kernel has to do
+    /// The device does not keep two addresses of one memory coherent within a kernel: what is
+    /// written through one is seen through the other by the next operation that is ordered behind
+    /// it, a launch on the same stream or one that waits for an event. Within a kernel it takes
+    /// `fence.proxy.alias` between the write and the read (PTX ISA 7.5, compute capability 7.0;
+    /// CUDA C++ Programming Guide, "Virtual Aliasing Support").
+    ///
+    /// # Errors
+    /// [`AliasError`] when the range is not committed or cuts an extent, something is at the second
+    /// place, or the driver refuses. Nothing has changed.
+    pub fn alias(&mut self, range: Range<u64>, to: u64) -> Result<(), AliasError> {
+        self.check(&range)?;
+        let (start, end) = (range.start, range.end);
+        let second = to..to.saturating_add(end - start);
+        self.check(&second)?;
+        if !self.is_committed(range) {
+            return Err(AliasError::NotCommitted { start, end });
+        }
+        let extents: Vec<Extent> = self.space.extents_in(start, end).collect();
+        if let Some(cut) = extents
+            .iter()
+            .find(|extent| extent.offset < start || extent.end() > end)
+        {
+            return Err(AliasError::CutsExtent {
+                offset: cut.offset,
+                size: cut.size,
+            });
+        }
+        let taken = self.space.extents_in(second.start, second.end).next();
+        let zeros = self.zeros.meeting(&second).first().map(|zeros| zeros.start);
+        let stuck = self.space.stuck_in(second.start, second.end) > 0;
+        if let Some(taken) = taken
+            .map(|extent| extent.offset)
+            .or(zeros)
+            .or(stuck.then_some(second.start))
+        {
+            return Err(AliasError::Taken {
+                start: second.start,
+                end: second.end,
+                taken,
+            });
+        }
+        self.afford(extents.len() as u64, 0)?;
+        let pieces: Vec<Piece> = extents
+            .iter()
+            .filter_map(|extent| self.space.physical_at(extent.offset))
+            .map(Piece::fresh)
+            .collect();
+        self.space
+            .place(second.start, pieces)
+            .map_err(|PlaceError { error, .. }| error)?;
+        self.committed.insert(second);
+        self.aliased = true;
+        Ok(())
+    }
+
+    /// Bytes of extents, each memory counted once.
+    pub(super) fn memory(&self) -> u64 {
+        if !self.aliased {
+            return self.space.bytes();
+        }
+        let mut seen = BTreeSet::new();
+        let placed = self.space.extents.values();
+        placed
+            .map(|placed| placed.mapping.physical())
+            .filter(|physical| seen.insert(physical.as_raw()))
+            .map(crate::own::Physical::size)
+            .sum()
+    }
+}

@@ -1,0 +1,196 @@
+//! Putting memory behind a range: planned whole, created, and only then placed.
+
+use std::ops::Range;
+
+use super::Region;
+use super::fence::Fence;
+use super::layout::{Layout, reachable};
+use super::place::{Piece, PlaceError};
+use super::zeros::beside;
+use crate::error::{CommitError, CreateError};
+use crate::own::{Physical, Place, Stream};
+
+/// An extent to be.
+struct Planned {
+    offset: u64,
+    size: u64,
+    place: Place,
+}
+
+impl Region {
+    /// Puts memory behind a range, where the [layout](super::RegionBuilder::layout) says; parts that
+    /// have it already keep it and their contents.
+    ///
+    /// Per extent: `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`. All or nothing. Zeros under the
+    /// range ([`back_with_zeros`](Self::back_with_zeros)) make way if all work of the devices that
+    /// have access has passed.
+    ///
+    /// # Errors
+    /// [`CommitError`]; nothing has changed, except what [`Region::quarantined`] counts if a
+    /// roll-back failed as well.
+    pub fn commit(&mut self, range: Range<u64>) -> Result<(), CommitError> {
+        let fence = self.fence_of_all();
+        self.commit_with(range, None, fence)
+    }
+
+    /// The same with memory at a place of the caller's choosing: on another device that this one
+    /// can reach, or on a host NUMA node.
+    ///
+    /// # Errors
+    /// As [`Self::commit`], and when the region's device cannot reach the place.
+    pub fn commit_at(&mut self, range: Range<u64>, place: &Place) -> Result<(), CommitError> {
+        for user in self.space.users() {
+            reachable(user, place)?;
+        }
+        let fence = self.fence_of_all();
+        self.commit_with(range, Some(place), fence)
+    }
+
+    /// The same as [`commit`](Self::commit) where only these streams read the zeros that have to
+    /// make way.
+    ///
+    /// # Errors
+    /// As [`Self::commit`], and when a stream's device has no access.
+    pub fn commit_after(
+        &mut self,
+        range: Range<u64>,
+        streams: &[Stream],
+    ) -> Result<(), CommitError> {
+        let fence = self.fence_of(streams).ok_or(CommitError::WrongDevice)?;
+        self.commit_with(range, None, fence)
+    }
+
+    fn commit_with(
+        &mut self,
+        range: Range<u64>,
+        place: Option<&Place>,
+        fence: Fence,
+    ) -> Result<(), CommitError> {
+        self.check(&range)?;
+        let stuck = self.space.stuck_in(range.start, range.end);
+        if stuck > 0 {
+            return Err(CommitError::Quarantined {
+                start: range.start,
+                end: range.end,
+                bytes: stuck,
+            });
+        }
+        let planned = self.plan(&range, place);
+        if !planned.is_empty() {
+            let backed = self.zeros.meeting(&range);
+            let granule = self.device().granule();
+            let beside = beside(&backed, &range);
+            let kept: u64 = beside
+                .iter()
+                .map(|hole| self.zeros.needed(granule, hole))
+                .sum();
+            self.afford(planned.len() as u64 + kept, backed.len() as u64)?;
+            let pieces = self.create(planned)?;
+            let taken = self.take_zeros(&range, fence)?;
+            let placed = self.place(pieces);
+            let settled = placed.and_then(|placed| {
+                self.zeros
+                    .put(&mut self.space, &beside)
+                    .inspect_err(|_| self.undo(&placed))
+            });
+            if let Err(error) = settled {
+                self.zeros.restore(&mut self.space, &taken);
+                return Err(error);
+            }
+        }
+        self.committed.insert(range);
+        Ok(())
+    }
+
+    /// The extents that the gaps of a range take.
+    fn plan(&self, range: &Range<u64>, place: Option<&Place>) -> Vec<Planned> {
+        let granule = self.device().granule();
+        let chosen = place.map(|place| Layout::on(place.clone()));
+        let layout = chosen.as_ref().unwrap_or(&self.layout);
+        let mut planned = vec![];
+        for gap in self.gaps(range) {
+            for (part, place) in layout.parts(gap) {
+                let mut offset = part.start;
+                for size in granule.cover(part.end - part.start, self.largest) {
+                    planned.push(Planned {
+                        offset,
+                        size,
+                        place: place.clone(),
+                    });
+                    offset += size;
+                }
+            }
+        }
+        planned
+    }
+
+    fn create(&self, planned: Vec<Planned>) -> Result<Vec<(u64, Piece)>, CommitError> {
+        let one = |planned: Planned| {
+            let physical = self.physical(planned.size, &planned.place)?;
+            Ok((planned.offset, Piece::fresh(physical)))
+        };
+        planned.into_iter().map(one).collect()
+    }
+
+    /// New memory at a place, of the kind that the region was built for.
+    pub(super) fn physical(&self, size: u64, place: &Place) -> Result<Physical, CreateError> {
+        let mut props = self.props;
+        props.location = place.location();
+        Physical::builder(place.through(self.device()), size)
+            .with_props(props)
+            .create()
+    }
+
+    /// Places pieces, and returns where: all of them or none.
+    fn place(&mut self, pieces: Vec<(u64, Piece)>) -> Result<Vec<u64>, CommitError> {
+        let mut placed = Vec::with_capacity(pieces.len());
+        for (offset, piece) in pieces {
+            if let Err(PlaceError { error, .. }) = self.space.place(offset, vec![piece]) {
+                self.undo(&placed);
+                return Err(error);
+            }
+            placed.push(offset);
+        }
+        Ok(placed)
+    }
+
+    /// Whether so many mappings more can be had once some have gone.
+    pub(super) fn afford(&self, more: u64, gone: u64) -> Result<(), CommitError> {
+        let held = self.mappings();
+        let limit = self.mapping_limit;
+        if (held + more).saturating_sub(gone) > limit {
+            return Err(CommitError::Mappings {
+                needed: more,
+                held,
+                limit,
+            });
+        }
+        Ok(())
+    }
+
+    /// The parts of a range that have no extent.
+    pub(super) fn gaps(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let mut gaps = vec![];
+        let mut at = range.start;
+        for extent in self.space.extents_in(range.start, range.end) {
+            if extent.offset > at {
+                gaps.push(at..extent.offset);
+            }
+            at = extent.end();
+        }
+        if at < range.end {
+            gaps.push(at..range.end);
+        }
+        gaps
+    }
+
+    /// Takes back what a commit that failed had placed.
+    fn undo(&mut self, placed: &[u64]) {
+        for &offset in placed.iter().rev() {
+            if let Err(error) = self.space.withdraw(offset) {
+                tracing::error!(%error, offset, "a roll-back could not unmap: quarantined");
+                self.space.quarantine(offset);
+            }
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! A second region over the same memory, which both can only read until one of them asks for bytes
+//! of its own.
+//!
+//! A GPU has no write fault that a library could catch: a kernel that writes to what is shared loses
+//! the context. So whoever wants to write says so first, and the copy is made then.
+
+use std::ops::Range;
+
+use super::Region;
+use super::fence::Poll;
+use super::place::Piece;
+use super::space::Extent;
+use crate::error::{ForkError, ReplaceError, UnshareError};
+use crate::own::{Right, Stream};
+
+impl Region {
+    /// A region of the same shape that shows the same bytes at addresses of its own. Neither can
+    /// write them any more before it has [unshared](Self::unshare) them.
+    ///
+    /// Maps every extent again (`cuMemMap`, `cuMemSetAccess`) and makes this one's read-only
+    /// (`cuMemSetAccess`): no byte is copied. Devices that were let in have the same access to the
+    /// new region. Never waits: `streams` are those that may still write here.
+    ///
+    /// # Errors
+    /// [`ForkError`] while work of those streams is running or queued, when the region shows memory
+    /// twice, or the driver refuses. Nothing has changed.
+    pub fn fork(&mut self, streams: &[Stream]) -> Result<Self, ForkError> {
+        if self.aliased {
+            return Err(ForkError::Aliased);
+        }
+        let mut fence = self.fence_of(streams).ok_or(ForkError::WrongDevice)?;
+        let extents: Vec<Extent> = self
+            .space
+            .extents()
+            .filter(|extent| self.committed.overlaps(&(extent.offset..extent.end())))
+            .collect();
+        // Parts that were withdrawn may be written still.
+        let withdrawn = extents
+            .iter()
+            .map(|extent| match self.withdrawn.get_mut(&extent.offset) {
+                Some(withdrawn) => withdrawn.poll(),
+                None => Ok(Poll::Passed),
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        if fence.poll()? != Poll::Passed || withdrawn.iter().any(|poll| *poll != Poll::Passed) {
+            return Err(ForkError::InUse);
+        }
+        let mut fork = self.empty_twin()?;
+        for extent in &extents {
+            let Some(physical) = self.space.physical_at(extent.offset) else {
+                continue;
+            };
+            fork.space
+                .place_for(extent.offset, vec![Piece::fresh(physical)], Right::Read)
+                .map_err(|failed| failed.error)?;
+        }
+        fork.committed = self.committed.clone();
+        let holes = self.zeros.meeting(&(0..self.size()));
+        fork.zeros.put(&mut fork.space, &holes)?;
+        let mut capped = vec![];
+        for extent in &extents {
+            let before = self.space.most_at(extent.offset);
+            if let Err(error) = self.space.cap(extent.offset, Right::Read) {
+                for (offset, most) in capped {
+                    if let Err(error) = self.space.cap(offset, most) {
+                        tracing::error!(%error, offset, "a region stays read-only");
+                    }
+                }
+                return Err(error.into());
+            }
+            capped.push((extent.offset, before));
+        }
+        Ok(fork)
+    }
+
+    /// Makes a committed range this region's own, to be written: extents that somebody else has too
+    /// are copied, those that nobody else has any more are opened. Extents that the range cuts count
+    /// whole. Returns the bytes copied.
+    ///
+    /// Waits for `streams`, which are those that may be reading here, and copies on `stream`. Per
+    /// copied extent `cuMemCreate`, a copy, and unmapping and mapping twice. Copies all or nothing.
+    ///
+    /// # Errors
+    /// [`UnshareError`] when the range is not committed, there is no memory for the copies, or the
+    /// driver refuses.
+    pub fn unshare(
+        &mut self,
+        range: Range<u64>,
+        stream: &Stream,
+        streams: &[Stream],
+    ) -> Result<u64, UnshareError> {
+        self.check(&range)?;
+        let (start, end) = (range.start, range.end);
+        if !stream.device().is_same(self.device()) || self.fence_of(streams).is_none() {
+            return Err(UnshareError::WrongDevice);
+        }
+        if !self.is_committed(range) {
+            return Err(UnshareError::NotCommitted { start, end });
+        }
+        let mut alone = vec![];
+        let mut new = vec![];
+        for extent in self.space.extents_in(start, end) {
+            if self.space.most_at(extent.offset) == Right::ReadWrite {
+                continue;
+            }
+            if self.space.is_shared(extent.offset) {
+                let place = self.space.place_of(extent.offset);
+                let place = place.unwrap_or_else(|| self.device().into());
+                let physical = self.physical(extent.size, &place)?;
+                new.push((extent.offset, Piece::fresh(physical)));
+            } else {
+                alone.push(extent.offset);
+            }
+        }
+        for offset in alone {
+            self.space.cap(offset, Right::ReadWrite)?;
+        }
+        let bytes = new.iter().map(|(_, piece)| piece.size()).sum();
+        if bytes > 0 {
+            for used in streams {
+                used.device().relaxed(|| used.synchronize())??;
+            }
+            match self.space.replace(new, Right::ReadWrite, stream) {
+                Ok(old) => drop(old),
+                Err(error) => {
+                    if let ReplaceError::Lost { ranges, .. } = &error {
+                        for range in ranges {
+                            self.committed.remove(range.clone());
+                        }
+                    }
+                    return Err(error.into());
+                }
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Whether part of a range has to be [unshared](Self::unshare) before it is written.
+    #[must_use]
+    pub fn is_read_only(&self, range: Range<u64>) -> bool {
+        self.space
+            .extents_in(range.start, range.end)
+            .any(|extent| self.space.most_at(extent.offset) != Right::ReadWrite)
+    }
+
+    /// Bytes of memory that another region or mapping holds too.
+    #[must_use]
+    pub fn shared(&self) -> u64 {
+        self.space
+            .extents()
+            .filter(|extent| self.space.is_shared(extent.offset))
+            .map(|extent| extent.size)
+            .sum()
+    }
+}

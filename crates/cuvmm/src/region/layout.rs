@@ -1,0 +1,160 @@
+//! Which part of a region lies where: on one device, in stripes over several, partly in host
+//! memory.
+
+use std::ops::Range;
+
+use crate::device::Device;
+use crate::error::LayoutError;
+use crate::own::Place;
+use crate::size::Granularity;
+
+/// Where the parts of a region get their memory from.
+///
+/// It says where a commit puts new memory, and nothing about who has access: the region's own
+/// device has, and those that were [let in](crate::Region::grant).
+#[derive(Clone, Debug)]
+pub struct Layout {
+    shape: Shape,
+}
+
+#[derive(Clone, Debug)]
+enum Shape {
+    Whole(Place),
+    RoundRobin { places: Vec<Place>, unit: u64 },
+    Shares(Vec<(Place, u64)>),
+}
+
+impl Layout {
+    /// All of it in one place.
+    #[must_use]
+    pub fn on(place: impl Into<Place>) -> Self {
+        Self {
+            shape: Shape::Whole(place.into()),
+        }
+    }
+
+    /// Stripes of `unit` bytes, a whole number of granules, on each place in turn. No extent is
+    /// larger than a stripe, so that small stripes cost many driver calls.
+    #[must_use]
+    pub fn round_robin(places: impl IntoIterator<Item = Place>, unit: u64) -> Self {
+        let places = places.into_iter().collect();
+        Self {
+            shape: Shape::RoundRobin { places, unit },
+        }
+    }
+
+    /// One share after the other, each of so many bytes, in whole granules. The last goes on to the
+    /// region's end.
+    #[must_use]
+    pub fn shares(shares: impl IntoIterator<Item = (Place, u64)>) -> Self {
+        Self {
+            shape: Shape::Shares(shares.into_iter().collect()),
+        }
+    }
+
+    /// The places it names.
+    pub fn places(&self) -> impl Iterator<Item = &Place> {
+        let (whole, turns, shares) = match &self.shape {
+            Shape::Whole(place) => (Some(place), [].as_slice(), [].as_slice()),
+            Shape::RoundRobin { places, .. } => (None, places.as_slice(), [].as_slice()),
+            Shape::Shares(shares) => (None, [].as_slice(), shares.as_slice()),
+        };
+        whole
+            .into_iter()
+            .chain(turns)
+            .chain(shares.iter().map(|(place, _)| place))
+    }
+
+    /// Refuses what no region of `home` can be laid out by.
+    pub(super) fn check(&self, home: &Device) -> Result<(), LayoutError> {
+        let granule = home.granule();
+        if self.places().next().is_none() {
+            return Err(LayoutError::NoPlace);
+        }
+        let sizes = match &self.shape {
+            Shape::Whole(_) => vec![],
+            Shape::RoundRobin { unit, .. } => vec![*unit],
+            Shape::Shares(shares) => shares.iter().map(|(_, bytes)| *bytes).collect(),
+        };
+        if let Some(&bytes) = sizes
+            .iter()
+            .find(|&&bytes| bytes == 0 || !granule.divides(bytes))
+        {
+            return Err(LayoutError::Misaligned {
+                bytes,
+                granularity: granule.bytes(),
+            });
+        }
+        self.places().try_for_each(|place| reachable(home, place))
+    }
+
+    /// The parts of a range and where each lies.
+    pub(super) fn parts(&self, range: Range<u64>) -> Vec<(Range<u64>, &Place)> {
+        let mut parts = vec![];
+        let mut at = range.start;
+        while at < range.end {
+            let Some((place, end)) = self.at(at) else {
+                break;
+            };
+            let end = end.min(range.end);
+            parts.push((at..end, place));
+            at = end;
+        }
+        parts
+    }
+
+    /// The place of an offset, and how far it goes on there.
+    fn at(&self, offset: u64) -> Option<(&Place, u64)> {
+        match &self.shape {
+            Shape::Whole(place) => Some((place, u64::MAX)),
+            Shape::RoundRobin { places, unit } => {
+                let stripe = offset.checked_div(*unit)?;
+                let turn = stripe.checked_rem(places.len() as u64)?;
+                let place = places.get(usize::try_from(turn).ok()?)?;
+                Some((place, stripe.saturating_add(1).saturating_mul(*unit)))
+            }
+            Shape::Shares(shares) => {
+                let mut end = 0u64;
+                let (last, before) = shares.split_last()?;
+                for (place, bytes) in before {
+                    end = end.saturating_add(*bytes);
+                    if offset < end {
+                        return Some((place, end));
+                    }
+                }
+                Some((&last.0, u64::MAX))
+            }
+        }
+    }
+}
+
+/// Whether a device can be given access to memory at a place.
+pub(super) fn reachable(device: &Device, place: &Place) -> Result<(), LayoutError> {
+    let Place::Device(owner) = place else {
+        return Ok(());
+    };
+    if !owner.same_driver(device) {
+        return Err(LayoutError::WrongDriver {
+            place: place.location(),
+        });
+    }
+    if !fits(device.granule(), owner) {
+        return Err(LayoutError::Granularity {
+            place: place.location(),
+            granularity: owner.granularity(),
+            home: device.granularity(),
+        });
+    }
+    if !device.can_reach(owner)? {
+        return Err(LayoutError::Unreachable {
+            device: device.location(),
+            place: place.location(),
+        });
+    }
+    Ok(())
+}
+
+/// Whether memory of a device comes in the granules of another.
+fn fits(granule: Granularity, owner: &Device) -> bool {
+    granule.divides(owner.granularity()) && granule.bytes() >= owner.granularity()
+}

@@ -1,0 +1,81 @@
+//! Moving what is committed to another place under the same addresses: to host memory when the
+//! device has to be cleared, to the device when it is needed there.
+
+use std::ops::Range;
+
+use super::Region;
+use super::layout::reachable;
+use super::place::Piece;
+use super::space::Extent;
+use crate::device::Device;
+use crate::error::{RelocateError, ReplaceError};
+use crate::own::{Place, Right, Stream};
+
+impl Region {
+    /// Moves a committed range to another place: same addresses, same bytes, other memory. Extents
+    /// that lie there already stay. Returns the bytes moved.
+    ///
+    /// Waits for all work of the devices that have access, copies on `stream` and waits for that.
+    /// Work that is launched meanwhile must keep off the range. Per extent `cuMemCreate`, a copy,
+    /// and unmapping and mapping twice. All or nothing.
+    ///
+    /// # Errors
+    /// [`RelocateError`] when the range is not committed or cuts an extent, the place cannot be
+    /// reached or has no memory, or the driver refuses.
+    pub fn relocate(
+        &mut self,
+        range: Range<u64>,
+        place: &Place,
+        stream: &Stream,
+    ) -> Result<u64, RelocateError> {
+        self.check(&range)?;
+        let (start, end) = (range.start, range.end);
+        if !stream.device().is_same(self.device()) {
+            return Err(RelocateError::WrongDevice);
+        }
+        if !self.is_committed(range) {
+            return Err(RelocateError::NotCommitted { start, end });
+        }
+        for user in self.space.users() {
+            reachable(user, place)?;
+        }
+        let extents: Vec<Extent> = self.space.extents_in(start, end).collect();
+        if let Some(cut) = extents
+            .iter()
+            .find(|extent| extent.offset < start || extent.end() > end)
+        {
+            return Err(RelocateError::CutsExtent {
+                offset: cut.offset,
+                size: cut.size,
+            });
+        }
+        let location = place.location();
+        let moving = extents
+            .into_iter()
+            .filter(|extent| extent.location != location);
+        let mut new = vec![];
+        for extent in moving {
+            new.push((
+                extent.offset,
+                Piece::fresh(self.physical(extent.size, place)?),
+            ));
+        }
+        let bytes = new.iter().map(|(_, piece)| piece.size()).sum();
+        if bytes == 0 {
+            return Ok(0);
+        }
+        self.space.users().try_for_each(Device::synchronize)?;
+        match self.space.replace(new, Right::ReadWrite, stream) {
+            Ok(old) => drop(old),
+            Err(error) => {
+                if let ReplaceError::Lost { ranges, .. } = &error {
+                    for range in ranges {
+                        self.committed.remove(range.clone());
+                    }
+                }
+                return Err(error.into());
+            }
+        }
+        Ok(bytes)
+    }
+}

@@ -1,0 +1,127 @@
+//! Other memory with the same bytes under the same addresses.
+//!
+//! Whoever calls has seen to it that no work uses the extents, and lets none begin.
+
+use std::ops::Range;
+
+use super::place::Piece;
+use super::space::Space;
+use crate::error::{CommitError, ReplaceError};
+use crate::own::{Right, Stream};
+
+/// An extent's memory that was taken out, and what could be done with it.
+struct Taken {
+    offset: u64,
+    old: Piece,
+    most: Right,
+}
+
+impl Space {
+    /// Copies the bytes of extents to pieces of the same sizes and puts those in their places,
+    /// where nobody may do more than `most` with them. Returns the old memory. All or nothing.
+    pub(crate) fn replace(
+        &mut self,
+        new: Vec<(u64, Piece)>,
+        most: Right,
+        stream: &Stream,
+    ) -> Result<Vec<Piece>, ReplaceError> {
+        self.copy_to(&new, stream)?;
+        let mut taken: Vec<Taken> = vec![];
+        for (offset, piece) in new {
+            if let Err(error) = self.exchange(offset, piece, most, &mut taken) {
+                let lost = self.exchange_back(taken);
+                return Err(match lost.is_empty() {
+                    true => error,
+                    false => ReplaceError::Lost {
+                        ranges: lost,
+                        cause: Box::new(error),
+                    },
+                });
+            }
+        }
+        Ok(taken.into_iter().map(|taken| taken.old).collect())
+    }
+
+    /// Writes the bytes of extents to pieces, at addresses that are had for that alone.
+    fn copy_to(&mut self, new: &[(u64, Piece)], stream: &Stream) -> Result<(), ReplaceError> {
+        let bytes = new.iter().map(|(_, piece)| piece.size()).sum();
+        let mut beside = Self::reserve(self.device(), bytes)?;
+        let copies = new.iter().map(|(_, piece)| Piece {
+            physical: piece.physical.clone(),
+            stain: piece.stain,
+            fresh: false,
+        });
+        beside
+            .place(0, copies.collect())
+            .map_err(|failed| ReplaceError::Place(failed.error))?;
+        let mut at = 0;
+        let mut queued = Ok(());
+        for (offset, piece) in new {
+            let size = piece.size();
+            queued = queued.and_then(|()| beside.copy_within(stream, at, self, *offset, size));
+            at += size;
+        }
+        let waited = stream.device().relaxed(|| stream.synchronize());
+        let waited = waited.and_then(|waited| waited);
+        if waited.is_err()
+            && let Err(error) = self.device().drain()
+        {
+            // The copy may be running: its memory stays where it is.
+            self.beside.push(beside);
+            return Err(error.into());
+        }
+        queued?;
+        waited?;
+        let offsets: Vec<u64> = beside.extents().map(|extent| extent.offset).collect();
+        for offset in offsets {
+            if let Err(error) = beside.withdraw(offset) {
+                self.beside.push(beside);
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a piece where an extent was.
+    fn exchange(
+        &mut self,
+        offset: u64,
+        piece: Piece,
+        most: Right,
+        taken: &mut Vec<Taken>,
+    ) -> Result<(), ReplaceError> {
+        let before = self.most_at(offset);
+        if let Some(old) = self.withdraw(offset)? {
+            taken.push(Taken {
+                offset,
+                old,
+                most: before,
+            });
+        }
+        self.place_for(offset, vec![piece], most)
+            .map_err(|failed| ReplaceError::Place(failed.error))
+    }
+
+    /// Puts the old memory back where it was; returns where that failed, and nothing is mapped now.
+    fn exchange_back(&mut self, taken: Vec<Taken>) -> Vec<Range<u64>> {
+        let mut lost = vec![];
+        for Taken { offset, old, most } in taken.into_iter().rev() {
+            let size = old.size();
+            // The new memory has the same bytes: where it cannot be taken out, it stays.
+            if self.withdraw(offset).is_err() {
+                continue;
+            }
+            if let Err(failed) = self.place_for(offset, vec![old], most) {
+                tracing::error!(error = %failed.error, offset, "an extent is lost");
+                lost.push(offset..offset + size);
+            }
+        }
+        lost
+    }
+}
+
+impl From<CommitError> for ReplaceError {
+    fn from(error: CommitError) -> Self {
+        Self::Place(error)
+    }
+}

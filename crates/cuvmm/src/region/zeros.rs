@@ -1,0 +1,334 @@
+//! Read-only zeros under holes: one piece of zeroed memory, mapped again and again.
+//!
+//! A stray read of a hole is then harmless, and a stray write still faults. Each alias is a mapping
+//! like any other, and counts as one: a terabyte of them at 2 MiB would be all the mappings that a
+//! device can have, so they are as large as may be.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::Region;
+use super::fence::{Fence, Poll};
+use super::place::{Piece, PlaceFailure, Placed, place_one};
+use super::space::Space;
+use crate::device::Device;
+use crate::error::{AccessError, CallError, CommitError};
+use crate::own::{Access, Physical, Right, Stream};
+use crate::size::Granularity;
+
+/// The largest alias by default: a terabyte of holes takes 16,384 of them, and 64 MiB of memory.
+pub(super) const DEFAULT_ZERO_EXTENT: u64 = 64 << 20;
+
+/// Zeros under the holes of a space.
+#[derive(Debug)]
+pub(super) struct Zeros {
+    /// The largest alias in bytes.
+    extent: u64,
+    /// The memory behind them: one physical for each size of alias, never written to.
+    by_size: BTreeMap<u64, Physical>,
+    aliases: BTreeMap<u64, Placed>,
+}
+
+impl Zeros {
+    pub(super) const fn new(extent: u64) -> Self {
+        Self {
+            extent,
+            by_size: BTreeMap::new(),
+            aliases: BTreeMap::new(),
+        }
+    }
+
+    /// None of them, to be as large.
+    pub(super) const fn empty_twin(&self) -> Self {
+        Self::new(self.extent)
+    }
+
+    /// How many mappings they are.
+    pub(super) fn count(&self) -> u64 {
+        self.aliases.len() as u64
+    }
+
+    /// Bytes of addresses that read as zero.
+    pub(super) fn backed(&self) -> u64 {
+        self.aliases
+            .values()
+            .map(|alias| alias.mapping.size())
+            .sum()
+    }
+
+    /// Bytes of memory behind them.
+    pub(super) fn held(&self) -> u64 {
+        self.by_size.values().map(Physical::size).sum()
+    }
+
+    /// How many aliases a hole takes.
+    pub(super) fn needed(&self, granule: Granularity, hole: &Range<u64>) -> u64 {
+        granule.cover(hole.end - hole.start, self.extent).count() as u64
+    }
+
+    /// The aliases that meet a range, in order.
+    pub(super) fn meeting(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let before = self.aliases.range(..range.start).next_back();
+        before
+            .into_iter()
+            .chain(self.aliases.range(range.clone()))
+            .map(|(&offset, alias)| offset..offset + alias.mapping.size())
+            .filter(|alias| alias.end > range.start)
+            .collect()
+    }
+
+    /// Backs holes: all of them or none.
+    pub(super) fn put(
+        &mut self,
+        space: &mut Space,
+        holes: &[Range<u64>],
+    ) -> Result<(), CommitError> {
+        let mut put = vec![];
+        for hole in holes {
+            if let Err(error) = self.back(space, hole, &mut put) {
+                for offset in put {
+                    self.unmap(space, offset);
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn back(
+        &mut self,
+        space: &mut Space,
+        hole: &Range<u64>,
+        put: &mut Vec<u64>,
+    ) -> Result<(), CommitError> {
+        let granule = space.device().granule();
+        let mut at = hole.start;
+        for size in granule.cover(hole.end - hole.start, self.extent) {
+            let physical = match self.by_size.get(&size) {
+                Some(physical) => physical.clone(),
+                None => {
+                    let physical = Physical::new(space.device(), size)?;
+                    self.by_size.insert(size, physical.clone());
+                    physical
+                }
+            };
+            let alias = Piece::fresh(physical);
+            match place_one(&space.reservation, &space.access, at, alias, Right::Read) {
+                Ok(placed) => {
+                    self.aliases.insert(at, placed);
+                    put.push(at);
+                }
+                Err(PlaceFailure { error, stuck, .. }) => {
+                    space.keep_stuck(stuck);
+                    return Err(error);
+                }
+            }
+            at += size;
+        }
+        Ok(())
+    }
+
+    /// Takes away the aliases that meet a range and returns where they were: all of them or none.
+    pub(super) fn take(
+        &mut self,
+        space: &mut Space,
+        range: &Range<u64>,
+    ) -> Result<Vec<Range<u64>>, CommitError> {
+        let taken = self.meeting(range);
+        let mut gone: Vec<Range<u64>> = vec![];
+        for alias in &taken {
+            let Some(placed) = self.aliases.remove(&alias.start) else {
+                continue;
+            };
+            if let Err((placed, cause)) = placed.unmap() {
+                self.aliases.insert(alias.start, placed);
+                self.restore(space, &gone);
+                return Err(CommitError::Call {
+                    offset: alias.start,
+                    size: alias.end - alias.start,
+                    cause,
+                });
+            }
+            gone.push(alias.clone());
+        }
+        Ok(taken)
+    }
+
+    /// Backs again what was taken away for something that then failed. Where even that fails, a
+    /// hole has no zeros any more; no data is lost by it.
+    pub(super) fn restore(&mut self, space: &mut Space, holes: &[Range<u64>]) {
+        for hole in holes {
+            if let Err(error) = self.put(space, std::slice::from_ref(hole)) {
+                tracing::error!(%error, start = hole.start, "a hole has lost its zeros");
+            }
+        }
+    }
+
+    fn unmap(&mut self, space: &mut Space, offset: u64) {
+        if let Some(placed) = self.aliases.remove(&offset)
+            && let Err((placed, error)) = placed.unmap()
+        {
+            tracing::error!(%error, offset, "a roll-back could not unmap: quarantined");
+            space.keep_stuck(vec![placed.mapping]);
+        }
+    }
+
+    /// Unmaps all and lets the memory go. Nothing uses them any more.
+    pub(super) fn clear(&mut self) -> Result<(), CallError> {
+        while let Some((offset, placed)) = self.aliases.pop_first() {
+            placed.unmap().map_err(|(placed, error)| {
+                self.aliases.insert(offset, placed);
+                error
+            })?;
+        }
+        self.by_size.clear();
+        Ok(())
+    }
+
+    pub(super) fn let_in(&self, guest: &Access) -> Result<(), AccessError> {
+        let opened = self.open_all(&guest.at_most(Right::Read));
+        if opened.is_err() {
+            self.close_to(&guest.at_most(Right::None));
+        }
+        opened
+    }
+
+    pub(super) fn shut_out(&self, device: &Device) {
+        self.close_to(&Access::device(device, Right::None));
+    }
+
+    /// That a device can go on reading zeros harms nobody.
+    fn close_to(&self, none: &Access) {
+        if let Err(error) = self.open_all(none) {
+            tracing::error!(%error, "zeros stay readable");
+        }
+    }
+
+    fn open_all(&self, access: &Access) -> Result<(), AccessError> {
+        let one = |alias: &Placed| alias.mapping.set_access(std::slice::from_ref(access));
+        self.aliases.values().try_for_each(one)
+    }
+}
+
+impl Region {
+    /// Backs the holes of a range with zeros that can be read and not written: parts that no extent
+    /// lies in. Parts that are in limbo and have passed are given back first.
+    ///
+    /// Creates at most one physical for each power of two up to the largest alias
+    /// ([`RegionBuilder::zero_extent`](super::RegionBuilder::zero_extent)), and makes `cuMemMap` and
+    /// `cuMemSetAccess` for each alias. All or nothing.
+    ///
+    /// # Errors
+    /// [`CommitError`] when part of the range is in limbo and in use, the mappings would be more
+    /// than the region may have, or the driver refuses. Nothing has changed.
+    pub fn back_with_zeros(&mut self, range: Range<u64>) -> Result<(), CommitError> {
+        self.check(&range)?;
+        self.reclaim_in(&range)?;
+        let mut holes = self.gaps(&range);
+        for alias in self.zeros.meeting(&range) {
+            holes = holes
+                .into_iter()
+                .flat_map(|hole| without(&hole, &alias))
+                .collect();
+        }
+        let granule = self.device().granule();
+        let needed = holes
+            .iter()
+            .map(|hole| self.zeros.needed(granule, hole))
+            .sum();
+        self.afford(needed, 0)?;
+        self.zeros.put(&mut self.space, &holes)
+    }
+
+    /// Takes the zeros under a range away again, if all work of the devices that can read them has
+    /// passed. Returns the bytes of addresses that have nothing behind them any more.
+    ///
+    /// # Errors
+    /// [`CommitError`] while such work is running or queued, or when the driver refuses. Nothing
+    /// has changed.
+    pub fn remove_zeros(&mut self, range: Range<u64>) -> Result<u64, CommitError> {
+        let fence = self.fence_of_all();
+        self.remove_zeros_with(&range, fence)
+    }
+
+    /// The same where only these streams read the zeros.
+    ///
+    /// # Errors
+    /// As [`Self::remove_zeros`], and when a stream's device has no access.
+    pub fn remove_zeros_after(
+        &mut self,
+        range: Range<u64>,
+        streams: &[Stream],
+    ) -> Result<u64, CommitError> {
+        let fence = self.fence_of(streams).ok_or(CommitError::WrongDevice)?;
+        self.remove_zeros_with(&range, fence)
+    }
+
+    fn remove_zeros_with(&mut self, range: &Range<u64>, fence: Fence) -> Result<u64, CommitError> {
+        self.check(range)?;
+        let taken = self.take_zeros(range, fence)?;
+        let beside = beside(&taken, range);
+        if let Err(error) = self.zeros.put(&mut self.space, &beside) {
+            self.zeros.restore(&mut self.space, &taken);
+            return Err(error);
+        }
+        let bytes = |ranges: &[Range<u64>]| ranges.iter().map(|r| r.end - r.start).sum::<u64>();
+        Ok(bytes(&taken) - bytes(&beside))
+    }
+
+    /// Bytes of addresses whose holes read as zero.
+    #[must_use]
+    pub fn zero_backed(&self) -> u64 {
+        self.zeros.backed()
+    }
+
+    /// Takes away the zeros that meet a range, if a fence has passed.
+    pub(super) fn take_zeros(
+        &mut self,
+        range: &Range<u64>,
+        mut fence: Fence,
+    ) -> Result<Vec<Range<u64>>, CommitError> {
+        if self.zeros.meeting(range).is_empty() {
+            return Ok(vec![]);
+        }
+        let (start, end) = (range.start, range.end);
+        let passed = fence.poll().map_err(|cause| CommitError::Call {
+            offset: start,
+            size: end - start,
+            cause,
+        })?;
+        if passed != Poll::Passed {
+            return Err(CommitError::ZerosInUse { start, end });
+        }
+        self.zeros.take(&mut self.space, range)
+    }
+
+    /// All work of every device that has access.
+    pub(super) fn fence_of_all(&self) -> Fence {
+        Fence::devices(self.space.users().cloned().collect())
+    }
+
+    /// The work of these streams; nothing if one belongs to a device without access.
+    pub(super) fn fence_of(&self, streams: &[Stream]) -> Option<Fence> {
+        let known = |stream: &Stream| self.space.users().any(|user| user == stream.device());
+        streams
+            .iter()
+            .all(known)
+            .then(|| Fence::streams(streams.to_vec()))
+    }
+}
+
+/// The parts of aliases that lie outside a range.
+pub(super) fn beside(aliases: &[Range<u64>], range: &Range<u64>) -> Vec<Range<u64>> {
+    aliases
+        .iter()
+        .flat_map(|alias| without(alias, range))
+        .collect()
+}
+
+/// What is left of one range without another.
+fn without(range: &Range<u64>, other: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+    let before = range.start..range.end.min(other.start);
+    let behind = range.start.max(other.end)..range.end;
+    [before, behind].into_iter().filter(|part| !part.is_empty())
+}

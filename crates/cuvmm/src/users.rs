@@ -1,0 +1,51 @@
+//! The streams that use a container's memory: its home, where its own copies run, and those that
+//! were named besides. What the container gives up waits for all of them.
+
+use crate::error::CallError;
+use crate::own::Stream;
+
+/// A container's streams, all of one device.
+#[derive(Debug)]
+pub(crate) struct Users {
+    home: Stream,
+    others: Vec<Stream>,
+}
+
+impl Users {
+    pub(crate) fn at(home: &Stream) -> Self {
+        Self {
+            home: home.clone(),
+            others: Vec::new(),
+        }
+    }
+
+    pub(crate) const fn home(&self) -> &Stream {
+        &self.home
+    }
+
+    /// Notes another one. False, and nothing noted, if it is another device's.
+    pub(crate) fn record(&mut self, stream: &Stream) -> bool {
+        if !stream.device().is_same(self.home.device()) {
+            return false;
+        }
+        if *stream != self.home && !self.others.contains(stream) {
+            self.others.push(stream.clone());
+        }
+        true
+    }
+
+    /// All of them, the home first.
+    pub(crate) fn all(&self) -> Vec<Stream> {
+        let mut all = vec![self.home.clone()];
+        all.extend(self.others.iter().cloned());
+        all
+    }
+
+    /// Waits for what they have queued (`cuStreamSynchronize`).
+    pub(crate) fn wait(&self) -> Result<(), CallError> {
+        self.home.device().relaxed(|| {
+            self.home.synchronize()?;
+            self.others.iter().try_for_each(Stream::synchronize)
+        })?
+    }
+}

@@ -1,0 +1,383 @@
+//! Where the memory of a region lies, and who else may touch it: layouts, grants, memory that moves
+//! under its addresses, host memory beside device memory.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use common::{D0, D1, G};
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::{CUresult, Call, Location};
+use cuvmm::error::{
+    CommitError, CopyError, DecommitError, GrantError, LayoutError, RelocateError, ReplaceError,
+    ReserveError,
+};
+use cuvmm::{Layout, Place, Region, Right, Stream};
+
+/// Offset and size in granules, and where.
+fn lie(region: &Region) -> Vec<(u64, u64, Location)> {
+    let one = |extent: &cuvmm::Extent| (extent.offset / G, extent.size / G, extent.location);
+    region.extents().iter().map(one).collect()
+}
+
+const ON_0: Location = Location::device(D0);
+const ON_1: Location = Location::device(D1);
+
+on_both! {
+    fn stripes_lie_on_each_device_in_turn(rig) {
+        let second = rig.second();
+        let stripes = [Place::from(&rig.device), Place::from(&second)];
+        let layout = Layout::round_robin(stripes, 2 * G);
+        let mut region = Region::builder(&rig.device, 16 * G).layout(layout).reserve().unwrap();
+        region.commit(G..7 * G).unwrap();
+        assert_eq!(lie(&region), [(1, 1, ON_0), (2, 2, ON_1), (4, 2, ON_0), (6, 1, ON_1)]);
+        // The layout holds for what comes later too.
+        region.commit(0..8 * G).unwrap();
+        assert_eq!(lie(&region)[0], (0, 1, ON_0));
+        assert_eq!(lie(&region)[5], (7, 1, ON_1));
+        let (one, two) = (Stream::new(&rig.device).unwrap(), Stream::new(&second).unwrap());
+        region.write(&one, 2 * G - 3, b"across").unwrap();
+        let mut seen = [0; 6];
+        let refused = region.read(&two, 2 * G - 3, &mut seen);
+        assert!(matches!(refused, Err(CopyError::WrongDevice)), "nobody let it in");
+        region.grant(&second, Right::Read).unwrap();
+        region.read(&two, 2 * G - 3, &mut seen).unwrap();
+        if rig.keeps_bytes() {
+            assert_eq!(&seen, b"across");
+        }
+        assert!(region.write(&two, 0, b"x").is_err(), "it may only read");
+        region.grant(&second, Right::ReadWrite).unwrap();
+        region.write(&two, 0, b"x").unwrap();
+    }
+
+    fn shares_lie_one_after_the_other(rig) {
+        let second = rig.second();
+        let shares = [(Place::from(&rig.device), 3 * G), (Place::from(&second), 2 * G), (Place::HostNuma(1), G)];
+        let mut region = Region::builder(&rig.device, 8 * G)
+            .layout(Layout::shares(shares))
+            .reserve()
+            .unwrap();
+        region.commit(0..8 * G).unwrap();
+        let node = Location::host_numa(1);
+        assert_eq!(
+            lie(&region),
+            [(0, 2, ON_0), (2, 1, ON_0), (3, 2, ON_1), (5, 2, node), (7, 1, node)]
+        );
+    }
+
+    fn layouts_that_cannot_be_are_refused(rig) {
+        let (second, stranger) = (rig.second(), common::model());
+        let refused = |layout| match Region::builder(&rig.device, 8 * G).layout(layout).reserve() {
+            Err(ReserveError::Layout(error)) => error,
+            other => panic!("{other:?}"),
+        };
+        let here = || Place::from(&rig.device);
+        rig.faults.forget();
+        assert!(matches!(refused(Layout::round_robin([], G)), LayoutError::NoPlace));
+        assert!(matches!(refused(Layout::shares([])), LayoutError::NoPlace));
+        for unit in [0, 1, G + 1] {
+            let error = refused(Layout::round_robin([here()], unit));
+            assert!(matches!(error, LayoutError::Misaligned { bytes, granularity: G } if bytes == unit));
+            let error = refused(Layout::shares([(here(), G), (here(), unit)]));
+            assert!(matches!(error, LayoutError::Misaligned { bytes, .. } if bytes == unit));
+        }
+        let error = refused(Layout::on(&stranger.device));
+        assert!(matches!(error, LayoutError::WrongDriver { place: ON_0 }));
+        assert_eq!(rig.faults.total(), 0, "refused before the driver is asked");
+        assert!(rig.device.can_reach(&second).unwrap() && rig.device.can_reach(&rig.device).unwrap());
+        assert!(!rig.device.can_reach(&stranger.device).unwrap());
+    }
+
+    fn access_is_granted_when_asked_for_and_taken_when_idle(rig) {
+        let second = rig.second();
+        let stream = Stream::new(&second).unwrap();
+        let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
+        region.commit(0..3 * G).unwrap();
+        assert_eq!((region.right_of(&rig.device), region.right_of(&second)), (Right::ReadWrite, Right::None));
+        rig.faults.forget();
+        region.grant(&second, Right::ReadWrite).unwrap();
+        assert_eq!(rig.faults.count(Call::MemSetAccess), 2, "one for each extent");
+        assert_eq!(region.right_of(&second), Right::ReadWrite);
+        assert!(matches!(region.grant(&second, Right::Read), Err(GrantError::Lowers)));
+        assert!(matches!(region.grant(&second, Right::None), Err(GrantError::Lowers)));
+        assert!(matches!(region.grant(&rig.device, Right::Read), Err(GrantError::OwnDevice)));
+        assert!(matches!(region.revoke(&rig.device), Err(GrantError::OwnDevice)));
+        assert!(matches!(region.revoke(&common::model().device), Err(GrantError::WrongDriver)));
+
+        // What comes later is open to it as well.
+        region.commit(3 * G..4 * G).unwrap();
+        rig.machine.hold(D1, stream.as_raw());
+        let all = (region.address(), 4 * G, 7);
+        rig.machine.queue_kernel(D1, stream.as_raw(), vec![], vec![all]).unwrap();
+        assert!(matches!(region.revoke(&second), Err(GrantError::InUse { device: ON_1 })));
+        // A decommit waits for every device that has access.
+        region.decommit(0..2 * G).unwrap();
+        assert_eq!(region.reclaim().unwrap(), 0);
+        rig.machine.let_go_all(D1);
+        assert_eq!(region.reclaim().unwrap(), 2 * G);
+        region.revoke(&second).unwrap();
+        assert_eq!(region.right_of(&second), Right::None);
+        assert!(second.lost().is_none() && rig.device.lost().is_none());
+        let used = region.decommit_after(2 * G..4 * G, &[stream]);
+        assert!(matches!(used, Err(DecommitError::WrongDevice)));
+        region.grant(&second, Right::Read).unwrap();
+        region.revoke_blocking(&second).unwrap();
+        assert_eq!(region.right_of(&second), Right::None);
+    }
+
+    fn a_grant_that_fails_grants_nothing(rig) {
+        let second = rig.second();
+        let stream = Stream::new(&second).unwrap();
+        let mut region = Region::builder(&rig.device, 8 * G).largest_extent(G).reserve().unwrap();
+        region.commit(0..3 * G).unwrap();
+        region.back_with_zeros(3 * G..5 * G).unwrap();
+        for k in 1..=4 {
+            let fault = Fault::nth(k, CUresult::CUDA_ERROR_OUT_OF_MEMORY).of(Call::MemSetAccess);
+            rig.faults.arm(fault);
+            assert!(region.grant(&second, Right::ReadWrite).is_err(), "{k}");
+            rig.faults.disarm();
+            rig.faults.forget();
+            assert_eq!(region.right_of(&second), Right::None);
+            for granule in 0..5 {
+                let mut byte = [0];
+                assert!(region.read(&stream, granule * G, &mut byte).is_err());
+            }
+        }
+        region.grant(&second, Right::Read).unwrap();
+        assert!(rig.faults.count(Call::MemSetAccess) > 0);
+        for k in 1..=3 {
+            let fault = Fault::nth(k, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemSetAccess);
+            rig.faults.arm(fault);
+            assert!(region.revoke(&second).is_err(), "{k}");
+            rig.faults.disarm();
+            rig.faults.forget();
+            assert_eq!(region.right_of(&second), Right::Read);
+            region.read(&stream, 2 * G, &mut [0]).unwrap();
+        }
+        region.revoke(&second).unwrap();
+    }
+
+    fn host_memory_lies_in_the_same_range_and_the_host_reaches_it(rig) {
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
+        region.commit(0..2 * G).unwrap();
+        region.commit_at(2 * G..4 * G, &Place::HostNuma(0)).unwrap();
+        assert_eq!(lie(&region), [(0, 2, ON_0), (2, 2, Location::host_numa(0))]);
+        region.write(&stream, 2 * G - 2, b"spill").unwrap();
+        let error = region.host_pointer(2 * G - 1..2 * G + 1).unwrap_err();
+        assert!(matches!(error, CopyError::NotOnHost { offset: 0, location: ON_0 }));
+        assert!(matches!(region.host_pointer(4 * G..5 * G), Err(CopyError::NotCommitted { .. })));
+        let pointer = region.host_pointer(2 * G..4 * G).unwrap();
+        assert_eq!(pointer.addr() as u64, region.address().0 + 2 * G);
+        let nowhere = region.commit_at(4 * G..5 * G, &Place::HostNuma(-1));
+        assert!(matches!(nowhere, Err(CommitError::Create(_))));
+        assert!(region.commit_at(4 * G..5 * G, &Place::HostNuma(2)).is_err());
+        assert_eq!(region.committed(), 4 * G);
+    }
+
+    fn memory_moves_under_its_addresses(rig) {
+        let second = rig.second();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut region = Region::builder(&rig.device, 8 * G).largest_extent(2 * G).reserve().unwrap();
+        region.commit(0..4 * G).unwrap();
+        region.write(&stream, 2 * G - 3, b"abcdef").unwrap();
+        let free = rig.device.memory_info().unwrap().free;
+        let host = Place::HostNuma(0);
+        assert_eq!(region.relocate(0..2 * G, &host, &stream).unwrap(), 2 * G);
+        assert_eq!(lie(&region), [(0, 2, Location::host_numa(0)), (2, 2, ON_0)]);
+        assert_eq!(rig.device.memory_info().unwrap().free, free + 2 * G);
+        assert_eq!(region.relocate(0..4 * G, &host, &stream).unwrap(), 2 * G, "what is there stays");
+        assert_eq!(region.relocate(0..4 * G, &Place::from(&second), &stream).unwrap(), 4 * G);
+        assert_eq!(lie(&region), [(0, 2, ON_1), (2, 2, ON_1)]);
+        if rig.keeps_bytes() {
+            let mut seen = [0; 6];
+            region.read(&stream, 2 * G - 3, &mut seen).unwrap();
+            assert_eq!(&seen, b"abcdef");
+        }
+        let cut = region.relocate(G..4 * G, &host, &stream);
+        assert!(matches!(cut, Err(RelocateError::CutsExtent { offset: 0, size }) if size == 2 * G));
+        let beyond = region.relocate(0..6 * G, &host, &stream);
+        assert!(matches!(beyond, Err(RelocateError::NotCommitted { .. })));
+        assert!(matches!(region.relocate(0..0, &host, &stream), Err(RelocateError::Range(_))));
+        let stranger = Stream::new(&second).unwrap();
+        assert!(matches!(region.relocate(0..G, &host, &stranger), Err(RelocateError::WrongDevice)));
+    }
+
+    fn moving_waits_for_all_who_may_use_the_memory(rig) {
+        let second = rig.second();
+        let stream = Stream::new(&rig.device).unwrap();
+        let user = Stream::new(&second).unwrap();
+        let mut region = Region::builder(&rig.device, 2 * G)
+            .open_to(&second, Right::ReadWrite)
+            .reserve()
+            .unwrap();
+        region.commit(0..2 * G).unwrap();
+        rig.machine.queue_kernel(D1, user.as_raw(), vec![], vec![(region.address(), 2 * G, 9)]).unwrap();
+        rig.faults.forget();
+        region.relocate(0..2 * G, &Place::HostNuma(0), &stream).unwrap();
+        assert_eq!(rig.faults.count(Call::CtxSynchronize), 2);
+        if rig.keeps_bytes() {
+            let mut seen = [0; 2];
+            region.read(&stream, 2 * G - 2, &mut seen).unwrap();
+            assert_eq!(seen, [9; 2]);
+        }
+    }
+
+    fn a_move_that_fails_moves_nothing(rig) {
+        let stream = Stream::new(&rig.device).unwrap();
+        for code in [CUresult::CUDA_ERROR_OUT_OF_MEMORY, CUresult::CUDA_ERROR_UNKNOWN] {
+            for k in 1.. {
+                let mut region = Region::builder(&rig.device, 4 * G).largest_extent(2 * G).reserve().unwrap();
+                region.commit(0..4 * G).unwrap();
+                region.write(&stream, 2 * G - 2, b"kept").unwrap();
+                let before = lie(&region);
+                rig.faults.forget();
+                // What a drop cannot give back is another matter.
+                rig.faults.arm(common::nth_of(k, code, &[
+                    Call::CtxSynchronize, Call::MemCreate, Call::MemAddressReserve, Call::MemMap,
+                    Call::MemSetAccess, Call::MemcpyDtoDAsync, Call::StreamSynchronize,
+                    Call::ThreadExchangeStreamCaptureMode, Call::MemUnmap,
+                ]));
+                let moved = region.relocate(0..4 * G, &Place::HostNuma(0), &stream);
+                let (hit, calls) = (rig.faults.injected() > 0, rig.faults.calls());
+                rig.faults.disarm();
+                if let Err(error) = &moved {
+                    assert!(!matches!(error, RelocateError::Replace(ReplaceError::Lost { .. })));
+                    assert_eq!(lie(&region), before, "{k}: {error}\n{calls:?}");
+                    if rig.keeps_bytes() {
+                        let mut seen = [0; 4];
+                        region.read(&stream, 2 * G - 2, &mut seen).unwrap();
+                        assert_eq!(&seen, b"kept");
+                    }
+                    region.relocate(0..4 * G, &Place::HostNuma(0), &stream).unwrap();
+                }
+                assert!(region.extents().iter().all(|extent| extent.location == Location::host_numa(0)));
+                region.close().unwrap();
+                let live = rig.machine.live();
+                assert_eq!((live.physicals, live.mappings), (0, 0), "{k}: {calls:?}");
+                if !hit {
+                    assert!(k > 15, "{k}");
+                    break;
+                }
+            }
+        }
+    }
+
+    fn what_a_failed_move_loses_is_named(rig) {
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut region = Region::reserve(&rig.device, 4 * G).unwrap();
+        region.commit(0..4 * G).unwrap();
+        // The copy is mapped, and from then on nothing is.
+        rig.faults.arm(Fault::from(2, CUresult::CUDA_ERROR_OUT_OF_MEMORY).of(Call::MemMap));
+        let error = region.relocate(0..4 * G, &Place::HostNuma(0), &stream).unwrap_err();
+        rig.faults.disarm();
+        match error {
+            RelocateError::Replace(ReplaceError::Lost { ranges, .. }) => {
+                assert_eq!(ranges.first(), Some(&(0..4 * G)));
+            }
+            other => panic!("{other}"),
+        }
+        assert_eq!((region.committed(), region.held()), (0, 0));
+        region.commit(0..4 * G).unwrap();
+    }
+
+    fn zeros_lie_under_holes_and_make_way(rig) {
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut region = Region::builder(&rig.device, 64 * G).zero_extent(8 * G).reserve().unwrap();
+        region.commit(20 * G..24 * G).unwrap();
+        region.write(&stream, 20 * G, &[7; 4]).unwrap();
+        rig.faults.forget();
+        region.back_with_zeros(0..64 * G).unwrap();
+        // 20 granules as 8, 8, 4 and 40 as five of 8; memory for one of each size.
+        assert_eq!(region.zero_backed(), 60 * G);
+        assert_eq!((rig.faults.count(Call::MemMap), rig.faults.count(Call::MemCreate)), (8, 2));
+        assert_eq!((region.held(), region.mappings(), region.committed()), (16 * G, 9, 4 * G));
+        let refused = region.write(&stream, 0, b"x");
+        assert!(matches!(refused, Err(CopyError::NotCommitted { .. })));
+        let hole = region.address();
+        let reads = vec![(hole, 20 * G)];
+        rig.machine.queue_kernel(D0, stream.as_raw(), reads, vec![]).unwrap();
+        rig.machine.hold(D0, stream.as_raw());
+        rig.machine.queue_kernel(D0, stream.as_raw(), vec![(hole, G)], vec![]).unwrap();
+        let error = region.commit(G..2 * G).unwrap_err();
+        assert!(matches!(error, CommitError::ZerosInUse { start: G, end } if end == 2 * G));
+        assert!(matches!(region.remove_zeros(0..G), Err(CommitError::ZerosInUse { .. })));
+        assert_eq!((region.zero_backed(), region.mappings()), (60 * G, 9));
+        region.commit_after(25 * G..26 * G, &[]).unwrap();
+        rig.machine.let_go_all(D0);
+        region.commit(G..2 * G).unwrap();
+        assert_eq!(region.zero_backed(), 58 * G);
+        region.write(&stream, 2 * G - 1, &[1]).unwrap();
+        assert_eq!(region.remove_zeros(30 * G..64 * G).unwrap(), 34 * G);
+        assert_eq!(region.zero_backed(), 24 * G);
+        stream.synchronize().unwrap();
+        assert!(rig.device.lost().is_none());
+        // A stray write faults.
+        rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![(hole, 1, 1)]).unwrap();
+        assert!(stream.synchronize().is_err());
+    }
+
+    fn zeros_that_do_not_fit_change_nothing(rig) {
+        let mut region = Region::builder(&rig.device, 64 * G)
+            .zero_extent(8 * G)
+            .mapping_limit(6)
+            .reserve()
+            .unwrap();
+        region.commit(0..G).unwrap();
+        let error = region.back_with_zeros(0..64 * G).unwrap_err();
+        assert!(matches!(error, CommitError::Mappings { needed: 10, held: 1, limit: 6 }), "{error}");
+        region.back_with_zeros(8 * G..40 * G).unwrap();
+        assert_eq!(region.mappings(), 5);
+        // One alias goes, and what is left of it beside the granule takes three.
+        let error = region.commit(9 * G..10 * G).unwrap_err();
+        assert!(matches!(error, CommitError::Mappings { needed: 4, held: 5, limit: 6 }), "{error}");
+        for (call, most) in [(Call::MemCreate, 1), (Call::MemMap, 1), (Call::MemUnmap, 1)] {
+            for k in 1..=most {
+                rig.faults.arm(Fault::nth(k, CUresult::CUDA_ERROR_OUT_OF_MEMORY).of(call));
+                assert!(region.commit(8 * G..16 * G).is_err(), "{call:?}");
+                rig.faults.disarm();
+                assert_eq!((region.zero_backed(), region.mappings(), region.held()), (32 * G, 5, 9 * G));
+            }
+        }
+        region.commit(8 * G..16 * G).unwrap();
+        assert_eq!((region.zero_backed(), region.mappings()), (24 * G, 5));
+    }
+
+    fn what_is_in_limbo_is_no_hole_yet(rig) {
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
+        region.commit(0..2 * G).unwrap();
+        rig.machine.hold(D0, stream.as_raw());
+        rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![(region.address(), G, 1)]).unwrap();
+        region.decommit_after(0..2 * G, std::slice::from_ref(&stream)).unwrap();
+        let error = region.back_with_zeros(0..4 * G).unwrap_err();
+        assert!(matches!(error, CommitError::InLimbo { bytes, .. } if bytes == 2 * G));
+        assert_eq!(region.zero_backed(), 0);
+        rig.machine.let_go_all(D0);
+        region.back_with_zeros(0..4 * G).unwrap();
+        assert_eq!((region.zero_backed(), region.limbo()), (4 * G, 0));
+    }
+}
+
+#[test]
+fn a_device_that_cannot_reach_another_is_told_so() {
+    let options = common::model_options().unreachable(0, 1);
+    let rig = common::rig(cuvmm::driver::model::ModelDriver::new(options));
+    let second = rig.second();
+    let layout = Layout::on(&second);
+    let refused = Region::builder(&rig.device, G).layout(layout).reserve();
+    assert!(matches!(
+        refused,
+        Err(ReserveError::Layout(LayoutError::Unreachable {
+            device: ON_0,
+            place: ON_1
+        }))
+    ));
+    let mut region = Region::reserve(&second, 4 * G).unwrap();
+    region.commit(0..G).unwrap();
+    let refused = region.grant(&rig.device, Right::Read);
+    assert!(matches!(
+        refused,
+        Err(GrantError::Layout(LayoutError::Unreachable { .. }))
+    ));
+    assert_eq!(region.right_of(&rig.device), Right::None);
+}

@@ -20,6 +20,7 @@ use super::{D0, Gate, Work};
 pub(super) fn options() -> HostOptions {
     HostOptions::new()
         .manner(manner())
+        .devices(2)
         .granularity(64 << 10)
         .capacity(256 << 20)
 }

@@ -19,14 +19,34 @@ pub struct Deliberate {
 const ALL: &[&str] = &["model", "host", "fakecuda"];
 const ON_MEMORY: &[&str] = &["host", "fakecuda"];
 
+const DIES: &str = "the real driver dies; a stand-in that killed its tests would be of no use, so \
+                    it answers INVALID_VALUE";
+
 /// All of them.
 pub const DELIBERATE: &[Deliberate] = &[
     Deliberate {
         case: "map.released_handle",
         backends: ALL,
         by_machine: false,
-        why: "the real driver dies; a stand-in that killed its tests would be of no use, so it \
-              answers INVALID_VALUE",
+        why: DIES,
+    },
+    Deliberate {
+        case: "seam.copy_to_device",
+        backends: ALL,
+        by_machine: false,
+        why: DIES,
+    },
+    Deliberate {
+        case: "seam.copy_to_host",
+        backends: ALL,
+        by_machine: false,
+        why: DIES,
+    },
+    Deliberate {
+        case: "seam.copy_to_device_host_first",
+        backends: ALL,
+        by_machine: false,
+        why: DIES,
     },
     Deliberate {
         case: "export.fd_target",

@@ -58,7 +58,9 @@ on_each! {
         stage.work().fill(&stream, base, 8 * g, first, LATE);
         let host = host_memory(stage);
         assert_eq!(region.relocate(2 * g..6 * g, &host, &stream).unwrap(), 4 * g);
-        stage.work().check(&stream, base, 8 * g, first);
+        for (offset, size) in [(0, 2 * g), (2 * g, 4 * g), (6 * g, 2 * g)] {
+            stage.work().check(&stream, at(base, offset), size, first);
+        }
         // The device writes to host memory in the middle of the range, and the host reads it there.
         stage.work().fill(&stream, at(base, 3 * g), 2 * g, second, LATE);
         stream.synchronize().unwrap();

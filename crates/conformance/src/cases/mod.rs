@@ -20,6 +20,7 @@ mod peer;
 mod plain;
 mod ranges;
 mod reserve;
+mod seams;
 mod share;
 mod unmap;
 mod waits;
@@ -46,6 +47,7 @@ const GROUPS: &[&[Case]] = &[
     events::CASES,
     capture::CASES,
     host_memory::CASES,
+    seams::CASES,
     managed::CASES,
     plain::CASES,
     limits::CASES,

@@ -3,9 +3,10 @@
 use super::access::Who;
 use super::answer::{Answer, INVALID_VALUE, require};
 use super::backing::{Backing, Place};
+use super::mappings::Mapping;
 use super::state::State;
 use super::work::Work;
-use crate::{AccessFlags, DeviceAddress, Ordinal, StreamHandle};
+use crate::{AccessFlags, DeviceAddress, LocationKind, Ordinal, StreamHandle};
 
 /// What is going to be done to a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +88,27 @@ impl<B: Backing> State<B> {
             .ok_or(INVALID_VALUE)
     }
 
+    /// Whether a range begins on a device, and whether it goes on elsewhere: memory of a device and
+    /// memory of the host are two sides.
+    fn sides(&self, start: DeviceAddress, size: u64) -> (bool, bool) {
+        let on_device = |mapping: &Mapping| {
+            let physical = self.physicals.by_handle.get(&mapping.handle);
+            physical.is_some_and(|physical| physical.props.location.kind == LocationKind::DEVICE)
+        };
+        let mut sides = self
+            .mappings
+            .touching(start.0, size)
+            .map(|(_, mapping)| on_device(mapping));
+        let first = sides.next().unwrap_or(false);
+        (first, sides.any(|side| side != first))
+    }
+
+    /// Copies between the program and a range of both sides, which the real driver dies of.
+    fn check_one_side(&self, start: DeviceAddress, size: u64) -> Answer {
+        let (_, crosses) = self.sides(start, size);
+        require(!crosses, INVALID_VALUE)
+    }
+
     pub(crate) fn fill(
         &mut self,
         device: Ordinal,
@@ -97,6 +119,8 @@ impl<B: Backing> State<B> {
     ) -> Answer {
         self.context(device)?;
         self.check(device.0, destination, size, Use::Write)?;
+        let (from_device, crosses) = self.sides(destination, size);
+        require(!(from_device && crosses), INVALID_VALUE)?;
         self.submit(
             device,
             stream,
@@ -140,6 +164,7 @@ impl<B: Backing> State<B> {
         self.context(device)?;
         require(size == 0 || !source.is_null(), INVALID_VALUE)?;
         self.check(device.0, destination, size, Use::Write)?;
+        self.check_one_side(destination, size)?;
         let from = source.expose_provenance();
         self.submit(
             device,
@@ -163,6 +188,7 @@ impl<B: Backing> State<B> {
         self.context(device)?;
         require(size == 0 || !destination.is_null(), INVALID_VALUE)?;
         self.check(device.0, source, size, Use::Read)?;
+        self.check_one_side(source, size)?;
         let to = destination.expose_provenance();
         self.submit(
             device,

@@ -358,8 +358,10 @@ impl Space {
         size: u64,
         byte: u8,
     ) -> Result<(), CopyError> {
-        self.span(stream, offset, size)?
-            .fill_async(stream, offset, byte, size)
+        let span = self.span(stream, offset, size)?;
+        self.sides(offset, size)
+            .into_iter()
+            .try_for_each(|(offset, size)| span.fill_async(stream, offset, byte, size))
     }
 
     /// Queues a copy of a range of another space to the beginning of this one.
@@ -392,10 +394,16 @@ impl Space {
         &self,
         stream: &Stream,
         offset: u64,
-        bytes: &[u8],
+        mut bytes: &[u8],
     ) -> Result<(), CopyError> {
-        self.span(stream, offset, bytes.len() as u64)?
-            .write(stream, offset, bytes)
+        let span = self.span(stream, offset, bytes.len() as u64)?;
+        for (offset, size) in self.sides(offset, bytes.len() as u64) {
+            let size = usize::try_from(size).unwrap_or(usize::MAX);
+            let (part, rest) = bytes.split_at(size.min(bytes.len()));
+            span.write(stream, offset, part)?;
+            bytes = rest;
+        }
+        Ok(())
     }
 
     /// Reads behind what `stream` has queued.
@@ -403,10 +411,34 @@ impl Space {
         &self,
         stream: &Stream,
         offset: u64,
-        bytes: &mut [u8],
+        mut bytes: &mut [u8],
     ) -> Result<(), CopyError> {
-        self.span(stream, offset, bytes.len() as u64)?
-            .read(stream, offset, bytes)
+        let span = self.span(stream, offset, bytes.len() as u64)?;
+        for (offset, size) in self.sides(offset, bytes.len() as u64) {
+            let size = usize::try_from(size).unwrap_or(usize::MAX);
+            let (part, rest) = bytes.split_at_mut(size.min(bytes.len()));
+            span.read(stream, offset, part)?;
+            bytes = rest;
+        }
+        Ok(())
+    }
+
+    /// The parts of a committed range that one copy or fill can take, as offset and size: the
+    /// driver dies at one that goes over the border between memory of a device and memory of the
+    /// host (`docs/semantics.md`).
+    fn sides(&self, offset: u64, size: u64) -> Vec<(u64, u64)> {
+        let end = offset.saturating_add(size);
+        let mut parts: Vec<(u64, u64)> = vec![];
+        let mut side = None;
+        for extent in self.extents_in(offset, end) {
+            let (from, to) = (extent.offset.max(offset), extent.end().min(end));
+            match parts.last_mut() {
+                Some((_, size)) if side == Some(extent.location.kind) => *size += to - from,
+                _ => parts.push((from, to - from)),
+            }
+            side = Some(extent.location.kind);
+        }
+        parts
     }
 
     /// The whole space as a range for the stream's device to copy in, if the part that is asked

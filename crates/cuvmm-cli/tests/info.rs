@@ -51,6 +51,21 @@ fn a_promise_that_is_not_kept_is_shown_with_the_answer() {
 }
 
 #[test]
+fn what_is_not_tried_says_so() {
+    let object: Value = serde_json::from_str(&info(&["--driver", "model", "--json"])).unwrap();
+    for (name, there) in [
+        ("managed memory beside the host", true),
+        ("managed memory in the host's reach", false),
+        ("multicast", false),
+    ] {
+        let found = capability(&object, name);
+        assert_eq!(found["there"], there, "{name}");
+        let reason = found["reason"].as_str().unwrap();
+        assert!(reason.contains("the attribute says"), "{reason}");
+    }
+}
+
+#[test]
 fn every_driver_is_named_with_a_reason() {
     let object: Value = serde_json::from_str(&info(&["--json"])).unwrap();
     let drivers = object["drivers"].as_array().unwrap();

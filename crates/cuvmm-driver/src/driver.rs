@@ -572,7 +572,8 @@ pub trait Driver: Debug + Send + Sync {
     #[doc(alias = "cuMemAllocManaged")]
     fn managed_alloc(&self, device: Ordinal, size: u64, flags: u32) -> Result<DeviceAddress>;
 
-    /// Queues moving a managed range to a location.
+    /// Queues moving a managed range to a location. Devices, the host, and from CUDA 12.2 on its
+    /// NUMA nodes; the range is any number of bytes, and whole pages are moved.
     ///
     /// # Safety
     /// The common obligation of the [module](self).
@@ -586,7 +587,9 @@ pub trait Driver: Debug + Send + Sync {
         stream: StreamHandle,
     ) -> Result<()>;
 
-    /// Advises how a managed range will be used.
+    /// Advises how a managed range will be used; in force when it returns. The range is any number
+    /// of bytes, and whole pages are meant. Advice that names no location ignores it. A NUMA node
+    /// may be preferred, from CUDA 12.2 on, and is not accessed by.
     #[doc(alias = "cuMemAdvise")]
     fn advise(
         &self,
@@ -606,4 +609,14 @@ pub trait Driver: Debug + Send + Sync {
         size: u64,
         attribute: RangeAttribute,
     ) -> Result<i32>;
+
+    /// Who all of a managed range is advised to be kept mapped for: devices and the host, in no
+    /// particular order.
+    #[doc(alias = "cuMemRangeGetAttribute")]
+    fn range_accessed_by(
+        &self,
+        device: Ordinal,
+        address: DeviceAddress,
+        size: u64,
+    ) -> Result<Vec<Location>>;
 }

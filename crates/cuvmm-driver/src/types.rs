@@ -318,6 +318,10 @@ impl DeviceAttribute {
     pub const CONCURRENT_MANAGED_ACCESS: Self = Self(89);
     /// The device reaches pageable host memory.
     pub const PAGEABLE_MEMORY_ACCESS: Self = Self(88);
+    /// The device reaches pageable host memory through the host's page tables.
+    pub const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: Self = Self(100);
+    /// The host touches managed memory that lies on the device without moving it.
+    pub const DIRECT_MANAGED_MEM_ACCESS_FROM_HOST: Self = Self(101);
     /// Virtual memory management (`cuMemAddressReserve` and the rest) is supported.
     pub const VIRTUAL_MEMORY_MANAGEMENT: Self = Self(102);
     /// Physicals can be exported as file descriptors.
@@ -384,7 +388,9 @@ impl Advice {
     pub const UNSET_ACCESSED_BY: Self = Self(6);
 }
 
-/// A question about a managed range (`CUmem_range_attribute`) whose answer is one integer.
+/// A question about a managed range (`CUmem_range_attribute`) whose answer is one integer. Who it
+/// is accessed by, number 3, is a list and has a
+/// [method of its own](crate::Driver::range_accessed_by).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RangeAttribute(pub i32);
 
@@ -395,6 +401,17 @@ impl RangeAttribute {
     pub const PREFERRED_LOCATION: Self = Self(2);
     /// Ordinal of the device it was last prefetched to, -1 host, -2 none.
     pub const LAST_PREFETCH_LOCATION: Self = Self(4);
+    /// The [`LocationKind`] that the whole range prefers; [`LocationKind::INVALID`] when there is
+    /// none or not the same. Tells NUMA nodes from the host. CUDA 12.2.
+    pub const PREFERRED_LOCATION_TYPE: Self = Self(5);
+    /// The device or NUMA node that the whole range prefers, if its kind is one of the two.
+    /// CUDA 12.2.
+    pub const PREFERRED_LOCATION_ID: Self = Self(6);
+    /// The [`LocationKind`] that the whole range was last prefetched to. CUDA 12.2.
+    pub const LAST_PREFETCH_LOCATION_TYPE: Self = Self(7);
+    /// The device or NUMA node that the whole range was last prefetched to, if its kind is one of
+    /// the two. CUDA 12.2.
+    pub const LAST_PREFETCH_LOCATION_ID: Self = Self(8);
 }
 
 bitflags! {

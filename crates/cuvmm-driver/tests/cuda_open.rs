@@ -341,6 +341,12 @@ fn the_drivers_own_allocators_answer() {
                 .expect("advised");
             let asked = RangeAttribute::PREFERRED_LOCATION;
             assert_eq!(driver.range_attribute(DEVICE, managed, SIZE, asked), Ok(0));
+            let advice = Advice::SET_ACCESSED_BY;
+            driver
+                .advise(DEVICE, managed, SIZE, advice, Location::HOST)
+                .expect("advised");
+            let users = driver.range_accessed_by(DEVICE, managed, SIZE);
+            assert_eq!(users, Ok(vec![Location::HOST]));
             for place in [there, Location::HOST, there] {
                 driver
                     .prefetch(DEVICE, managed, SIZE, place, stream)

@@ -9,10 +9,10 @@ mod model_support;
 use std::thread;
 use std::time::Duration;
 
-use cuvmm_driver::model::{Backing, Machine};
+use cuvmm_driver::model::{Backing, Machine, ModelOptions};
 use cuvmm_driver::{
-    Advice, DeviceAddress, Driver, DriverKind, Location, Ordinal, PointerAttribute, RangeAttribute,
-    StreamFlags, StreamHandle,
+    Advice, CUresult, CudaVersion, DeviceAddress, DeviceAttribute, Driver, DriverError, DriverKind,
+    Location, LocationKind, Ordinal, PointerAttribute, RangeAttribute, StreamFlags, StreamHandle,
 };
 use model_support::*;
 
@@ -22,7 +22,9 @@ on_both!(
     pooled,
     pinned,
     managed,
-    advice
+    advice,
+    places_of_managed_memory,
+    who_managed_memory_is_accessed_by
 );
 
 fn plain<B: Backing>(d: Machine<B>) {
@@ -222,4 +224,172 @@ fn advice<B: Backing>(d: Machine<B>) {
     assert_eq!(tell(0, 4, Advice(99), Location::HOST), INVALID_VALUE);
     assert_eq!(code(ask(0, 4, RangeAttribute(99))), INVALID_VALUE);
     assert_eq!(code(ask(0, 0, RangeAttribute::READ_MOSTLY)), INVALID_VALUE);
+}
+
+fn places_of_managed_memory<B: Backing>(d: Machine<B>) {
+    let address = d.managed_alloc(D0, 4 * PAGE, 1).unwrap();
+    let preferred = |from, pages| {
+        let ask = |attribute| {
+            let start = at(address, from * PAGE);
+            d.range_attribute(D0, start, pages * PAGE, attribute)
+                .unwrap()
+        };
+        (
+            ask(RangeAttribute::PREFERRED_LOCATION),
+            ask(RangeAttribute::PREFERRED_LOCATION_TYPE),
+            ask(RangeAttribute::PREFERRED_LOCATION_ID),
+        )
+    };
+    let prefer = |from, pages, place| {
+        let advice = Advice::SET_PREFERRED_LOCATION;
+        code(d.advise(D0, at(address, from * PAGE), pages * PAGE, advice, place))
+    };
+    assert_eq!(preferred(0, 4), (-2, LocationKind::INVALID.0, -2));
+    assert_eq!(prefer(0, 4, Location::host_numa(0)), SUCCESS);
+    assert_eq!(preferred(0, 4), (-1, LocationKind::HOST_NUMA.0, 0));
+    let current = Location {
+        kind: LocationKind::HOST_NUMA_CURRENT,
+        id: 77,
+    };
+    assert_eq!(prefer(1, 1, current), SUCCESS);
+    assert_eq!(
+        preferred(0, 4).1,
+        LocationKind::HOST_NUMA.0,
+        "the same node"
+    );
+    assert_eq!(prefer(1, 1, Location::HOST), SUCCESS);
+    assert_eq!(preferred(1, 1).1, LocationKind::HOST.0);
+    assert_eq!(
+        preferred(0, 4).1,
+        LocationKind::INVALID.0,
+        "a node is not the host as a whole"
+    );
+    assert_eq!(prefer(2, 2, Location::device(D1)), SUCCESS);
+    assert_eq!(preferred(2, 2), (1, LocationKind::DEVICE.0, 1));
+    for nowhere in [
+        Location::host_numa(1),
+        Location::host_numa(-1),
+        Location::device(Ordinal(2)),
+        Location {
+            kind: LocationKind::INVALID,
+            id: 0,
+        },
+    ] {
+        assert_ne!(prefer(2, 2, nowhere), SUCCESS, "{nowhere}");
+    }
+    assert_eq!(preferred(2, 2), (1, LocationKind::DEVICE.0, 1));
+
+    // Held back: what is told is where it was sent, not whether it has gone.
+    let stream = d.stream_create(D0, StreamFlags::NON_BLOCKING).unwrap();
+    d.hold(D0, stream);
+    // One byte is a page of the host, and no more.
+    unsafe { d.prefetch(D0, at(address, 1), 1, Location::host_numa(0), stream) }.unwrap();
+    let sent = |start, size| {
+        let ask = |attribute| d.range_attribute(D0, start, size, attribute).unwrap();
+        (
+            ask(RangeAttribute::LAST_PREFETCH_LOCATION),
+            ask(RangeAttribute::LAST_PREFETCH_LOCATION_TYPE),
+            ask(RangeAttribute::LAST_PREFETCH_LOCATION_ID),
+        )
+    };
+    assert_eq!(sent(address, 4096), (-1, LocationKind::HOST_NUMA.0, 0));
+    assert_eq!(sent(address, PAGE), (-2, LocationKind::INVALID.0, -2));
+    d.let_go(D0, stream);
+    unsafe {
+        d.free(D0, address).unwrap();
+        d.stream_destroy(D0, stream).unwrap();
+    }
+}
+
+fn who_managed_memory_is_accessed_by<B: Backing>(d: Machine<B>) {
+    let address = d.managed_alloc(D0, 4 * PAGE, 1).unwrap();
+    let users = |from, pages| {
+        d.range_accessed_by(D0, at(address, from * PAGE), pages * PAGE)
+            .unwrap()
+    };
+    let tell = |from, pages, advice, user| {
+        code(d.advise(D0, at(address, from * PAGE), pages * PAGE, advice, user))
+    };
+    let (one, two) = (Location::device(D0), Location::device(D1));
+    assert_eq!(users(0, 4), []);
+    assert_eq!(tell(0, 4, Advice::SET_ACCESSED_BY, one), SUCCESS);
+    assert_eq!(tell(0, 2, Advice::SET_ACCESSED_BY, Location::HOST), SUCCESS);
+    assert_eq!(tell(1, 3, Advice::SET_ACCESSED_BY, two), SUCCESS);
+    assert_eq!(users(1, 1), [one, two, Location::HOST]);
+    assert_eq!(users(0, 4), [one], "only who accesses all of it");
+    assert_eq!(users(2, 2), [one, two]);
+    assert_eq!(tell(0, 4, Advice::UNSET_ACCESSED_BY, one), SUCCESS);
+    assert_eq!(users(0, 4), []);
+    assert_eq!(users(0, 2), [Location::HOST]);
+    for advice in [Advice::SET_ACCESSED_BY, Advice::UNSET_ACCESSED_BY] {
+        let node = Location::host_numa(0);
+        assert_eq!(
+            tell(0, 4, advice, node),
+            INVALID_VALUE,
+            "a node touches nothing"
+        );
+    }
+    assert_eq!(code(d.range_accessed_by(D0, address, 0)), INVALID_VALUE);
+    assert_eq!(
+        code(d.range_accessed_by(D0, address, 4 * PAGE + 1)),
+        INVALID_VALUE
+    );
+    unsafe { d.free(D0, address).unwrap() };
+}
+
+#[test]
+fn what_a_device_cannot_do_with_managed_memory_is_refused() {
+    let none = DeviceAttribute::MANAGED_MEMORY;
+    let d = model(ModelOptions::new().attribute(none, 0));
+    let refused = d.managed_alloc(D0, PAGE, 1);
+    assert_eq!(code(refused), CUresult::CUDA_ERROR_NOT_SUPPORTED);
+
+    let alone = DeviceAttribute::CONCURRENT_MANAGED_ACCESS;
+    let d = model(ModelOptions::new().attribute(alone, 0));
+    let address = d.managed_alloc(D0, PAGE, 1).unwrap();
+    let here = Location::device(D0);
+    for place in [here, Location::HOST] {
+        let moved = unsafe { d.prefetch(D0, address, PAGE, place, StreamHandle::NULL) };
+        assert_eq!(code(moved), INVALID_DEVICE, "{place}");
+    }
+    let tell = |advice, place| code(d.advise(D0, address, PAGE, advice, place));
+    assert_eq!(tell(Advice::SET_PREFERRED_LOCATION, here), INVALID_DEVICE);
+    assert_eq!(tell(Advice::SET_ACCESSED_BY, here), INVALID_DEVICE);
+    assert_eq!(
+        tell(Advice::SET_PREFERRED_LOCATION, Location::HOST),
+        SUCCESS
+    );
+    assert_eq!(tell(Advice::SET_READ_MOSTLY, here), SUCCESS);
+    unsafe { d.free(D0, address).unwrap() };
+}
+
+#[test]
+fn before_cuda_12_2_there_are_no_nodes() {
+    let d = model(ModelOptions::new().version(CudaVersion::new(12, 1)));
+    let address = d.managed_alloc(D0, PAGE, 1).unwrap();
+    let node = Location::host_numa(0);
+    let advised = d.advise(D0, address, PAGE, Advice::SET_PREFERRED_LOCATION, node);
+    let moved = unsafe { d.prefetch(D0, address, PAGE, node, StreamHandle::NULL) };
+    for (refused, younger) in [
+        (advised, "cuMemAdvise_v2"),
+        (moved, "cuMemPrefetchAsync_v2"),
+    ] {
+        let error = refused.unwrap_err();
+        assert!(
+            matches!(error, DriverError::MissingSymbol { symbol, since, .. }
+                if symbol == younger && since == CudaVersion::new(12, 2)),
+            "{error}"
+        );
+    }
+    let asked = RangeAttribute::PREFERRED_LOCATION_TYPE;
+    assert_eq!(
+        code(d.range_attribute(D0, address, PAGE, asked)),
+        INVALID_VALUE
+    );
+    let host = Location::HOST;
+    d.advise(D0, address, PAGE, Advice::SET_PREFERRED_LOCATION, host)
+        .unwrap();
+    let asked = RangeAttribute::PREFERRED_LOCATION;
+    assert_eq!(d.range_attribute(D0, address, PAGE, asked), Ok(-1));
+    unsafe { d.free(D0, address).unwrap() };
 }

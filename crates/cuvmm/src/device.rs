@@ -267,10 +267,17 @@ impl Device {
         call: Call,
         make: impl FnOnce(&dyn Driver, Ordinal) -> Result<T, DriverError>,
     ) -> Result<T, CallError> {
-        if let Some(error) = self.lost() {
-            return Err(CallError::ContextLost(error));
-        }
+        self.usable()?;
         self.give_back(call, make)
+    }
+
+    /// Whether anything new may be done: not on a lost context, and not in a forked child.
+    pub(crate) fn usable(&self) -> Result<(), CallError> {
+        match (self.lost(), self.forked()) {
+            (Some(error), _) => Err(CallError::ContextLost(error)),
+            (None, Some(forked)) => Err(forked),
+            (None, None) => Ok(()),
+        }
     }
 
     /// Makes a driver call that gives something back: made on a lost context too.

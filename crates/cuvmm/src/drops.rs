@@ -15,7 +15,8 @@ use crate::error::CallError;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DropFailure {
-    /// What was being dropped: "mapping", "physical", "reservation", "stream", "event".
+    /// What was being dropped: "mapping", "physical", "reservation", "managed memory",
+    /// "stream", "event".
     pub what: &'static str,
     /// Its size in bytes; 0 for what has none.
     pub bytes: u64,

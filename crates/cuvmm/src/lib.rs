@@ -7,6 +7,7 @@
 //! - [`region`]: a range of addresses with commit and decommit.
 //! - [`mod@vec`], [`sparse`], [`ring`], [`cow`]: containers for one owner. A vector that grows in
 //!   place, an array with holes, a ring that never wraps, a buffer with snapshots.
+//! - [`unified`]: a buffer that the host and the devices use at one address.
 //! - [`pool`]: one device's memory under a hard limit, shared by tenants, taken back where it is
 //!   idle.
 
@@ -25,6 +26,7 @@ pub mod ring;
 mod size;
 pub mod sparse;
 mod sync;
+pub mod unified;
 mod users;
 pub mod vec;
 pub mod view;
@@ -35,10 +37,11 @@ pub use device::Device;
 pub use drops::{DropFailure, DropHook};
 pub use error::Error;
 pub use error::{AllocateError, CallError};
-pub use own::{Access, Event, Mapping, Physical, Place, Reservation, Right, Stream};
+pub use own::{Access, Event, Managed, Mapping, Physical, Place, Reservation, Right, Stream};
 pub use pool::{Block, Growth, Lease, Limit, Pool, PoolStats, Scrub, Tenant, TenantStats};
 pub use region::{Extent, Layout, Mapper, Region};
 pub use ring::RingBuffer;
 pub use sparse::SparseArray;
+pub use unified::UnifiedBuffer;
 pub use vec::DeviceVec;
 pub use view::{View, ViewMut};

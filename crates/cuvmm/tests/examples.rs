@@ -29,6 +29,8 @@ mod sparse_array;
 
 #[path = "../examples/striping.rs"]
 mod striping;
+#[path = "../examples/unified_buffer.rs"]
+mod unified_buffer;
 
 #[test]
 fn a_vector_never_moves() {
@@ -68,4 +70,9 @@ fn tiles_of_a_terabyte_have_memory() {
 #[test]
 fn stripes_lie_on_both_devices() {
     striping::main().unwrap();
+}
+
+#[test]
+fn host_and_device_share_a_buffer() {
+    unified_buffer::main().unwrap();
 }

@@ -17,9 +17,10 @@ use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Nothing, Snapshot};
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::AllocateError;
+use cuvmm::unified::{Advice, Policy, Residence};
 use cuvmm::{
     Access, Block, Event, Limit, Mapping, Physical, Pool, Region, Reservation, Right, Stream,
-    Tenant,
+    Tenant, UnifiedBuffer,
 };
 
 const CODES: [CUresult; 2] = [
@@ -116,7 +117,8 @@ fn sweep<W, P: Debug + PartialEq>(
             drop(world);
             // What a drop could not give back because its one call was failed is counted.
             let live = rig.machine.live();
-            let things = live.reservations + live.mappings + live.streams + live.events;
+            let things =
+                live.reservations + live.mappings + live.streams + live.events + live.allocations;
             let left = things as u64 + live.references;
             assert_eq!(
                 left,
@@ -258,6 +260,97 @@ fn regions() {
         false,
     );
     assert!(calls >= 2, "{calls}");
+}
+
+type Shared = (UnifiedBuffer<u32>, [Stream; 2]);
+
+fn shared(rig: &Rig<Nothing>) -> Shared {
+    let [home, other] = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
+    let buffer = UnifiedBuffer::zeroed(&rig.device, &home, 5000).unwrap();
+    (buffer, [home, other])
+}
+
+/// What the driver says of both halves of a shared buffer.
+fn advice((buffer, _): &Shared) -> [(bool, Option<String>, Vec<String>); 2] {
+    [0..2048, 2048..5000].map(|half| {
+        let text = |place: cuvmm::driver::Location| place.to_string();
+        let users = buffer.accessed_by(half.clone()).unwrap();
+        (
+            buffer.is_read_mostly(half.clone()).unwrap(),
+            buffer.preferred_location(half).unwrap().map(text),
+            users.into_iter().map(text).collect(),
+        )
+    })
+}
+
+#[test]
+fn unified_buffers() {
+    let calls = sweep(
+        |rig| (Stream::new(&rig.device).unwrap(), vec![]),
+        |rig, (home, made)| {
+            let zeroed = UnifiedBuffer::<u32>::zeroed(&rig.device, home, 5000);
+            made.push(text(zeroed)?);
+            let copied = UnifiedBuffer::from_slice(&rig.device, home, &[1, 2, 3]);
+            Ok(made.push(text(copied)?))
+        },
+        |_| (),
+        false,
+    );
+    assert!(calls > 20, "{calls}");
+    let calls = sweep(
+        shared,
+        |_, (buffer, [home, other])| {
+            drop(text(buffer.device_mut(other))?);
+            drop(text(buffer.device_read(home))?);
+            drop(text(buffer.device_mut(home))?);
+            drop(text(buffer.host())?);
+            drop(text(buffer.device_read(other))?);
+            text(buffer.prefetch(.., Residence::Host, home))?;
+            text(buffer.host_mut())?[0] = 1;
+            text(buffer.fill(.., 0x0102_0304))?;
+            text(buffer.write(1, &[1]))?;
+            text(buffer.get(0)).map(drop)
+        },
+        advice,
+        true,
+    );
+    assert!(calls > 50, "{calls}");
+    let calls = sweep(
+        |rig| {
+            let shared = shared(rig);
+            let there = Residence::HostNuma(0);
+            let second = Advice::PreferredLocation(there);
+            shared.0.set_policy(.., Policy::HostFirst).unwrap();
+            shared.0.advise(2048.., second).unwrap();
+            shared.0.advise(2048.., Advice::ReadMostly).unwrap();
+            shared
+        },
+        |_, (buffer, _)| text(buffer.set_policy(.., Policy::DeviceFirst)),
+        advice,
+        true,
+    );
+    assert!(calls >= 7, "{calls}");
+    let calls = sweep(
+        |rig| {
+            let (mut buffer, [home, other]) = shared(rig);
+            drop(buffer.device_mut(&other).unwrap());
+            drop(buffer.device_read(&home).unwrap());
+            (vec![buffer], [home, other])
+        },
+        |_, (buffers, _)| {
+            let Some(buffer) = buffers.pop() else {
+                return Ok(());
+            };
+            buffer.close().map_err(|failed| {
+                let error = failed.to_string();
+                buffers.push(failed.owner);
+                error
+            })
+        },
+        |_| (),
+        true,
+    );
+    assert!(calls >= 7, "{calls}");
 }
 
 struct World {

@@ -4,8 +4,8 @@
 mod common;
 
 use common::G;
-use cuvmm::error::{AllocateError, CreateError};
-use cuvmm::{CallError, Limit, Physical, Pool, Region};
+use cuvmm::error::{AllocateError, CreateError, UnifiedError};
+use cuvmm::{CallError, Limit, Physical, Pool, Region, Stream, UnifiedBuffer};
 
 #[test]
 fn a_forked_child_owns_nothing() {
@@ -20,6 +20,10 @@ fn a_forked_child_owns_nothing() {
     let tenant = pool.tenant("a").register().unwrap();
     let block = tenant.try_allocate(G).unwrap();
     let lease = block.lease();
+    let stream = Stream::new(&rig.device).unwrap();
+    let buffer = UnifiedBuffer::<u32>::zeroed(&rig.device, &stream, 100).unwrap();
+    drop(buffer.host().unwrap());
+    let access = buffer.device_read(&stream).unwrap();
     rig.faults.forget();
     // SAFETY: the child only uses what this test made, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
@@ -34,6 +38,10 @@ fn a_forked_child_owns_nothing() {
             AllocateError::Reserve(error) => error.to_string().contains("forked"),
             _ => false,
         });
+        // Nothing would have to be waited for; the pages are not the child's all the same.
+        right &= matches!(buffer.host(), Err(UnifiedError::Call(cause)) if forked(&cause));
+        drop(access);
+        drop((buffer, stream));
         drop((lease, block, tenant, pool, region, physical));
         right &= rig.faults.total() == 0 && rig.device.drop_failures() == 0;
         // SAFETY: ends the child without running anything of the parent's.
@@ -44,6 +52,8 @@ fn a_forked_child_owns_nothing() {
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0, "the child's checks");
     assert_eq!(rig.faults.total(), 0);
+    drop(access);
+    drop((buffer, stream));
     drop((lease, block, tenant, pool, region, physical));
     common::nothing_left(rig);
 }

@@ -10,10 +10,11 @@ use common::{G, GIB, MIB};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::{CUresult, Call, HandleTypes};
 use cuvmm::error::{
-    AccessError, CopyError, CreateError, MapError, OpenError, ReserveError, RetainError,
+    AccessError, AllocateManagedError, CopyError, CreateError, MapError, OpenError, ReserveError,
+    RetainError,
 };
 use cuvmm::own::CloseRefusal;
-use cuvmm::{Access, CallError, Device, Event, Physical, Reservation, Right, Stream};
+use cuvmm::{Access, CallError, Device, Event, Managed, Physical, Reservation, Right, Stream};
 
 fn open(rig_device: &Device, mapping: &cuvmm::Mapping) {
     mapping
@@ -190,6 +191,28 @@ on_both! {
         rig.faults.arm(Fault::nth(1, code));
         let failed = reservation.close().unwrap_err();
         failed.owner.close().unwrap();
+    }
+
+    fn managed_memory_is_had_and_freed(rig) {
+        assert!(matches!(Managed::new(&rig.device, 0), Err(AllocateManagedError::ZeroSize)));
+        let managed = Managed::new(&rig.device, 12345).unwrap();
+        assert_eq!((managed.size(), managed.device()), (12345, &rig.device));
+        assert!(!managed.address().is_null());
+        let code = CUresult::CUDA_ERROR_UNKNOWN;
+        rig.faults.arm(Fault::nth(1, code).of(Call::MemFree));
+        let failed = managed.close().unwrap_err();
+        assert_eq!(rig.machine.live().allocations, 1);
+        // That the thread's capture mode cannot be set back does not undo what was freed.
+        rig.faults.arm(Fault::nth(2, code).of(Call::ThreadExchangeStreamCaptureMode));
+        failed.owner.close().unwrap();
+        rig.faults.disarm();
+        assert_eq!(rig.machine.live().allocations, 0);
+        drop(Managed::new(&rig.device, 1).unwrap());
+        rig.faults.arm(Fault::all(CUresult::CUDA_ERROR_OUT_OF_MEMORY).of(Call::MemAllocManaged));
+        let refused = Managed::new(&rig.device, 77).unwrap_err();
+        assert!(matches!(refused, AllocateManagedError::Call { size: 77, cause }
+            if cause.is_out_of_memory()));
+        rig.faults.disarm();
     }
 
     fn streams_and_events_order_work(rig) {

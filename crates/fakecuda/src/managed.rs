@@ -5,10 +5,12 @@
 
 use std::ffi::c_void;
 
-use cuvmm_driver::{Advice, DeviceAddress, Driver, Location, Ordinal, RangeAttribute};
+use cuvmm_driver::{
+    Advice, DeviceAddress, Driver, Location, LocationKind, Ordinal, RangeAttribute,
+};
 use cuvmm_sys::{
-    CU_DEVICE_CPU, CUdevice, CUdeviceptr, CUmem_advise, CUmem_range_attribute, CUmemLocation,
-    CUresult, CUstream,
+    CU_DEVICE_CPU, CU_DEVICE_INVALID, CUdevice, CUdeviceptr, CUmem_advise, CUmem_range_attribute,
+    CUmemLocation, CUresult, CUstream,
 };
 
 use crate::contexts::current;
@@ -38,6 +40,36 @@ fn advise(address: CUdeviceptr, bytes: usize, advice: CUmem_advise, at: Location
     driver()?
         .advise(device, DeviceAddress(address), bytes as u64, advice, at)
         .map_err(code)
+}
+
+/// Fills an array with those that a range is accessed by, as many as fit, and the rest of it with
+/// the number of no device.
+fn accessed_by(
+    users: *mut CUdevice,
+    users_bytes: usize,
+    device: Ordinal,
+    address: DeviceAddress,
+    bytes: usize,
+) -> Outcome {
+    if users_bytes == 0 || !users_bytes.is_multiple_of(size_of::<CUdevice>()) {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let found = driver()?
+        .range_accessed_by(device, address, bytes as u64)
+        .map_err(code)?;
+    let numbers = found.iter().map(|user| match user.kind {
+        LocationKind::DEVICE => user.id,
+        _ => CU_DEVICE_CPU,
+    });
+    let numbers = numbers.chain(std::iter::repeat(CU_DEVICE_INVALID));
+    for (index, number) in numbers
+        .take(users_bytes / size_of::<CUdevice>())
+        .enumerate()
+    {
+        // SAFETY: the caller passes an array of so many bytes.
+        unsafe { put(users.add(index), number) }?;
+    }
+    Ok(())
 }
 
 export! {
@@ -98,6 +130,9 @@ export! {
     ) {
         let device = current()?;
         present(data)?;
+        if attribute == CUmem_range_attribute::CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY {
+            return accessed_by(data.cast(), data_bytes, device, DeviceAddress(address), bytes);
+        }
         if data_bytes != size_of::<i32>() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }

@@ -13,7 +13,8 @@
 use std::ptr::{null, null_mut};
 
 use cuvmm_sys::{
-    Api, CUcontext, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
+    Api, CU_DEVICE_CPU, CU_DEVICE_INVALID, CUcontext, CUmem_advise, CUmem_range_attribute,
+    CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
     CUmemAllocationHandleType, CUmemAllocationProp, CUmemLocation, CUmemLocationType,
     CUpointer_attribute, CUresult, functions,
 };
@@ -166,6 +167,40 @@ fn null_is_refused_wherever_a_result_goes() {
     };
     for (row, answer) in answers {
         assert_eq!(answer, INVALID_VALUE, "{row}");
+    }
+}
+
+#[test]
+fn who_accesses_a_range_fills_an_array_of_any_length() {
+    let (api, _directory) = entered();
+    let ask = api.cuMemRangeGetAttribute.get().unwrap();
+    let advise = api.cuMemAdvise.get().unwrap();
+    let by = CUmem_range_attribute::CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY;
+    let used = CUmem_advise::CU_MEM_ADVISE_SET_ACCESSED_BY;
+    let mut address = 0;
+    let mut users = [7; 4];
+    let place = users.as_mut_ptr().cast();
+    // SAFETY: the array is as long as is said, or longer; the memory is given back here.
+    unsafe {
+        assert_eq!(
+            (api.cuMemAllocManaged.get().unwrap())(&mut address, GRANULE, 1),
+            OK
+        );
+        for user in [0, CU_DEVICE_CPU] {
+            assert_eq!(advise(address, GRANULE, used, user), OK);
+        }
+        for bytes in [0, 3, 6] {
+            assert_eq!(ask(place, bytes, by, address, GRANULE), INVALID_VALUE);
+        }
+        assert_eq!(ask(null_mut(), 4, by, address, GRANULE), INVALID_VALUE);
+        assert_eq!(users, [7; 4]);
+        assert_eq!(ask(place, 12, by, address, GRANULE), OK);
+        users[..2].sort_unstable();
+        assert_eq!(users, [CU_DEVICE_CPU, 0, CU_DEVICE_INVALID, 7]);
+        users = [7; 4];
+        assert_eq!(ask(users.as_mut_ptr().cast(), 4, by, address, GRANULE), OK);
+        assert!(users[0] != 7 && users[1..] == [7; 3], "{users:?}");
+        assert_eq!((api.cuMemFree_v2.get().unwrap())(address), OK);
     }
 }
 

@@ -191,6 +191,19 @@ impl Bench {
         Ok(Some(unsafe { pointer.read_volatile() }))
     }
 
+    /// Writes a byte with the CPU, whatever the device does elsewhere meanwhile. False where
+    /// addresses have no memory behind them.
+    pub(crate) fn cpu_writes(&self, address: DeviceAddress, byte: u8) -> bool {
+        if !self.has_memory() {
+            return false;
+        }
+        let pointer = std::ptr::with_exposed_provenance_mut::<u8>(address.0 as usize);
+        // SAFETY: the caller passes an address of managed memory of its own, which no work that it
+        // queued touches.
+        unsafe { pointer.write_volatile(byte) };
+        true
+    }
+
     /// Gives back everything that the case still holds; what it cannot is told.
     pub(crate) fn give_back(&mut self) -> Vec<String> {
         let mut troubles = self.give_back_work();

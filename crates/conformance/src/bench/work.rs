@@ -121,10 +121,20 @@ impl Bench {
         size: u64,
         location: Location,
     ) -> Result<(), DriverError> {
+        self.prefetch_on(StreamHandle::NULL, address, size, location)
+    }
+
+    pub(crate) fn prefetch_on(
+        &self,
+        stream: StreamHandle,
+        address: DeviceAddress,
+        size: u64,
+        location: Location,
+    ) -> Result<(), DriverError> {
         // SAFETY: the suite's licence, at the top of `memory`.
         unsafe {
             self.driver
-                .prefetch(self.device, address, size, location, StreamHandle::NULL)
+                .prefetch(self.device, address, size, location, stream)
         }
     }
 }

@@ -221,6 +221,34 @@ pub(super) const CASES: &[Case] = &[
         },
     ),
     Case::new(
+        "capture.event_create",
+        QUERIES,
+        "A new event, globally strict.",
+        |b| during(b, CaptureMode::GLOBAL, |b, _| b.event().map(drop)),
+    ),
+    Case::new(
+        "capture.event_synchronize_relaxed_thread",
+        QUERIES,
+        "Waiting in relaxed mode.",
+        |b| {
+            let event = recorded(b)?;
+            during(b, CaptureMode::GLOBAL, |b, _| {
+                relaxed(b, |b| b.synchronize_event(event))
+            })
+        },
+    ),
+    Case::new(
+        "capture.stream_synchronize_relaxed_thread",
+        QUERIES,
+        "Waiting for another stream in relaxed mode.",
+        |b| {
+            let other = b.stream()?;
+            during(b, CaptureMode::GLOBAL, |b, _| {
+                relaxed(b, |b| b.synchronize(other))
+            })
+        },
+    ),
+    Case::new(
         "capture.replay",
         REPLAY,
         "A captured fill, launched.",
@@ -281,7 +309,7 @@ fn recorded(b: &mut Bench) -> Result<cuvmm_driver::EventHandle, DriverError> {
 }
 
 /// Does something while a stream captures, and says how the capture ended.
-fn during(
+pub(super) fn during(
     b: &mut Bench,
     mode: CaptureMode,
     act: impl FnOnce(&mut Bench, StreamHandle) -> Result<(), DriverError>,
@@ -294,7 +322,7 @@ fn during(
 }
 
 /// Does something with this thread in relaxed mode.
-fn relaxed(
+pub(super) fn relaxed(
     b: &mut Bench,
     act: impl FnOnce(&mut Bench) -> Result<(), DriverError>,
 ) -> Result<(), DriverError> {

@@ -1,8 +1,15 @@
-//! Managed memory. A few MiB only: too much of it can hang a GPU that others share.
+//! Managed memory: having it, touching it, moving it. A few MiB only: too much of it can hang a GPU
+//! that others share.
 
-use cuvmm_driver::{Advice, DriverError, Location, RangeAttribute, StreamHandle};
+use cuvmm_driver::{
+    DeviceAddress, DeviceAttribute, DriverError, Location, LocationKind, Ordinal, RangeAttribute,
+    StreamHandle,
+};
 
+use super::advice::place_told;
 use super::sizes::MIB;
+use super::waits::beside;
+use crate::answer::bit;
 use crate::{Answer, Answered, Bench, Case, Need};
 
 const ALLOC: &str = "managed";
@@ -11,6 +18,17 @@ const MOVES: &str = "managed-moves";
 const GLOBAL: u32 = 1;
 const HOST: u32 = 2;
 const SIZE: u64 = 4 * MIB;
+/// A page of the host is as large, or the host's pages are larger and the case says so.
+const PAGE: u64 = 4096;
+
+const LAST: [RangeAttribute; 2] = [
+    RangeAttribute::LAST_PREFETCH_LOCATION_TYPE,
+    RangeAttribute::LAST_PREFETCH_LOCATION_ID,
+];
+const CURRENT_NODE: Location = Location {
+    kind: LocationKind::HOST_NUMA_CURRENT,
+    id: 0,
+};
 
 pub(super) const CASES: &[Case] = &[
     Case::new(
@@ -61,6 +79,68 @@ pub(super) const CASES: &[Case] = &[
     )
     .needing(&[Need::Memory])
     .warmed_by(touched),
+    Case::new(
+        "managed.device_reads_cpu",
+        ALLOC,
+        "What the CPU wrote, read by the device.",
+        |b| {
+            let address = b.managed(SIZE, GLOBAL)?;
+            if !b.cpu_writes(address, 5) {
+                return Ok(Answer::value("no memory"));
+            }
+            Ok(Answer::value(b.read(address)?[0]))
+        },
+    )
+    .needing(&[Need::Memory])
+    .warmed_by(touched),
+    Case::new(
+        "managed.cpu_writes_beside_kernel",
+        ALLOC,
+        "The CPU writes while a kernel runs that uses other memory.",
+        |b| {
+            let address = b.managed(SIZE, GLOBAL)?;
+            beside(b, |b| {
+                b.cpu_writes(address, 5);
+                Ok(())
+            })
+        },
+    )
+    .needing(&[Need::Memory, Need::Kernels])
+    .warmed_by(touched),
+    Case::new(
+        "managed.page_aligned",
+        ALLOC,
+        "Where it begins, for an odd size: at a multiple of 4 KiB?",
+        |b| {
+            b.managed(12345, GLOBAL)?;
+            let address = b.managed(1, GLOBAL)?;
+            Ok(Answer::value(bit(address.0.is_multiple_of(4096))))
+        },
+    ),
+    Case::new(
+        "managed.attributes",
+        ALLOC,
+        "What the device says of it.",
+        |b| {
+            let ask = |attribute| b.driver().device_attribute(b.device(), attribute);
+            Ok(Answer::value(ask(DeviceAttribute::MANAGED_MEMORY)?).with(
+                "beside the host",
+                ask(DeviceAttribute::CONCURRENT_MANAGED_ACCESS)?,
+            ))
+        },
+    ),
+    Case::new(
+        "managed.other_device",
+        ALLOC,
+        "Filled by another device than it was had from.",
+        |b| {
+            let address = b.managed(SIZE, GLOBAL)?;
+            let filled = b.fill_from(Ordinal(1), address, 3, SIZE);
+            let sync = b.driver().context_synchronize(Ordinal(1));
+            Ok(Answer::code(&filled).then("sync", &sync))
+        },
+    )
+    .needing(&[Need::TwoDevices]),
     Case::new("managed.prefetch_dev", MOVES, "Moved to the device.", |b| {
         let device = Location::device(b.device());
         moved(b, device)
@@ -84,37 +164,109 @@ pub(super) const CASES: &[Case] = &[
         },
     ),
     Case::new(
-        "managed.advise_read_mostly",
+        "managed.prefetch_numa_0",
         MOVES,
-        "Advice, and what is then in force.",
-        |b| advised(b, Advice::SET_READ_MOSTLY, RangeAttribute::READ_MOSTLY),
+        "Moved to a node of the host.",
+        |b| moved(b, Location::host_numa(0)),
+    )
+    .warmed_by(touched),
+    Case::new(
+        "managed.prefetch_numa_current",
+        MOVES,
+        "Moved to the node of this thread.",
+        |b| moved(b, CURRENT_NODE),
+    )
+    .warmed_by(touched),
+    Case::new(
+        "managed.prefetch_numa_999",
+        MOVES,
+        "To a node that is not there.",
+        |b| prefetched(b, 0, SIZE, Location::host_numa(999)),
     ),
     Case::new(
-        "managed.advise_preferred",
+        "managed.prefetch_device_99",
         MOVES,
-        "Preferred at the device.",
-        |b| {
-            advised(
-                b,
-                Advice::SET_PREFERRED_LOCATION,
-                RangeAttribute::PREFERRED_LOCATION,
-            )
-        },
+        "To a device that is not there.",
+        |b| prefetched(b, 0, SIZE, Location::device(Ordinal(99))),
+    ),
+    Case::new("managed.prefetch_nowhere", MOVES, "To no place.", |b| {
+        let nowhere = Location {
+            kind: LocationKind::INVALID,
+            id: 0,
+        };
+        prefetched(b, 0, SIZE, nowhere)
+    }),
+    Case::new("managed.prefetch_size_0", MOVES, "No bytes.", |b| {
+        prefetched(b, 0, 0, Location::HOST)
+    }),
+    Case::new(
+        "managed.prefetch_past_end",
+        MOVES,
+        "One page more than there is.",
+        |b| prefetched(b, 0, SIZE + PAGE, Location::HOST),
     ),
     Case::new(
-        "managed.range_attr_fresh",
+        "managed.prefetch_one_byte",
         MOVES,
-        "What is in force without advice.",
+        "A byte in the middle of a page; what is told of its page and of the next.",
         |b| {
             let address = b.managed(SIZE, GLOBAL)?;
-            let ask = |attribute| {
-                b.driver()
-                    .range_attribute(b.device(), address, SIZE, attribute)
-            };
-            Ok(Answer::value(ask(RangeAttribute::READ_MOSTLY)?)
-                .with("preferred", ask(RangeAttribute::PREFERRED_LOCATION)?))
+            let inside = DeviceAddress(address.0 + PAGE + 7);
+            let outcome = b.prefetch(inside, 1, Location::HOST);
+            let (page, next) = (address.0 + PAGE, address.0 + 2 * PAGE);
+            Ok(Answer::code(&outcome)
+                .with("page", place_told(b, LAST, DeviceAddress(page), PAGE)?)
+                .with("next", place_told(b, LAST, DeviceAddress(next), PAGE)?))
         },
     ),
+    Case::new(
+        "managed.prefetch_told",
+        MOVES,
+        "Where each half was sent last, and both together.",
+        |b| {
+            let address = b.managed(SIZE, GLOBAL)?;
+            let other = DeviceAddress(address.0 + SIZE / 2);
+            let fresh = place_told(b, LAST, address, SIZE)?;
+            b.prefetch(address, SIZE, Location::HOST)?;
+            let device = Location::device(b.device());
+            b.prefetch(address, SIZE / 2, device)?;
+            let first = place_told(b, LAST, address, SIZE / 2)?;
+            let second = place_told(b, LAST, other, SIZE / 2)?;
+            let both = place_told(b, LAST, address, SIZE)?;
+            b.prefetch(other, SIZE / 2, Location::host_numa(0))?;
+            let node = place_told(b, LAST, other, SIZE / 2)?;
+            Ok(Answer::value(fresh)
+                .with("first", first)
+                .with("second", second)
+                .with("both", both)
+                .with("on a node", node))
+        },
+    )
+    .warmed_by(touched),
+    Case::new(
+        "managed.prefetch_told_at_once",
+        MOVES,
+        "Where it was sent, before it has gone.",
+        |b| {
+            let address = b.managed(SIZE, GLOBAL)?;
+            let Some(kernels) = b.kernels() else {
+                return Ok(Answer::value("no kernels"));
+            };
+            let stream = b.stream()?;
+            kernels.spin(b.device(), stream, 0)?;
+            b.synchronize(stream)?;
+            kernels.spin(b.device(), stream, 200)?;
+            let outcome = b.prefetch_on(stream, address, SIZE, Location::HOST);
+            let told = place_told(b, LAST, address, SIZE);
+            let running = !b.stream_is_done(stream)?;
+            b.synchronize(stream)?;
+            Ok(Answer::code(&outcome)
+                .with("told", told?)
+                .with("still running", bit(running)))
+        },
+    )
+    .needing(&[Need::Kernels])
+    .warmed_by(touched),
 ];
 
 /// A device that touches managed memory for the first time makes the driver take 124 MiB of it to
@@ -138,16 +290,10 @@ fn moved(b: &mut Bench, to: Location) -> Answered {
     Ok(Answer::code(&outcome).then("sync", &sync))
 }
 
-fn advised(b: &mut Bench, advice: Advice, attribute: RangeAttribute) -> Answered {
+/// Asks for a move of so many bytes from an offset on, and waits for it.
+fn prefetched(b: &mut Bench, offset: u64, size: u64, to: Location) -> Answered {
     let address = b.managed(SIZE, GLOBAL)?;
-    let device = Location::device(b.device());
-    let outcome = b.driver().advise(b.device(), address, SIZE, advice, device);
-    let value = b
-        .driver()
-        .range_attribute(b.device(), address, SIZE, attribute);
-    let answer = Answer::code(&outcome).then("range_attr", &value);
-    Ok(match value {
-        Ok(value) => answer.with("value", value),
-        Err(_) => answer,
-    })
+    let outcome = b.prefetch(DeviceAddress(address.0 + offset), size, to);
+    let sync = b.synchronize(StreamHandle::NULL);
+    Ok(Answer::code(&outcome).then("sync", &sync))
 }

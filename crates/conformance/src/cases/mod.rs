@@ -1,6 +1,7 @@
 //! The cases, in files by the call or the idea that they ask about.
 
 mod access;
+mod advice;
 mod capture;
 mod context;
 mod copies;
@@ -15,6 +16,7 @@ mod import;
 mod lifetime;
 mod limits;
 mod managed;
+mod managed_capture;
 mod map;
 mod peer;
 mod plain;
@@ -46,9 +48,11 @@ const GROUPS: &[&[Case]] = &[
     context::CASES,
     events::CASES,
     capture::CASES,
+    managed_capture::CASES,
     host_memory::CASES,
     seams::CASES,
     managed::CASES,
+    advice::CASES,
     plain::CASES,
     limits::CASES,
     peer::CASES,

@@ -50,10 +50,23 @@ pub(super) const CASES: &[Case] = &[
         beside(b, |b| b.free(plain))
     })
     .needing(KERNELS),
+    Case::new(
+        "waits.free_managed",
+        RULE,
+        "The same, of managed memory.",
+        |b| {
+            let managed = b.managed(b.granule(), 1)?;
+            beside(b, |b| b.free(managed))
+        },
+    )
+    .needing(KERNELS),
 ];
 
 /// Does something while a kernel runs, and says whether the kernel ran still afterwards.
-fn beside(b: &mut Bench, act: impl FnOnce(&mut Bench) -> Result<(), DriverError>) -> Answered {
+pub(super) fn beside(
+    b: &mut Bench,
+    act: impl FnOnce(&mut Bench) -> Result<(), DriverError>,
+) -> Answered {
     let Some(kernels) = b.kernels() else {
         return Ok(Answer::value("no kernels"));
     };

@@ -96,8 +96,8 @@ pub(super) fn all(driver: &Arc<dyn Driver>, device: Ordinal) -> Vec<Capability> 
         bench.judged("one event for a whole context", None, || {
             bench.context_event()
         }),
-        multicast(&**driver, device),
     ];
+    found.extend(NOT_TRIED.map(|(name, promise)| promised(&**driver, device, name, promise)));
     let count = driver.device_count().unwrap_or(0);
     for peer in (0..count).map(Ordinal).filter(|peer| *peer != device) {
         let name = format!("memory of {peer}");
@@ -106,16 +106,38 @@ pub(super) fn all(driver: &Arc<dyn Driver>, device: Ordinal) -> Vec<Capability> 
     found
 }
 
-/// Not tried: on a machine whose GPUs are shared it can disturb others.
-fn multicast(driver: &dyn Driver, device: Ordinal) -> Capability {
-    let promised = driver.device_attribute(device, DeviceAttribute::MULTICAST);
-    let (there, reason) = match promised {
+/// What only the attribute is asked for: trying the host's access beside a device that works alone
+/// ends the program, and multicast can disturb others on a machine whose GPUs are shared.
+const NOT_TRIED: [(&str, DeviceAttribute); 4] = [
+    (
+        "managed memory beside the host",
+        DeviceAttribute::CONCURRENT_MANAGED_ACCESS,
+    ),
+    (
+        "managed memory in the host's reach",
+        DeviceAttribute::DIRECT_MANAGED_MEM_ACCESS_FROM_HOST,
+    ),
+    (
+        "host memory by the host's page tables",
+        DeviceAttribute::PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
+    ),
+    ("multicast", DeviceAttribute::MULTICAST),
+];
+
+/// What an attribute says, and that nobody tried.
+fn promised(
+    driver: &dyn Driver,
+    device: Ordinal,
+    name: &str,
+    promise: DeviceAttribute,
+) -> Capability {
+    let (there, reason) = match driver.device_attribute(device, promise) {
         Ok(0) => (false, "the attribute says no".to_owned()),
         Ok(_) => (true, "so the attribute says; not tried".to_owned()),
         Err(error) => (false, error.to_string()),
     };
     Capability {
-        name: "multicast".to_owned(),
+        name: name.to_owned(),
         there,
         reason: Some(reason),
     }

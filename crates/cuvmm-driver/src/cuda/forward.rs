@@ -217,6 +217,11 @@ forward! {
                 size: u64,
                 attribute: RangeAttribute,
             ) -> i32;
+            fn range_accessed_by(
+                device: Ordinal,
+                address: DeviceAddress,
+                size: u64,
+            ) -> Vec<Location>;
         }
         unsafe {
             fn prefetch(

@@ -8,7 +8,10 @@
 
 use std::ptr;
 
-use cuvmm_sys::{CU_DEVICE_CPU, CUdevice, CUmem_advise, CUmem_range_attribute, CUstream, Optional};
+use cuvmm_sys::{
+    CU_DEVICE_CPU, CU_DEVICE_INVALID, CUdevice, CUmem_advise, CUmem_range_attribute, CUstream,
+    Optional,
+};
 
 use super::CudaDriver;
 use super::answer::{ask_optional, present};
@@ -38,6 +41,15 @@ fn as_device<F: Copy>(call: Call, location: Location, younger: &Optional<F>) -> 
         LocationKind::DEVICE => Ok(location.id),
         LocationKind::HOST => Ok(CU_DEVICE_CPU),
         _ => present(call, younger).map(|_| CU_DEVICE_CPU),
+    }
+}
+
+/// The location that the first version's word stands for.
+fn from_device(device: CUdevice) -> Location {
+    if device == CU_DEVICE_CPU {
+        Location::HOST
+    } else {
+        Location::device(Ordinal(device))
     }
 }
 
@@ -105,4 +117,25 @@ pub(super) fn range_attribute(
         size as usize,
     ))?;
     Ok(value)
+}
+
+pub(super) fn range_accessed_by(
+    driver: &CudaDriver,
+    device: Ordinal,
+    address: DeviceAddress,
+    size: u64,
+) -> Result<Vec<Location>> {
+    // What does not fit is left out without a word: there is room for all devices and the host.
+    let devices = usize::try_from(driver.count()?).unwrap_or(0);
+    let mut users = vec![CU_DEVICE_INVALID; devices + 1];
+    let _current = driver.enter(device)?;
+    ask_optional!(driver, MemRangeGetAttribute: cuMemRangeGetAttribute(
+        users.as_mut_ptr().cast(),
+        size_of_val(&*users),
+        CUmem_range_attribute::CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY,
+        address.0,
+        size as usize,
+    ))?;
+    let users = users.into_iter().filter(|&user| user != CU_DEVICE_INVALID);
+    Ok(users.map(from_device).collect())
 }

@@ -89,6 +89,9 @@ pass_on! {
         MemRangeGetAttribute = range_attribute(
             device: Ordinal, address: DeviceAddress, size: u64, attribute: RangeAttribute
         ) -> i32;
+        MemRangeGetAttribute = range_accessed_by(
+            device: Ordinal, address: DeviceAddress, size: u64
+        ) -> Vec<Location>;
     }
     unsafe {
         MemAddressFree = free_reservation(address: DeviceAddress, size: u64) -> ();

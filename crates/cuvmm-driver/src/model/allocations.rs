@@ -4,13 +4,13 @@
 
 use std::collections::BTreeMap;
 
-use super::answer::{Answer, INVALID_VALUE, require};
+use super::answer::{Answer, INVALID_VALUE, NOT_SUPPORTED, require};
 use super::backing::Backing;
 use super::device::Owner;
 use super::managed::Advised;
 use super::state::State;
 use super::work::Work;
-use crate::{DeviceAddress, Ordinal, StreamHandle};
+use crate::{DeviceAddress, DeviceAttribute, Ordinal, StreamHandle};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -157,7 +157,7 @@ impl<B: Backing> State<B> {
             .streams
             .get(key)
             .is_some_and(|stream| stream.capture.is_some());
-        require(!capturing, super::answer::NOT_SUPPORTED)?;
+        require(!capturing, NOT_SUPPORTED)?;
         self.allocate(device, size, Kind::Pool).map(DeviceAddress)
     }
 
@@ -199,6 +199,7 @@ impl<B: Backing> State<B> {
         flags: u32,
     ) -> Answer<DeviceAddress> {
         self.context(device)?;
+        self.can(device, DeviceAttribute::MANAGED_MEMORY, NOT_SUPPORTED)?;
         require(flags == 1 || flags == 2, INVALID_VALUE)?;
         self.refuse_in_capture(None)?;
         self.allocate(device, size, Kind::Managed)

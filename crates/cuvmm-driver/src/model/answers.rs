@@ -73,12 +73,12 @@ answers! {
         ThreadExchangeStreamCaptureMode = exchange_capture_mode(mode: CaptureMode) -> CaptureMode;
         MemAlloc = alloc(device: Ordinal, size: u64) -> DeviceAddress;
         MemAllocManaged = managed_alloc(device: Ordinal, size: u64, flags: u32) -> DeviceAddress;
-        MemAdvise = advise(
-            device: Ordinal, address: DeviceAddress, size: u64, advice: Advice, location: Location
-        ) -> ();
         MemRangeGetAttribute = range_attribute(
             device: Ordinal, address: DeviceAddress, size: u64, attribute: RangeAttribute
         ) -> i32;
+        MemRangeGetAttribute = range_accessed_by(
+            device: Ordinal, address: DeviceAddress, size: u64
+        ) -> Vec<Location>;
     }
     unsafe {
         MemAddressFree = free_reservation(address: DeviceAddress, size: u64) -> ();
@@ -127,10 +127,6 @@ answers! {
         ) -> DeviceAddress;
         MemFreeAsync = free_async(
             device: Ordinal, address: DeviceAddress, stream: StreamHandle
-        ) -> ();
-        MemPrefetchAsync = prefetch(
-            device: Ordinal, address: DeviceAddress, size: u64, location: Location,
-            stream: StreamHandle
         ) -> ();
     }
 
@@ -300,6 +296,34 @@ answers! {
             state.host_alloc(device, size, flags)
         })?;
         Ok(ptr::with_exposed_provenance_mut(address as usize))
+    }
+
+    unsafe fn prefetch(
+        &self,
+        device: Ordinal,
+        address: DeviceAddress,
+        size: u64,
+        location: Location,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        self.present_for(Call::MemPrefetchAsync, location, "cuMemPrefetchAsync_v2")?;
+        self.ask(Call::MemPrefetchAsync, |state| {
+            state.prefetch(device, address, size, location, stream)
+        })
+    }
+
+    fn advise(
+        &self,
+        device: Ordinal,
+        address: DeviceAddress,
+        size: u64,
+        advice: Advice,
+        location: Location,
+    ) -> Result<()> {
+        self.present_for(Call::MemAdvise, location, "cuMemAdvise_v2")?;
+        self.ask(Call::MemAdvise, |state| {
+            state.advise(device, address, size, advice, location)
+        })
     }
 
     unsafe fn host_free(&self, device: Ordinal, pointer: *mut u8) -> Result<()> {

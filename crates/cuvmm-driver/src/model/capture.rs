@@ -150,7 +150,7 @@ impl<B: Backing> State<B> {
                 return Err(INVALIDATED);
             };
             require(!capture.broken, INVALIDATED)?;
-            if matches!(work, Work::FreeAllocation { .. } | Work::Prefetch { .. }) {
+            if matches!(work, Work::FreeAllocation { .. } | Work::Prefetch) {
                 capture.broken = true;
                 return Err(UNSUPPORTED);
             }

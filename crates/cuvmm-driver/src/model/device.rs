@@ -25,6 +25,11 @@ const ATTRIBUTES: &[(DeviceAttribute, i32)] = &[
     (DeviceAttribute::MANAGED_MEMORY, 1),
     (DeviceAttribute::CONCURRENT_MANAGED_ACCESS, 1),
     (DeviceAttribute::PAGEABLE_MEMORY_ACCESS, 0),
+    (
+        DeviceAttribute::PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
+        0,
+    ),
+    (DeviceAttribute::DIRECT_MANAGED_MEM_ACCESS_FROM_HOST, 0),
     (DeviceAttribute::VIRTUAL_MEMORY_MANAGEMENT, 1),
     (DeviceAttribute::HANDLE_TYPE_POSIX_FD, 1),
     (DeviceAttribute::HANDLE_TYPE_WIN32, 0),
@@ -75,6 +80,16 @@ impl<B: Backing> State<B> {
                 .map(|known| known.1)
         };
         told.or_else(usual).ok_or(INVALID_VALUE)
+    }
+
+    /// Whether a device has an ability, or the code without it.
+    pub(crate) fn can(
+        &self,
+        device: Ordinal,
+        ability: DeviceAttribute,
+        otherwise: CUresult,
+    ) -> Answer {
+        require(self.device_attribute(device, ability)? != 0, otherwise)
     }
 
     pub(crate) fn total_memory(&self, device: Ordinal) -> Answer<u64> {

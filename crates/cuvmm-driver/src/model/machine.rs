@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use cuvmm_sys::SYMBOLS;
+use cuvmm_sys::{SYMBOLS, Symbol};
 
 use super::answer::{Answer, INVALID_VALUE};
 use super::backing::Backing;
@@ -17,7 +17,10 @@ use super::state::State;
 use super::streams::Mark;
 use super::work::Work;
 use crate::error::Result;
-use crate::{CUresult, Call, CudaVersion, DeviceAddress, DriverError, Ordinal, StreamHandle};
+use crate::{
+    CUresult, Call, CudaVersion, DeviceAddress, DriverError, Location, LocationKind, Ordinal,
+    StreamHandle,
+};
 
 /// A driver that is not there: the rules of the real one over something else behind the
 /// addresses. [`ModelDriver`](super::ModelDriver) and [`HostDriver`](crate::host::HostDriver)
@@ -118,6 +121,22 @@ impl<B: Backing> Machine<B> {
             Some(&(symbol, since)) => Err(DriverError::MissingSymbol {
                 call,
                 symbol,
+                since,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Places other than devices and the host as a whole want the younger symbol of a call.
+    pub(super) fn present_for(&self, call: Call, place: Location, younger: &str) -> Result<()> {
+        if [LocationKind::DEVICE, LocationKind::HOST].contains(&place.kind) {
+            return Ok(());
+        }
+        let lacking = |symbol: &&Symbol| symbol.name == younger && symbol.since > self.version;
+        match SYMBOLS.iter().find(lacking) {
+            Some(&Symbol { name, since, .. }) => Err(DriverError::MissingSymbol {
+                call,
+                symbol: name,
                 since,
             }),
             None => Ok(()),

@@ -1,23 +1,30 @@
 //! What was advised for managed memory, and where it was sent.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::allocations::{Allocations, Kind};
-use super::answer::{Answer, INVALID_VALUE, require};
+use super::answer::{Answer, INVALID_DEVICE, INVALID_VALUE, require};
 use super::backing::Backing;
 use super::state::State;
 use super::work::Work;
-use crate::{Advice, DeviceAddress, Location, LocationKind, Ordinal, RangeAttribute, StreamHandle};
+use crate::{
+    Advice, CudaVersion, DeviceAddress, DeviceAttribute, Location, LocationKind, Ordinal,
+    RangeAttribute, StreamHandle,
+};
 
 /// The host, and no place, as the driver's answers number them.
 const HOST: i32 = -1;
 const NOWHERE: i32 = -2;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Since when the kind of a place can be asked for.
+const KINDS_SINCE: CudaVersion = CudaVersion::new(12, 2);
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Attributes {
     read_mostly: bool,
-    preferred: i32,
-    prefetched: i32,
+    preferred: Option<Location>,
+    prefetched: Option<Location>,
+    accessed_by: BTreeSet<Location>,
 }
 
 /// Attributes by address: each entry holds until the next.
@@ -26,21 +33,20 @@ pub(crate) struct Advised(BTreeMap<u64, Attributes>);
 
 impl Advised {
     pub(crate) fn new(start: u64) -> Self {
-        let none = Attributes {
-            read_mostly: false,
-            preferred: NOWHERE,
-            prefetched: NOWHERE,
-        };
-        Self(BTreeMap::from([(start, none)]))
+        Self(BTreeMap::from([(start, Attributes::default())]))
     }
 
     fn split(&mut self, at: u64) {
-        if let Some((_, &attributes)) = self.0.range(..=at).next_back() {
+        if let Some((_, attributes)) = self.0.range(..=at).next_back() {
+            let attributes = attributes.clone();
             self.0.insert(at, attributes);
         }
     }
 
+    /// Changes whole pages of the host, as the driver does.
     fn change(&mut self, start: u64, end: u64, change: impl Fn(&mut Attributes)) {
+        let page = rustix::param::page_size() as u64;
+        let (start, end) = (start - start % page, end.next_multiple_of(page));
         self.split(start);
         self.split(end);
         self.0
@@ -48,13 +54,28 @@ impl Advised {
             .for_each(|(_, attributes)| change(attributes));
     }
 
-    fn over(&self, start: u64, end: u64) -> impl Iterator<Item = Attributes> {
+    fn over(&self, start: u64, end: u64) -> impl Iterator<Item = &Attributes> {
         let first = self
             .0
             .range(..=start)
             .next_back()
             .map_or(start, |(&first, _)| first);
-        self.0.range(first..end).map(|(_, &attributes)| attributes)
+        self.0.range(first..end).map(|(_, attributes)| attributes)
+    }
+
+    /// The place that all of a range has.
+    fn same(
+        &self,
+        (start, end): (u64, u64),
+        place: impl Fn(&Attributes) -> Option<Location>,
+    ) -> Option<Location> {
+        let mut places = self.over(start, end).map(place);
+        let first = places.next()?;
+        if places.all(|other| other == first) {
+            first
+        } else {
+            None
+        }
     }
 }
 
@@ -73,24 +94,58 @@ impl Allocations {
         require(found.kind == Kind::Managed && inside, INVALID_VALUE)?;
         Ok((&mut found.advised, end))
     }
+}
 
-    pub(crate) fn prefetched(&mut self, address: u64, size: u64, target: i32) {
-        if let Ok((advised, end)) = self.managed(address, size) {
-            advised.change(address, end, |attributes| attributes.prefetched = target);
-        }
+/// A place as the answers of before CUDA 12.2 number it: they know no NUMA nodes.
+fn number_of(place: Option<Location>) -> i32 {
+    match place {
+        Some(place) if place.kind == LocationKind::DEVICE => place.id,
+        Some(_) => HOST,
+        None => NOWHERE,
+    }
+}
+
+fn kind_of(place: Option<Location>) -> i32 {
+    place.map_or(LocationKind::INVALID, |place| place.kind).0
+}
+
+fn id_of(place: Option<Location>) -> i32 {
+    match place {
+        Some(place) if place.kind == LocationKind::HOST_NUMA => place.id,
+        other => number_of(other),
     }
 }
 
 impl<B: Backing> State<B> {
-    /// The number of a location in the driver's answers.
-    fn number_of(&self, location: Location) -> Answer<i32> {
+    /// A place where pages can lie, as the answers name it: a thread runs on the first node.
+    fn home_at(&self, location: Location) -> Answer<Location> {
         match location.kind {
-            LocationKind::DEVICE => self.device(Ordinal(location.id)).map(|_| location.id),
-            LocationKind::HOST | LocationKind::HOST_NUMA | LocationKind::HOST_NUMA_CURRENT => {
-                Ok(HOST)
+            LocationKind::HOST_NUMA => {
+                let known = (0..self.rules.numa_nodes).contains(&location.id);
+                require(known, INVALID_VALUE)?;
+                Ok(location)
             }
+            LocationKind::HOST_NUMA_CURRENT => Ok(Location::host_numa(0)),
+            _ => self.user_at(location),
+        }
+    }
+
+    /// One who can touch pages.
+    fn user_at(&self, location: Location) -> Answer<Location> {
+        match location.kind {
+            LocationKind::DEVICE => {
+                self.moves_on(Ordinal(location.id))?;
+                Ok(location)
+            }
+            LocationKind::HOST => Ok(Location::HOST),
             _ => Err(INVALID_VALUE),
         }
+    }
+
+    /// A device that pages are moved to and from while others use them.
+    fn moves_on(&self, device: Ordinal) -> Answer {
+        let ability = DeviceAttribute::CONCURRENT_MANAGED_ACCESS;
+        self.can(device, ability, INVALID_DEVICE)
     }
 
     pub(crate) fn prefetch(
@@ -103,16 +158,14 @@ impl<B: Backing> State<B> {
     ) -> Answer {
         self.context(device)?;
         self.allocations.managed(address.0, size)?;
-        let target = self.number_of(location)?;
-        self.submit(
-            device,
-            stream,
-            Work::Prefetch {
-                address: address.0,
-                size,
-                target,
-            },
-        )?;
+        let target = self.home_at(location)?;
+        self.moves_on(device)?;
+        self.submit(device, stream, Work::Prefetch)?;
+        // What is told is where it was last sent, whether or not it has gone.
+        let (advised, end) = self.allocations.managed(address.0, size)?;
+        advised.change(address.0, end, |attributes| {
+            attributes.prefetched = Some(target);
+        });
         Ok(())
     }
 
@@ -126,17 +179,24 @@ impl<B: Backing> State<B> {
     ) -> Answer {
         self.context(device)?;
         let place = match advice {
-            Advice::SET_PREFERRED_LOCATION | Advice::SET_ACCESSED_BY => self.number_of(location)?,
-            _ => NOWHERE,
+            Advice::SET_PREFERRED_LOCATION => self.home_at(location)?,
+            Advice::SET_ACCESSED_BY | Advice::UNSET_ACCESSED_BY => self.user_at(location)?,
+            _ => location,
         };
         let (advised, end) = self.allocations.managed(address.0, size)?;
-        let change: fn(&mut Attributes, i32) = match advice {
+        let change: fn(&mut Attributes, Location) = match advice {
             Advice::SET_READ_MOSTLY => |attributes, _| attributes.read_mostly = true,
             Advice::UNSET_READ_MOSTLY => |attributes, _| attributes.read_mostly = false,
-            Advice::SET_PREFERRED_LOCATION | Advice::UNSET_PREFERRED_LOCATION => {
-                |attributes, place| attributes.preferred = place
+            Advice::SET_PREFERRED_LOCATION => {
+                |attributes, place| attributes.preferred = Some(place)
             }
-            Advice::SET_ACCESSED_BY | Advice::UNSET_ACCESSED_BY => |_, _| {},
+            Advice::UNSET_PREFERRED_LOCATION => |attributes, _| attributes.preferred = None,
+            Advice::SET_ACCESSED_BY => |attributes, user| {
+                attributes.accessed_by.insert(user);
+            },
+            Advice::UNSET_ACCESSED_BY => |attributes, user| {
+                attributes.accessed_by.remove(&user);
+            },
             _ => return Err(INVALID_VALUE),
         };
         advised.change(address.0, end, |attributes| change(attributes, place));
@@ -151,26 +211,40 @@ impl<B: Backing> State<B> {
         attribute: RangeAttribute,
     ) -> Answer<i32> {
         self.context(device)?;
+        let tells_kinds = self.rules.version >= KINDS_SINCE;
         let (advised, end) = self.allocations.managed(address.0, size)?;
-        let mut all = advised.over(address.0, end);
-        let same = |place: fn(&Attributes) -> i32| {
-            let mut places = advised
-                .over(address.0, end)
-                .map(|attributes| place(&attributes));
-            let first = places.next().unwrap_or(NOWHERE);
-            if places.all(|other| other == first) {
-                first
-            } else {
-                NOWHERE
-            }
-        };
+        let range = (address.0, end);
+        let preferred = || advised.same(range, |attributes| attributes.preferred);
+        let prefetched = || advised.same(range, |attributes| attributes.prefetched);
         match attribute {
             RangeAttribute::READ_MOSTLY => {
+                let mut all = advised.over(address.0, end);
                 Ok(i32::from(all.all(|attributes| attributes.read_mostly)))
             }
-            RangeAttribute::PREFERRED_LOCATION => Ok(same(|attributes| attributes.preferred)),
-            RangeAttribute::LAST_PREFETCH_LOCATION => Ok(same(|attributes| attributes.prefetched)),
+            RangeAttribute::PREFERRED_LOCATION => Ok(number_of(preferred())),
+            RangeAttribute::LAST_PREFETCH_LOCATION => Ok(number_of(prefetched())),
+            _ if !tells_kinds => Err(INVALID_VALUE),
+            RangeAttribute::PREFERRED_LOCATION_TYPE => Ok(kind_of(preferred())),
+            RangeAttribute::PREFERRED_LOCATION_ID => Ok(id_of(preferred())),
+            RangeAttribute::LAST_PREFETCH_LOCATION_TYPE => Ok(kind_of(prefetched())),
+            RangeAttribute::LAST_PREFETCH_LOCATION_ID => Ok(id_of(prefetched())),
             _ => Err(INVALID_VALUE),
         }
+    }
+
+    pub(crate) fn range_accessed_by(
+        &mut self,
+        device: Ordinal,
+        address: DeviceAddress,
+        size: u64,
+    ) -> Answer<Vec<Location>> {
+        self.context(device)?;
+        let (advised, end) = self.allocations.managed(address.0, size)?;
+        let mut all = advised.over(address.0, end);
+        let first = all.next().map(|first| first.accessed_by.clone());
+        let users = all.fold(first.unwrap_or_default(), |users, attributes| {
+            &users & &attributes.accessed_by
+        });
+        Ok(users.into_iter().collect())
     }
 }

@@ -43,6 +43,11 @@
 //!   it was seen not to be; that the start makes the difference is a guess that fits all answers.
 //! - `address_range` finds a mapping for a device that has a right on it, be it only to read. It
 //!   was seen to find an open one and not to find one that nobody has a right on.
+//! - Advice and prefetches of managed memory mean whole pages of the host, NUMA nodes are told from
+//!   the host as a whole, and the last prefetch is told at once: so the header says. That a node
+//!   which is not there is `INVALID_VALUE` is a guess.
+//! - On a device that moves no managed pages while the host uses them, moving them there and advice
+//!   that names it are `INVALID_DEVICE`.
 //! - Pinned memory of no bytes lies at an address of its own and is charged as one granule. That
 //!   it is given out and can be given back was seen.
 

@@ -174,7 +174,10 @@ macro_rules! shared_options {
                 self
             }
 
-            /// What one device attribute answers, on every device.
+            /// What one device attribute answers, on every device. Managed memory follows its
+            /// attributes: without [`DeviceAttribute::MANAGED_MEMORY`] there is none, and without
+            /// [`DeviceAttribute::CONCURRENT_MANAGED_ACCESS`] it cannot be moved to a device by
+            /// hand or be advised to lie there.
             #[must_use]
             pub fn attribute(mut self, attribute: DeviceAttribute, value: i32) -> Self {
                 self.rules.attributes.insert(attribute.0, value);

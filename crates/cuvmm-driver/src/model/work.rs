@@ -52,12 +52,8 @@ pub(crate) enum Work {
     FreeAllocation {
         address: u64,
     },
-    /// A managed range was moved; the bytes stay where they are.
-    Prefetch {
-        address: u64,
-        size: u64,
-        target: i32,
-    },
+    /// A managed range is moved; the bytes stay where they are.
+    Prefetch,
     Graph(Vec<Work>),
 }
 
@@ -65,7 +61,7 @@ impl<B: Backing> State<B> {
     /// Does a piece of work now. An error loses the context.
     pub(crate) fn execute(&mut self, device: i32, work: &Work) -> Answer {
         match work {
-            Work::Marker => Ok(()),
+            Work::Marker | Work::Prefetch => Ok(()),
             &Work::Fill { to, byte, size } => {
                 for piece in self.now(device, to, size, Use::Write)? {
                     self.backing
@@ -118,14 +114,6 @@ impl<B: Backing> State<B> {
             }
             &Work::FreeAllocation { address } => {
                 self.end_allocation(address);
-                Ok(())
-            }
-            &Work::Prefetch {
-                address,
-                size,
-                target,
-            } => {
-                self.allocations.prefetched(address, size, target);
                 Ok(())
             }
             Work::Graph(nodes) => nodes.iter().try_for_each(|node| self.execute(device, node)),

@@ -10,12 +10,14 @@ mod pool;
 mod region;
 mod ring;
 mod sparse;
+mod unified;
 mod vec;
 
 pub use call::CallError;
 pub use cow::CowError;
 pub use own::{
-    AccessError, CopyError, CreateError, MapError, OpenError, ReserveError, RetainError,
+    AccessError, AllocateManagedError, CopyError, CreateError, MapError, OpenError, ReserveError,
+    RetainError,
 };
 pub use pool::{
     AllocateError, BuildPoolError, CompactError, FreeError, FreeRefusal, RegisterError, Shortage,
@@ -27,6 +29,7 @@ pub use region::{
 };
 pub use ring::RingError;
 pub use sparse::SparseError;
+pub use unified::UnifiedError;
 pub use vec::VecError;
 
 /// Any error of this library.
@@ -42,6 +45,9 @@ pub enum Error {
     /// Physical memory could not be created.
     #[error(transparent)]
     Create(#[from] CreateError),
+    /// Managed memory could not be allocated.
+    #[error(transparent)]
+    AllocateManaged(#[from] AllocateManagedError),
     /// A physical could not be mapped.
     #[error(transparent)]
     Map(#[from] MapError),
@@ -93,6 +99,9 @@ pub enum Error {
     /// An operation on a buffer with snapshots failed.
     #[error(transparent)]
     Cow(#[from] CowError),
+    /// An operation on a unified buffer failed.
+    #[error(transparent)]
+    Unified(#[from] UnifiedError),
     /// A pool could not be built.
     #[error(transparent)]
     BuildPool(#[from] BuildPoolError),

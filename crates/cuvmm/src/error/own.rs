@@ -1,6 +1,6 @@
 //! Errors of the owners: devices, reservations, physicals, mappings, copies.
 
-use cuvmm_driver::Location;
+use cuvmm_driver::{Location, Ordinal};
 
 use super::{CallError, GrantError, LayoutError};
 
@@ -117,6 +117,30 @@ pub enum CreateError {
         size: u64,
         /// Where.
         location: Location,
+        /// Its answer.
+        #[source]
+        cause: CallError,
+    },
+}
+
+/// Why managed memory could not be allocated.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AllocateManagedError {
+    /// The size is zero.
+    #[error("managed memory of zero bytes")]
+    ZeroSize,
+    /// The device has no managed memory (attribute 83 says so).
+    #[error("{device} has no managed memory")]
+    NotSupported {
+        /// The device.
+        device: Ordinal,
+    },
+    /// The driver refused.
+    #[error("allocating {size} bytes of managed memory: {cause}")]
+    Call {
+        /// Bytes asked for.
+        size: u64,
         /// Its answer.
         #[source]
         cause: CallError,

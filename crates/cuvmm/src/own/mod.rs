@@ -1,17 +1,18 @@
 //! One owner for each thing the driver hands out.
 //!
 //! A [`Reservation`] owns addresses, a [`Physical`] owns memory, a [`Mapping`] owns the placing of
-//! one in the other, a [`Stream`] and an [`Event`] what their names say. Each keeps alive what it
+//! one in the other, a [`Managed`], a [`Stream`] and an [`Event`] what their names say. Each keeps alive what it
 //! stands on, so they may be dropped in any order; each checks what the driver would let through
 //! (see `docs/semantics.md`) before the driver sees it.
 //!
-//! Nothing here waits for the GPU: dropping a `Mapping` unmaps at once, which is right only when
-//! no work uses it. [`Region`](crate::Region) and [`Pool`](crate::Pool) see to that by themselves.
+//! Nothing here waits for the GPU, but for what the driver does by itself when managed memory is
+//! freed: dropping a `Mapping` unmaps at once, which is right only when no work uses it. [`Region`](crate::Region) and [`Pool`](crate::Pool) see to that by themselves.
 
 mod access;
 mod close;
 mod copy;
 mod event;
+mod managed;
 mod mapping;
 mod physical;
 mod place;
@@ -22,6 +23,7 @@ mod stream;
 pub use access::{Access, Right};
 pub use close::{CloseError, CloseRefusal};
 pub use event::Event;
+pub use managed::Managed;
 pub use mapping::Mapping;
 pub use physical::{Physical, PhysicalBuilder};
 pub use place::Place;

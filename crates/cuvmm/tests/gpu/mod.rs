@@ -44,6 +44,9 @@ pub trait Work: Send + Sync {
     /// Waits, then writes a stamp's pattern into every word.
     fn fill(&self, stream: &Stream, at: DeviceAddress, bytes: u64, stamp: u32, after: Duration);
 
+    /// Waits, then adds one to every word. False, and nothing done, where no work computes.
+    fn increment(&self, stream: &Stream, at: DeviceAddress, bytes: u64, after: Duration) -> bool;
+
     /// Notes every word that does not hold a stamp's pattern; stamp 0 is zeros.
     fn check(&self, stream: &Stream, at: DeviceAddress, bytes: u64, stamp: u32);
 

@@ -1,0 +1,91 @@
+//! Managed memory while a stream captures.
+
+use cuvmm_driver::{Advice, CaptureMode, Location, RangeAttribute};
+
+use super::capture::{during, relaxed};
+use crate::Case;
+
+const MANAGED: &str = "capture-managed";
+
+pub(super) const CASES: &[Case] = &[
+    Case::new(
+        "capture.managed_alloc",
+        MANAGED,
+        "Allocate, globally strict.",
+        |b| {
+            during(b, CaptureMode::GLOBAL, |b, _| {
+                b.managed(b.granule(), 1).map(drop)
+            })
+        },
+    ),
+    Case::new(
+        "capture.managed_alloc_relaxed_thread",
+        MANAGED,
+        "Allocate in relaxed mode.",
+        |b| {
+            during(b, CaptureMode::GLOBAL, |b, _| {
+                relaxed(b, |b| b.managed(b.granule(), 1).map(drop))
+            })
+        },
+    ),
+    Case::new(
+        "capture.managed_free",
+        MANAGED,
+        "Give back, globally strict.",
+        |b| {
+            let address = b.managed(b.granule(), 1)?;
+            during(b, CaptureMode::GLOBAL, |b, _| b.free(address))
+        },
+    ),
+    Case::new(
+        "capture.managed_free_relaxed_thread",
+        MANAGED,
+        "Give back in relaxed mode.",
+        |b| {
+            let address = b.managed(b.granule(), 1)?;
+            during(b, CaptureMode::GLOBAL, |b, _| {
+                relaxed(b, |b| b.free(address))
+            })
+        },
+    ),
+    Case::new(
+        "capture.managed_advise",
+        MANAGED,
+        "Advise, and ask what is in force.",
+        |b| {
+            let address = b.managed(b.granule(), 1)?;
+            during(b, CaptureMode::GLOBAL, |b, _| {
+                let (device, size) = (b.device(), b.granule());
+                let place = Location::device(device);
+                b.driver()
+                    .advise(device, address, size, Advice::SET_READ_MOSTLY, place)?;
+                b.driver()
+                    .range_attribute(device, address, size, RangeAttribute::READ_MOSTLY)
+                    .map(drop)
+            })
+        },
+    ),
+    Case::new(
+        "capture.managed_prefetch_other_stream",
+        MANAGED,
+        "Move on another stream.",
+        |b| {
+            let address = b.managed(b.granule(), 1)?;
+            let other = b.stream()?;
+            during(b, CaptureMode::GLOBAL, |b, _| {
+                b.prefetch_on(other, address, b.granule(), Location::HOST)
+            })
+        },
+    ),
+    Case::new(
+        "capture.managed_prefetch",
+        MANAGED,
+        "Move on the stream that captures.",
+        |b| {
+            let address = b.managed(b.granule(), 1)?;
+            during(b, CaptureMode::GLOBAL, |b, stream| {
+                b.prefetch_on(stream, address, b.granule(), Location::HOST)
+            })
+        },
+    ),
+];

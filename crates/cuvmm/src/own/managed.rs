@@ -1,0 +1,312 @@
+//! One allocation of managed memory: one address for the host and all devices, whose pages lie
+//! where they are wanted.
+//!
+//! Who may touch it when is not decided here: that is [`unified`](crate::unified).
+//!
+//! `unsafe` here: freeing the allocation and moving its pages. It is ours, and freed once.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::ops::Range;
+
+use cuvmm_driver::{
+    Advice, Call, CudaVersion, DeviceAddress, DeviceAttribute, Location, LocationKind, Ordinal,
+    RangeAttribute,
+};
+
+use super::copy::Span;
+use super::stream::Stream;
+use super::{CloseError, CloseRefusal};
+use crate::device::Device;
+use crate::error::{AllocateManagedError, CallError};
+
+/// Any stream of any device may use it (`CU_MEM_ATTACH_GLOBAL`).
+const GLOBAL: u32 = 1;
+
+/// Since when a place is told by its kind, and NUMA nodes from the host as a whole.
+const KINDS_SINCE: CudaVersion = CudaVersion::new(12, 2);
+
+/// A question for a place: as one number, and as kind and number.
+#[derive(Clone, Copy)]
+struct PlaceAttributes {
+    number: RangeAttribute,
+    kind: RangeAttribute,
+    id: RangeAttribute,
+}
+
+const PREFERRED: PlaceAttributes = PlaceAttributes {
+    number: RangeAttribute::PREFERRED_LOCATION,
+    kind: RangeAttribute::PREFERRED_LOCATION_TYPE,
+    id: RangeAttribute::PREFERRED_LOCATION_ID,
+};
+
+const LAST_PREFETCH: PlaceAttributes = PlaceAttributes {
+    number: RangeAttribute::LAST_PREFETCH_LOCATION,
+    kind: RangeAttribute::LAST_PREFETCH_LOCATION_TYPE,
+    id: RangeAttribute::LAST_PREFETCH_LOCATION_ID,
+};
+
+/// Managed memory; freed when dropped, at once.
+///
+/// What it holds at first is not said. The driver's call that frees it waits for the work of the
+/// device it was had from. Whoever uses it on other devices waits for that before dropping it;
+/// [`UnifiedBuffer`](crate::UnifiedBuffer) does that by itself.
+#[doc(alias = "cuMemAllocManaged")]
+pub struct Managed {
+    device: Device,
+    address: DeviceAddress,
+    size: u64,
+    freed: bool,
+}
+
+impl Managed {
+    /// Allocates `size` bytes, any number (`cuMemAllocManaged`, for all streams of all devices).
+    ///
+    /// # Errors
+    /// [`AllocateManagedError`] when the size is zero, the device has no managed memory or the
+    /// driver refuses.
+    #[doc(alias = "cuMemAllocManaged")]
+    pub fn new(device: &Device, size: u64) -> Result<Self, AllocateManagedError> {
+        if size == 0 {
+            return Err(AllocateManagedError::ZeroSize);
+        }
+        let refused = |cause| AllocateManagedError::Call { size, cause };
+        if !Self::is_supported(device).map_err(refused)? {
+            let device = device.ordinal();
+            return Err(AllocateManagedError::NotSupported { device });
+        }
+        let allocate = || {
+            let address = device.call(Call::MemAllocManaged, |driver, device| {
+                driver.managed_alloc(device, size, GLOBAL)
+            })?;
+            Ok(Self {
+                device: device.clone(),
+                address,
+                size,
+                freed: false,
+            })
+        };
+        // A capture that another library makes on this thread bears no allocation otherwise.
+        let allocated = device.relaxed(allocate).and_then(|allocated| allocated);
+        allocated.map_err(refused)
+    }
+
+    /// Whether a device has managed memory (attribute 83).
+    pub(crate) fn is_supported(device: &Device) -> Result<bool, CallError> {
+        has(device, device.ordinal(), DeviceAttribute::MANAGED_MEMORY)
+    }
+
+    /// Whether a device works while the host touches managed memory (attribute 89).
+    pub(crate) fn is_concurrent(device: &Device) -> Result<bool, CallError> {
+        let ability = DeviceAttribute::CONCURRENT_MANAGED_ACCESS;
+        has(device, device.ordinal(), ability)
+    }
+
+    /// A device that has managed memory and does not work while the host touches any, be it memory
+    /// that the device never uses. The given one is asked first, then the others of its driver.
+    pub(crate) fn first_unshared(device: &Device) -> Result<Option<Ordinal>, CallError> {
+        let count = device.call(Call::DeviceGetCount, |driver, _| driver.device_count())?;
+        let others = (0..count).map(Ordinal);
+        let others = others.filter(|other| *other != device.ordinal());
+        for one in std::iter::once(device.ordinal()).chain(others) {
+            if !has(device, one, DeviceAttribute::CONCURRENT_MANAGED_ACCESS)?
+                && has(device, one, DeviceAttribute::MANAGED_MEMORY)?
+            {
+                return Ok(Some(one));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The first address, for the host and all devices.
+    #[must_use]
+    pub const fn address(&self) -> DeviceAddress {
+        self.address
+    }
+
+    /// The size in bytes.
+    #[must_use]
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The device it was had from.
+    #[must_use]
+    pub const fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// All of it, to copy in.
+    pub(crate) fn span(&self) -> Span<'_> {
+        // SAFETY: the memory is ours for the borrow.
+        unsafe { Span::new(&self.device, self.address, self.size) }
+    }
+
+    /// The start of a range of it. Who asks has checked that it lies inside.
+    fn at(&self, range: &Range<u64>) -> (DeviceAddress, u64) {
+        let start = DeviceAddress(self.address.0.saturating_add(range.start));
+        (start, range.end.saturating_sub(range.start))
+    }
+
+    /// Queues moving a range of bytes; it may return before they have moved. Whoever asks for it
+    /// keeps the memory until then.
+    pub(crate) fn prefetch(
+        &self,
+        stream: &Stream,
+        range: &Range<u64>,
+        to: Location,
+    ) -> Result<(), CallError> {
+        let (start, size) = self.at(range);
+        let handle = stream.as_raw();
+        stream
+            .device()
+            // SAFETY: the range is ours now, the stream is alive, and whoever calls this frees the
+            // memory only when the stream has passed.
+            .call(Call::MemPrefetchAsync, |driver, device| unsafe {
+                driver.prefetch(device, start, size, to, handle)
+            })
+    }
+
+    /// Gives advice for a range of bytes.
+    pub(crate) fn advise(
+        &self,
+        range: &Range<u64>,
+        advice: Advice,
+        location: Location,
+    ) -> Result<(), CallError> {
+        let (start, size) = self.at(range);
+        self.device.call(Call::MemAdvise, |driver, device| {
+            driver.advise(device, start, size, advice, location)
+        })
+    }
+
+    /// Whether all of a range is mostly read.
+    pub(crate) fn is_read_mostly(&self, range: &Range<u64>) -> Result<bool, CallError> {
+        Ok(self.ask(range, RangeAttribute::READ_MOSTLY)? != 0)
+    }
+
+    /// Where all of a range should lie.
+    pub(crate) fn preferred(&self, range: &Range<u64>) -> Result<Option<Location>, CallError> {
+        self.place(range, PREFERRED)
+    }
+
+    /// Where all of a range was last asked to be moved.
+    pub(crate) fn last_prefetch(&self, range: &Range<u64>) -> Result<Option<Location>, CallError> {
+        self.place(range, LAST_PREFETCH)
+    }
+
+    /// Who all of a range is kept mapped for.
+    pub(crate) fn accessed_by(&self, range: &Range<u64>) -> Result<Vec<Location>, CallError> {
+        let (start, size) = self.at(range);
+        self.device
+            .call(Call::MemRangeGetAttribute, |driver, device| {
+                driver.range_accessed_by(device, start, size)
+            })
+    }
+
+    fn ask(&self, range: &Range<u64>, attribute: RangeAttribute) -> Result<i32, CallError> {
+        let (start, size) = self.at(range);
+        self.device
+            .call(Call::MemRangeGetAttribute, |driver, device| {
+                driver.range_attribute(device, start, size, attribute)
+            })
+    }
+
+    fn place(
+        &self,
+        range: &Range<u64>,
+        attributes: PlaceAttributes,
+    ) -> Result<Option<Location>, CallError> {
+        let version = self
+            .device
+            .call(Call::DriverGetVersion, |driver, _| driver.version())?;
+        if version < KINDS_SINCE {
+            return Ok(match self.ask(range, attributes.number)? {
+                -2 => None,
+                -1 => Some(Location::HOST),
+                id => Some(Location {
+                    kind: LocationKind::DEVICE,
+                    id,
+                }),
+            });
+        }
+        match LocationKind(self.ask(range, attributes.kind)?) {
+            LocationKind::INVALID => Ok(None),
+            // Its number means nothing.
+            LocationKind::HOST => Ok(Some(Location::HOST)),
+            kind => {
+                let id = self.ask(range, attributes.id)?;
+                Ok(Some(Location { kind, id }))
+            }
+        }
+    }
+
+    /// Frees it (`cuMemFree`), or hands it back and says why not.
+    ///
+    /// # Errors
+    /// [`CloseError`] with the memory in it when the driver refuses. It always does once the
+    /// context is lost: the memory goes with that.
+    #[doc(alias = "cuMemFree")]
+    pub fn close(mut self) -> Result<(), CloseError<Self>> {
+        self.free().map_err(|cause| CloseError {
+            owner: self,
+            reason: CloseRefusal::Call(cause),
+        })
+    }
+
+    /// Frees it, once.
+    pub(crate) fn free(&mut self) -> Result<(), CallError> {
+        if self.freed {
+            return Ok(());
+        }
+        let address = self.address;
+        let (device, freed) = (self.device.clone(), &mut self.freed);
+        let free = || {
+            device
+                // SAFETY: the memory is ours and is freed once: `freed` is set below, and a refused
+                // call has changed nothing. That no work uses it is the owner's duty by the type's
+                // documentation, and `UnifiedBuffer` makes sure of it.
+                .give_back(Call::MemFree, |driver, device| unsafe {
+                    driver.free(device, address)
+                })?;
+            *freed = true;
+            Ok(())
+        };
+        match device.relaxed(free) {
+            // What failed then came after.
+            _ if self.freed => Ok(()),
+            outcome => outcome?,
+        }
+    }
+
+    /// Lets it be for ever: work may still use it, and it cannot be waited for.
+    pub(crate) fn abandon(&mut self) {
+        self.freed = true;
+    }
+}
+
+fn has(device: &Device, which: Ordinal, ability: DeviceAttribute) -> Result<bool, CallError> {
+    device
+        .call(Call::DeviceGetAttribute, |driver, _| {
+            driver.device_attribute(which, ability)
+        })
+        .map(|value| value != 0)
+}
+
+impl Drop for Managed {
+    fn drop(&mut self) {
+        // What belonged to a context that is lost went with it.
+        if let (Err(error), None) = (self.free(), self.device.lost()) {
+            self.device.report_drop("managed memory", self.size, error);
+        }
+    }
+}
+
+impl fmt::Debug for Managed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Managed")
+            .field("address", &self.address)
+            .field("size", &self.size)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,122 @@
+//! Elements in and out by the driver's copies, which work on every device and wait for nobody on the
+//! host but themselves.
+
+use std::ops::{Range, RangeBounds};
+
+use bytemuck::Pod;
+
+use super::uses::Kind;
+use super::{UnifiedBuffer, bytes_at};
+use crate::error::{CopyError, UnifiedError};
+use crate::own::{Managed, Stream};
+
+/// A pattern is repeated in host memory up to so many bytes, and from there on by the device.
+const REPEATED: usize = 64 << 10;
+
+impl<T: Pod> UnifiedBuffer<T> {
+    /// Reads the element at an index.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn get(&self, index: usize) -> Result<T, UnifiedError> {
+        let mut element = [T::zeroed()];
+        self.read(index, &mut element)?;
+        let [element] = element;
+        Ok(element)
+    }
+
+    /// Reads as many elements as `into` holds, from `first` on, behind all that writes them
+    /// (`cuMemcpyDtoHAsync` on the home stream, waited for).
+    ///
+    /// # Errors
+    /// [`UnifiedError`] when they are not all there, the home stream captures, or the copy fails.
+    pub fn read(&self, first: usize, into: &mut [T]) -> Result<(), UnifiedError> {
+        let range = bytes_at::<T>(&self.run(first, into.len())?);
+        let Some(memory) = self.memory.as_ref().filter(|_| !into.is_empty()) else {
+            return Ok(());
+        };
+        let using = self.uses.begin(&self.home, Kind::Read)?;
+        let bytes = bytemuck::cast_slice_mut(into);
+        memory.span().read(using.stream(), range.start, bytes)?;
+        using.passed();
+        Ok(())
+    }
+
+    /// All elements, in host memory of the program's own.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn to_vec(&self) -> Result<Vec<T>, UnifiedError> {
+        let mut elements = vec![T::zeroed(); self.len()];
+        self.read(0, &mut elements)?;
+        Ok(elements)
+    }
+
+    /// Overwrites elements from `first` on, behind all that uses them (`cuMemcpyHtoDAsync` on the
+    /// home stream, waited for).
+    ///
+    /// # Errors
+    /// [`UnifiedError`] when they are not all there, the home stream captures, or the copy fails:
+    /// then it is not said what the elements hold.
+    pub fn write(&mut self, first: usize, elements: &[T]) -> Result<(), UnifiedError> {
+        let range = bytes_at::<T>(&self.run(first, elements.len())?);
+        let Some(memory) = self.memory.as_ref().filter(|_| !elements.is_empty()) else {
+            return Ok(());
+        };
+        let using = self.uses.begin(&self.home, Kind::Write)?;
+        let bytes = bytemuck::cast_slice(elements);
+        memory.span().write(using.stream(), range.start, bytes)?;
+        using.passed();
+        Ok(())
+    }
+
+    /// Overwrites a range of elements with one value, behind all that uses them, on the home stream
+    /// (`cuMemsetD8Async` where all bytes of the value are the same; otherwise a short
+    /// `cuMemcpyHtoDAsync` and `cuMemcpyDtoDAsync`, doubling). It may return before that is done;
+    /// what comes later waits for it.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub fn fill(&mut self, range: impl RangeBounds<usize>, value: T) -> Result<(), UnifiedError> {
+        let range = self.elements(range)?;
+        let Some(memory) = self.memory.as_ref().filter(|_| !range.is_empty()) else {
+            return Ok(());
+        };
+        let using = self.uses.begin(&self.home, Kind::Write)?;
+        let bytes = bytemuck::bytes_of(&value);
+        let whole = bytes_at::<T>(&range);
+        match bytes {
+            [byte, others @ ..] if others.iter().all(|other| other == byte) => {
+                let size = whole.end.saturating_sub(whole.start);
+                memory
+                    .span()
+                    .fill_async(using.stream(), whole.start, *byte, size)?;
+            }
+            _ => {
+                let most = (REPEATED / size_of::<T>().max(1)).max(1);
+                let pattern = vec![value; most.min(range.len())];
+                let pattern = bytemuck::cast_slice(&pattern);
+                memory.span().write(using.stream(), whole.start, pattern)?;
+                let known = whole.start.saturating_add(pattern.len() as u64);
+                repeat(memory, using.stream(), &whole, known)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Fills a range with what stands at its start, up to `known`: each copy doubles it.
+fn repeat(
+    memory: &Managed,
+    stream: &Stream,
+    range: &Range<u64>,
+    mut known: u64,
+) -> Result<(), CopyError> {
+    let span = memory.span();
+    while known < range.end {
+        let size = (known - range.start).min(range.end - known);
+        span.copy_async(stream, known, &span, range.start, size)?;
+        known += size;
+    }
+    Ok(())
+}

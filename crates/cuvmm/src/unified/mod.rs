@@ -1,0 +1,308 @@
+//! A buffer with one address for the host and the devices, whose pages lie where they are wanted.
+//!
+//! It lies in managed memory: the driver moves pages to whoever touches them, and can be told where
+//! they should lie ([`advise`](UnifiedBuffer::advise), [`set_policy`](UnifiedBuffer::set_policy)) or
+//! to move them ahead of use ([`prefetch`](UnifiedBuffer::prefetch)). Who may touch the elements when
+//! follows Rust's borrows: a device's access is a guard, the host's a view, and each waits for what it
+//! conflicts with. For one owner: no budget, no limit but what the host and the device have together.
+//!
+//! Kernels are launched elsewhere, by whoever can.
+
+mod advice;
+mod copies;
+mod device_access;
+mod host_access;
+mod policy;
+mod uses;
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Bound, Range, RangeBounds};
+
+use bytemuck::Pod;
+use cuvmm_driver::{DeviceAddress, Ordinal};
+
+use crate::device::Device;
+use crate::error::{AllocateManagedError, CallError, UnifiedError};
+use crate::own::{CloseError, CloseRefusal, Managed, Stream};
+use crate::sync::Mutex;
+
+pub use advice::{Advice, Residence};
+pub use device_access::{DeviceMut, DeviceRead};
+pub use host_access::{HostView, HostViewMut};
+pub use policy::Policy;
+
+use policy::Told;
+use uses::Uses;
+
+/// A fixed number of elements in managed memory, for the host and all devices of a driver.
+///
+/// - **Devices** use it under a guard: [`device_read`](Self::device_read),
+///   [`device_mut`](Self::device_mut). A stream that begins an access comes behind the accesses of
+///   other streams that it conflicts with, on the device and without waiting.
+/// - **The host** uses it in a view: [`host`](Self::host), [`host_mut`](Self::host_mut). Making one
+///   waits for the device accesses that it conflicts with. Where a device cannot work while the host
+///   touches managed memory, views are refused.
+/// - **Copies** ([`read`](Self::read), [`write`](Self::write), [`fill`](Self::fill)) run on the home
+///   stream, everywhere.
+///
+/// A guard that is leaked makes nothing unsound: whoever conflicts with its access waits for its
+/// stream. An operation on a stream that captures a graph is refused; captures elsewhere are not
+/// disturbed.
+///
+/// Dropping a buffer waits for the work that uses it. It may have no elements; then it has no memory.
+///
+/// ```
+/// use std::sync::Arc;
+/// use cuvmm::driver::host::{HostDriver, HostOptions};
+/// use cuvmm::{Device, Stream, UnifiedBuffer};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Device::open(Arc::new(HostDriver::new(HostOptions::new())), 0)?;
+/// let stream = Stream::new(&device)?;
+/// let mut counts = UnifiedBuffer::<u32>::zeroed(&device, &stream, 1000)?;
+/// counts.host_mut()?[7] = 42;
+/// {
+///     let access = counts.device_mut(&stream)?;
+///     // Launch kernels on `stream` that use `access.len()` numbers at `access.address()`.
+/// #   let _ = access.address();
+/// }
+/// assert_eq!(counts.host()?[7], 42);
+/// # Ok(())
+/// # }
+/// ```
+#[doc(alias = "cuMemAllocManaged")]
+pub struct UnifiedBuffer<T: Pod> {
+    /// None where there are no elements.
+    memory: Option<Managed>,
+    device: Device,
+    home: Stream,
+    len: usize,
+    /// A device of the driver that cannot work while the host touches managed memory.
+    unshared: Option<Ordinal>,
+    uses: Uses,
+    told: Mutex<Told>,
+    elements: PhantomData<T>,
+}
+
+impl<T: Pod> UnifiedBuffer<T> {
+    /// A buffer of `len` zeroed elements, used on `home` (`cuMemAllocManaged` for all streams of all
+    /// devices; `cuMemsetD8Async`, which may still run when this returns).
+    ///
+    /// # Errors
+    /// [`UnifiedError`] when the elements have no size or too many bytes, the stream is another
+    /// device's or captures, or there is no such memory.
+    pub fn zeroed(device: &Device, home: &Stream, len: usize) -> Result<Self, UnifiedError> {
+        let mut buffer = Self::allocate(device, home, len)?;
+        buffer.fill(.., T::zeroed())?;
+        Ok(buffer)
+    }
+
+    /// A buffer of these elements, used on `home` (`cuMemAllocManaged`; `cuMemcpyHtoDAsync`, waited
+    /// for).
+    ///
+    /// # Errors
+    /// As [`Self::zeroed`], and when the copy fails.
+    pub fn from_slice(
+        device: &Device,
+        home: &Stream,
+        elements: &[T],
+    ) -> Result<Self, UnifiedError> {
+        let mut buffer = Self::allocate(device, home, elements.len())?;
+        buffer.write(0, elements)?;
+        Ok(buffer)
+    }
+
+    /// A buffer of whatever the memory holds.
+    fn allocate(device: &Device, home: &Stream, len: usize) -> Result<Self, UnifiedError> {
+        if size_of::<T>() == 0 {
+            return Err(UnifiedError::ZeroSizedElements);
+        }
+        if !home.device().is_same(device) {
+            return Err(UnifiedError::WrongDevice);
+        }
+        let too_large = UnifiedError::TooLarge { elements: len };
+        let most = isize::MAX.unsigned_abs() / size_of::<T>().max(1);
+        if len > most {
+            return Err(too_large);
+        }
+        let bytes = bytes_of::<T>(len);
+        let unshared = Managed::first_unshared(device)?;
+        let memory = if len == 0 {
+            None
+        } else {
+            Some(Managed::new(device, bytes)?)
+        };
+        let address = memory
+            .as_ref()
+            .map_or(DeviceAddress::NULL, Managed::address);
+        let align = align_of::<T>();
+        if !address.0.is_multiple_of(align as u64) {
+            return Err(UnifiedError::Misaligned { address, align });
+        }
+        Ok(Self {
+            memory,
+            device: device.clone(),
+            home: home.clone(),
+            len,
+            unshared,
+            uses: Uses::default(),
+            told: Mutex::new(Told::nothing(bytes)),
+            elements: PhantomData,
+        })
+    }
+
+    /// The device it was had from.
+    #[must_use]
+    pub const fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The stream that copies and fills run on.
+    #[must_use]
+    pub const fn home_stream(&self) -> &Stream {
+        &self.home
+    }
+
+    /// How many elements it has.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Its size in bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        bytes_of::<T>(self.len)
+    }
+
+    /// Whether the host can view it: no device of the driver lacks concurrent managed access
+    /// (attribute 89).
+    #[must_use]
+    pub const fn is_host_accessible(&self) -> bool {
+        self.unshared.is_none()
+    }
+
+    /// Frees it once the work that uses it has passed (`cuMemFree`), or hands it back and says why
+    /// not.
+    ///
+    /// # Errors
+    /// [`CloseError`] with the buffer in it when it cannot be waited for, or the driver refuses. It
+    /// always does once the context is lost: the memory goes with that.
+    #[doc(alias = "cuMemFree")]
+    #[allow(clippy::result_large_err, reason = "the owner is handed back as it is")]
+    pub fn close(mut self) -> Result<(), CloseError<Self>> {
+        self.free().map_err(|cause| CloseError {
+            owner: self,
+            reason: CloseRefusal::Call(cause),
+        })
+    }
+
+    /// Waits for the work that uses the memory, and frees it.
+    fn free(&mut self) -> Result<(), CallError> {
+        let Some(memory) = &mut self.memory else {
+            return Ok(());
+        };
+        self.uses.drain()?;
+        memory.free()?;
+        self.memory = None;
+        Ok(())
+    }
+
+    /// Where the elements begin: nowhere, if there are none.
+    fn address(&self) -> DeviceAddress {
+        self.memory
+            .as_ref()
+            .map_or(DeviceAddress::NULL, Managed::address)
+    }
+
+    /// Elements that are there.
+    fn elements(&self, range: impl RangeBounds<usize>) -> Result<Range<usize>, UnifiedError> {
+        let start = match range.start_bound() {
+            Bound::Included(&start) => Some(start),
+            Bound::Excluded(&before) => before.checked_add(1),
+            Bound::Unbounded => Some(0),
+        };
+        let end = match range.end_bound() {
+            Bound::Included(&last) => last.checked_add(1),
+            Bound::Excluded(&end) => Some(end),
+            Bound::Unbounded => Some(self.len),
+        };
+        let range = start.unwrap_or(usize::MAX)..end.unwrap_or(usize::MAX);
+        if range.start <= range.end && range.end <= self.len {
+            Ok(range)
+        } else {
+            let len = self.len;
+            Err(UnifiedError::OutOfRange { range, len })
+        }
+    }
+
+    /// As many elements from `first` on, if they are all there.
+    fn run(&self, first: usize, count: usize) -> Result<Range<usize>, UnifiedError> {
+        self.elements(first..first.saturating_add(count))
+    }
+
+    /// Whether a device may use it, beside the one it was had from.
+    fn admit(&self, device: &Device) -> Result<(), UnifiedError> {
+        if device.is_same(&self.device) {
+            return Ok(());
+        }
+        if !device.same_driver(&self.device) {
+            return Err(UnifiedError::WrongDriver);
+        }
+        let ordinal = device.ordinal();
+        if !Managed::is_supported(device)? {
+            return Err(AllocateManagedError::NotSupported { device: ordinal }.into());
+        }
+        if !Managed::is_concurrent(device)? {
+            return Err(UnifiedError::NoConcurrentAccess { device: ordinal });
+        }
+        Ok(())
+    }
+
+    /// Refuses what only devices can do that share managed memory with the host.
+    const fn shared(&self) -> Result<(), UnifiedError> {
+        match self.unshared {
+            Some(device) => Err(UnifiedError::NoConcurrentAccess { device }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Bytes of so many elements that fit in one object.
+fn bytes_of<T>(elements: usize) -> u64 {
+    (elements as u64).saturating_mul(size_of::<T>() as u64)
+}
+
+/// The bytes of elements that are there.
+fn bytes_at<T>(elements: &Range<usize>) -> Range<u64> {
+    bytes_of::<T>(elements.start)..bytes_of::<T>(elements.end)
+}
+
+impl<T: Pod> Drop for UnifiedBuffer<T> {
+    fn drop(&mut self) {
+        let waited = self.uses.drain();
+        let (Err(error), Some(memory)) = (waited, &mut self.memory) else {
+            // Dropping the memory frees it, and tells if it cannot.
+            return;
+        };
+        memory.abandon();
+        self.device
+            .report_drop("unified buffer", memory.size(), error);
+    }
+}
+
+impl<T: Pod> fmt::Debug for UnifiedBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UnifiedBuffer")
+            .field("address", &self.address())
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}

@@ -38,7 +38,9 @@ pub use drops::{DropFailure, DropHook};
 pub use error::Error;
 pub use error::{AllocateError, CallError};
 pub use own::{Access, Event, Managed, Mapping, Physical, Place, Reservation, Right, Stream};
-pub use pool::{Block, Growth, Lease, Limit, Pool, PoolStats, Scrub, Tenant, TenantStats};
+pub use pool::{
+    Block, Growth, Hardened, Lease, Limit, Pool, PoolStats, Scrub, Tenant, TenantStats,
+};
 pub use region::{Extent, Layout, Mapper, Region};
 pub use ring::RingBuffer;
 pub use sparse::SparseArray;

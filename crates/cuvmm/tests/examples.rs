@@ -12,6 +12,9 @@ mod device_vec;
 #[path = "../examples/grow_in_place.rs"]
 mod grow_in_place;
 
+#[path = "../examples/hardened.rs"]
+mod hardened;
+
 #[path = "../examples/numa_spill.rs"]
 mod numa_spill;
 
@@ -50,6 +53,11 @@ fn what_does_not_fit_the_device_spills() {
 #[test]
 fn a_ring_never_wraps() {
     ring_buffer::main().unwrap();
+}
+
+#[test]
+fn a_late_user_is_caught() {
+    hardened::main().unwrap();
 }
 
 #[test]

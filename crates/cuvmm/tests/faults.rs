@@ -17,10 +17,11 @@ use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Nothing, Snapshot};
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::AllocateError;
+use cuvmm::pool::PoolBuilder;
 use cuvmm::unified::{Advice, Policy, Residence};
 use cuvmm::{
-    Access, Block, Event, Limit, Mapping, Physical, Pool, Region, Reservation, Right, Stream,
-    Tenant, UnifiedBuffer,
+    Access, Block, Event, Hardened, Limit, Mapping, Physical, Pool, Region, Reservation, Right,
+    Stream, Tenant, UnifiedBuffer,
 };
 
 const CODES: [CUresult; 2] = [
@@ -363,10 +364,29 @@ struct World {
 
 /// Two tenants and two streams on a pool of 16 granules; the first tenant has a block of 2.
 fn world(rig: &Rig<Nothing>) -> World {
-    let pool = Pool::builder(&rig.device)
-        .limit(Limit::Bytes(16 * G))
-        .build()
-        .unwrap();
+    world_of(rig, Pool::builder(&rig.device))
+}
+
+/// The same in a hardened pool with room for 46 granules of addresses, all of which are taken: the
+/// block has 18, and two blocks that are gone rest on 28, whose 16 granules are in stock. The first
+/// was filled, the second could not be.
+fn hardened_world(rig: &Rig<Nothing>) -> World {
+    let builder = Pool::builder(&rig.device).hardened(Hardened::new());
+    let world = world_of(rig, builder.address_limit(46 * G));
+    drop(
+        world.tenants[0]
+            .allocate_on(&world.streams[0], 8 * G)
+            .unwrap(),
+    );
+    drop(world.tenants[0].try_allocate(14 * G).unwrap());
+    let stats = world.pool.stats();
+    assert_eq!((stats.addresses, stats.resting_blocks), (46 * G, 2));
+    assert_eq!((stats.committed, stats.free), (2 * G, 14 * G));
+    world
+}
+
+fn world_of(rig: &Rig<Nothing>, builder: PoolBuilder<'_>) -> World {
+    let pool = builder.limit(Limit::Bytes(16 * G)).build().unwrap();
     let tenants: Vec<Tenant> = ["a", "b"]
         .iter()
         .map(|name| pool.tenant(*name).register().unwrap())
@@ -404,6 +424,105 @@ fn allocating_cold() {
         true,
     );
     assert_eq!(calls, 10, "one reservation and 3 extents of 3 calls");
+}
+
+/// All of the pool's memory, which somebody must have given back.
+fn allocate_the_rest(world: &mut World) -> Result<(), String> {
+    let stats = world.pool.stats();
+    let left = 16 * G - stats.in_use - stats.quarantined;
+    Ok(world
+        .blocks
+        .push(text(world.tenants[1].try_allocate(left))?))
+}
+
+#[test]
+fn allocating_in_a_hardened_pool() {
+    // Where there are addresses: as in a plain pool, and zeros for what could not be filled.
+    let calls = sweep(
+        |rig| {
+            let mut world = hardened_world(rig);
+            world.blocks.clear();
+            assert_eq!(world.pool.stats().addresses, 46 * G);
+            world
+        },
+        |_, world| {
+            let builder = world.tenants[0].block(7 * G);
+            let on = builder.home_stream(&world.streams[0]);
+            Ok(world.blocks.push(text(on.try_allocate())?))
+        },
+        |world| {
+            let stats = world.pool.stats();
+            (stats.in_use, stats.committed, stats.mappings)
+        },
+        false,
+    );
+    assert!(calls >= 8, "addresses back, addresses, extents: {calls}");
+    // Where only what rests can make way.
+    let calls = sweep(
+        hardened_world,
+        |_, world| allocate_the_rest(world),
+        |world| {
+            let stats = world.pool.stats();
+            (stats.in_use, stats.committed, world.blocks.len())
+        },
+        false,
+    );
+    assert!(calls >= 8, "{calls}");
+    // Nothing rests, nothing waits: then nothing has moved.
+    let calls = sweep(
+        |rig| world_of(rig, Pool::builder(&rig.device).hardened(Hardened::new())),
+        |_, world| allocate_the_rest(world),
+        of_pool,
+        true,
+    );
+    assert_eq!(calls, 10, "one reservation and 3 extents of 3 calls");
+    let calls = sweep(
+        |rig| world_of(rig, Pool::builder(&rig.device).hardened(Hardened::new())),
+        |_, world| text(world.blocks[0].try_grow_to(9 * G)),
+        of_pool,
+        true,
+    );
+    assert_eq!(calls, 9, "3 extents of 3 calls, and none ahead");
+}
+
+#[test]
+fn giving_up_in_a_hardened_pool() {
+    // A drop says nothing, and what failed in it is done by whoever comes next.
+    for (shrinks, home) in [(false, true), (false, false), (true, true)] {
+        let calls = sweep(
+            |rig| {
+                let mut world = world_of(rig, Pool::builder(&rig.device).hardened(Hardened::new()));
+                let mut builder = world.tenants[0].block(7 * G);
+                if home {
+                    builder = builder.home_stream(&world.streams[1]);
+                }
+                world.blocks.push(builder.try_allocate().unwrap());
+                world
+            },
+            |rig, world| {
+                if world.blocks.len() > 1 {
+                    match shrinks {
+                        true => world.blocks[1].shrink_to(4 * G).unwrap(),
+                        false => world.blocks.truncate(1),
+                    }
+                }
+                let failed = rig.faults.injected() > 0;
+                let books = books(&world.pool);
+                let kept = if shrinks { 4 * G } else { 0 };
+                assert_eq!(books.in_use, 2 * G + kept);
+                assert!(failed || books.committed == books.in_use, "{books:?}");
+                allocate_the_rest(world)?;
+                world.blocks.truncate(1);
+                Ok(())
+            },
+            |world| {
+                let stats = world.pool.stats();
+                (stats.quarantined, world.blocks.len())
+            },
+            false,
+        );
+        assert!(calls >= 8, "{calls}");
+    }
 }
 
 #[test]

@@ -13,7 +13,7 @@
 
 mod common;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -25,7 +25,7 @@ use cuvmm::driver::host::{HostDriver, HostMemory, HostOptions};
 use cuvmm::driver::model::{Backing, Machine, ModelDriver, Nothing};
 use cuvmm::error::{AllocateError, BuildPoolError, CompactError};
 use cuvmm::pool::PoolBuilder;
-use cuvmm::{Block, Growth, Limit, Mapper, Pool, PoolStats, Stream, Tenant};
+use cuvmm::{Block, Growth, Hardened, Limit, Mapper, Pool, PoolStats, Stream, Tenant};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler};
 use shuttle::thread::{self, yield_now};
 use shuttle::{Config, Runner};
@@ -721,8 +721,12 @@ type GiveUp = fn(&Scene<Nothing>, &Tenant, Block) -> Option<Block>;
 
 /// One waits for memory that another thread gives up.
 fn waited_for(give_up: GiveUp) {
+    waited_for_in(|| scene(3), give_up);
+}
+
+fn waited_for_in(scene: fn() -> Scene<Nothing>, give_up: GiveUp) {
     explore(2000, move || {
-        let scene = scene(3);
+        let scene = scene();
         let (a, b) = (scene.tenant("a"), scene.tenant("b"));
         let stream = scene.stream();
         let block = a.block(G).capacity(3 * G).home_stream(&stream);
@@ -794,6 +798,92 @@ fn one_who_waits_is_woken_by_the_end_of_a_capture() {
         drop(block);
         drop(guard);
         None
+    });
+}
+
+#[test]
+fn one_who_waits_is_woken_in_a_hardened_pool() {
+    let scene = || {
+        let build = |builder: PoolBuilder<'_>| builder.hardened(Hardened::new()).build();
+        Scene::new(model(), 3, build)
+    };
+    waited_for_in(scene, |_, _, block| {
+        let lease = block.lease();
+        drop(block);
+        drop(lease);
+        None
+    });
+    waited_for_in(scene, |_, _, mut block| {
+        block.shrink_to(G).unwrap();
+        Some(block)
+    });
+}
+
+/// Blocks come and go while their memory is unmapped by whoever has the lock next, and no address
+/// is a block's twice.
+fn blocks_are_retired_in_turn(scene: &Scene<Nothing>) {
+    let (a, b) = (scene.tenant("a"), scene.tenant("b"));
+    let seen = Mutex::new(BTreeSet::new());
+    let had = |got| {
+        let block = scene.had(got)?;
+        let new = seen.lock().unwrap().insert(block.address().0);
+        assert!(new, "{} was another block's", block.address());
+        Some(block)
+    };
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let stream = scene.held_stream();
+                for granules in [2, 1] {
+                    let got = a.block(granules * G).home_stream(&stream).try_allocate();
+                    if let Some(mut block) = had(got) {
+                        scene.launch(&block, &stream);
+                        block.shrink_to(G).unwrap();
+                        let lease = block.lease();
+                        drop(block);
+                        yield_now();
+                        drop(lease);
+                    }
+                }
+                scene.let_go(&stream);
+            });
+        }
+        scope.spawn(|| {
+            for granules in [4, 2] {
+                drop(had(b.try_allocate(granules * G)));
+                scene.look();
+            }
+            scene.pool.trim(0).unwrap();
+        });
+        scope.spawn(|| a.clone().unregister());
+    });
+}
+
+fn never_again(builder: PoolBuilder<'_>) -> PoolBuilder<'_> {
+    let hardened = Hardened::new();
+    builder.hardened(hardened.rest_blocks(u64::MAX).rest_addresses(u64::MAX))
+}
+
+#[test]
+fn a_hardened_pool_retires_blocks_while_others_come_and_go() {
+    explore(3000, || {
+        let scene = Scene::new(model(), 5, |builder| never_again(builder).build());
+        blocks_are_retired_in_turn(&scene);
+        scene.end();
+    });
+}
+
+#[test]
+fn the_mapper_retires_blocks_of_a_hardened_pool() {
+    explore(2000, || {
+        let rig = model();
+        let mapper = Mapper::start(&rig.device).unwrap();
+        let scene = Scene::new(rig, 5, |builder| {
+            never_again(builder.mapper(&mapper)).build()
+        });
+        blocks_are_retired_in_turn(&scene);
+        mapper.stop();
+        scene.end();
     });
 }
 

@@ -7,12 +7,14 @@
 
 mod common;
 
+use std::collections::BTreeSet;
+
 use common::{D0, G, Rig};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine, Spite};
 use cuvmm::driver::{CUresult, Driver};
 use cuvmm::error::{AllocateError, RegisterError};
-use cuvmm::{Block, Lease, Limit, Pool, Region, Stream, Tenant};
+use cuvmm::{Block, Hardened, Lease, Limit, Pool, Region, Stream, Tenant};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -20,6 +22,8 @@ const LIMIT: u64 = 24;
 const GUARANTEE: u64 = 6;
 const TENANTS: usize = 3;
 const STREAMS: usize = 3;
+/// What a hardened pool fills memory with: no tenant's byte.
+const FILL: u8 = 0xFF;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -109,6 +113,8 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Content {
     Byte(u8),
+    /// A new block's. In a hardened pool nothing that anybody wrote.
+    New,
     /// Zero, or something its own tenant wrote once.
     Own,
 }
@@ -132,6 +138,9 @@ struct World<'a, B: Backing> {
     pool: Pool,
     held: [bool; STREAMS],
     written: u8,
+    hardened: Option<Hardened>,
+    /// Where blocks were, if no address may come twice.
+    seen: Option<BTreeSet<u64>>,
 }
 
 /// The bytes that a tenant writes: none of them zero, none of them another tenant's.
@@ -144,12 +153,14 @@ impl<'a, B: Backing + 'static> World<'a, B>
 where
     Machine<B>: Driver,
 {
-    fn new(rig: &'a Rig<B>) -> Self {
-        let pool = Pool::builder(&rig.device)
+    fn new(rig: &'a Rig<B>, hardened: Option<Hardened>) -> Self {
+        let mut builder = Pool::builder(&rig.device)
             .limit(Limit::Bytes(LIMIT * G))
-            .largest_extent(4 * G)
-            .build()
-            .unwrap();
+            .largest_extent(4 * G);
+        if let Some(hardened) = hardened {
+            builder = builder.hardened(hardened);
+        }
+        let pool = builder.build().unwrap();
         let tenants = (0..TENANTS)
             .map(|tenant| Self::register(&pool, tenant))
             .collect();
@@ -165,6 +176,8 @@ where
             pool,
             held: [false; STREAMS],
             written: 0,
+            hardened,
+            seen: (hardened == Some(resting_for_ever())).then(BTreeSet::new),
         }
     }
 
@@ -228,8 +241,11 @@ where
                         let fresh = if zeroed {
                             Content::Byte(0)
                         } else {
-                            Content::Own
+                            Content::New
                         };
+                        let at = block.address().0;
+                        let again = self.seen.as_mut().is_some_and(|seen| !seen.insert(at));
+                        assert!(!again, "{at:#x} was another block's");
                         let granules = vec![fresh; granules as usize];
                         self.known.push(Known {
                             block,
@@ -380,6 +396,11 @@ where
         let in_use: u64 = self.known.iter().map(|known| known.block.size()).sum();
         assert_eq!(stats.in_use, in_use);
         assert_eq!(stats.mappings, self.rig.machine.live().mappings as u64);
+        // What a failure left reserved is not the pool's any more.
+        assert!(stats.addresses <= self.rig.machine.live().reserved_bytes);
+        let tenants: u64 = stats.tenants.iter().map(|tenant| tenant.addresses).sum();
+        assert!(tenants + stats.resting_addresses <= stats.addresses);
+        assert!(self.hardened.is_none() || stats.margin == 0, "{stats:#?}");
         assert!(
             self.rig.device.lost().is_none(),
             "something was unmapped under a kernel"
@@ -391,6 +412,7 @@ where
         for stream in 0..STREAMS {
             self.run_stream(stream);
         }
+        let hardened = self.hardened.is_some();
         for known in &mut self.known {
             known.elsewhere = false;
             for (granule, content) in known.granules.iter().enumerate() {
@@ -407,8 +429,13 @@ where
                     for byte in bytes {
                         match content {
                             Content::Byte(expected) => assert_eq!(byte, *expected),
-                            Content::Own => {
-                                assert!(byte == 0 || own.contains(&byte), "another tenant's byte");
+                            Content::New if hardened => {
+                                assert!(byte == 0 || byte == FILL, "an earlier block's byte");
+                            }
+                            Content::New | Content::Own => {
+                                let filled = hardened && byte == FILL;
+                                let known = byte == 0 || filled || own.contains(&byte);
+                                assert!(known, "another tenant's byte");
                             }
                         }
                     }
@@ -423,12 +450,27 @@ where
     }
 }
 
+/// No address is used twice.
+const fn resting_for_ever() -> Hardened {
+    let hardened = Hardened::new().fill(Some(FILL));
+    hardened.rest_blocks(u64::MAX).rest_addresses(u64::MAX)
+}
+
+/// Addresses come back soon.
+const fn hasty() -> Hardened {
+    Hardened::new().fill(Some(FILL)).rest_blocks(2).guard(2 * G)
+}
+
 /// With `spite`, one driver call in so many fails out of the blue besides.
-fn program<B: Backing + 'static>(rig: Rig<B>, steps: &[Step], spite: Option<u64>)
-where
+fn program<B: Backing + 'static>(
+    rig: Rig<B>,
+    steps: &[Step],
+    hardened: Option<Hardened>,
+    spite: Option<u64>,
+) where
     Machine<B>: Driver,
 {
-    let mut world = World::new(&rig);
+    let mut world = World::new(&rig, hardened);
     let mut next: Option<(u64, bool)> = None;
     for (seed, step) in (0..).zip(steps) {
         if let Step::Fault { k, memory } = *step {
@@ -445,6 +487,8 @@ where
             next.take()
         };
         if let Some((k, memory)) = fault {
+            // Where the driver says that it has no addresses, those that rest go back to it.
+            world.seen = world.seen.filter(|_| !memory);
             let code = if memory {
                 CUresult::CUDA_ERROR_OUT_OF_MEMORY
             } else {
@@ -497,18 +541,36 @@ fn run(cases: u32, program: impl Fn(&[Step])) {
 
 #[test]
 fn programs_on_the_model() {
-    run(8000, |steps| program(common::model(), steps, None));
+    run(8000, |steps| program(common::model(), steps, None, None));
 }
 
 #[test]
 fn programs_on_the_host() {
-    run(2500, |steps| program(common::host(), steps, None));
+    run(2500, |steps| program(common::host(), steps, None, None));
 }
 
 #[test]
 fn programs_in_spite_of_failures() {
-    run(600, |steps| program(common::model(), steps, Some(6)));
-    run(200, |steps| program(common::host(), steps, Some(6)));
+    for hardened in [None, Some(hasty())] {
+        run(600, |steps| {
+            program(common::model(), steps, hardened, Some(6));
+        });
+        run(200, |steps| {
+            program(common::host(), steps, hardened, Some(6));
+        });
+    }
+}
+
+#[test]
+fn programs_in_hardened_pools() {
+    for hardened in [resting_for_ever(), hasty()] {
+        run(2000, |steps| {
+            program(common::model(), steps, Some(hardened), None);
+        });
+        run(700, |steps| {
+            program(common::host(), steps, Some(hardened), None);
+        });
+    }
 }
 
 #[derive(Clone, Debug)]

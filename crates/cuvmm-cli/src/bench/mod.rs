@@ -15,6 +15,7 @@ mod current;
 mod drop_under;
 mod free;
 mod grow;
+mod hardened;
 mod kernels;
 mod launch;
 mod mapper;
@@ -115,6 +116,12 @@ fn groups() -> Vec<Group> {
     groups.push(Group::one(grow::LATER, grow::later));
     groups.push(Group::one(paced::NAME, paced::measure));
     groups.push(Group::one(vector::NAME, vector::measure));
+    groups.extend(hardened::SIZES.map(|size| {
+        Group::one(&hardened::name(size.0), move |stage, report| {
+            hardened::pairs(stage, report, size)
+        })
+    }));
+    groups.push(Group::one(hardened::GROWTH, hardened::growth));
     groups.push(Group::one(take_back::PLAIN, |stage, report| {
         take_back::measure(stage, report, Scrub::Never)
     }));

@@ -26,8 +26,8 @@ pub enum BuildPoolError {
         /// All memory of the device.
         total: u64,
     },
-    /// A limit in mappings or addresses is zero, or the largest extent is no power of two
-    /// granules.
+    /// A limit in mappings or addresses is zero, the largest extent is no power of two granules, or
+    /// guards leave no addresses for a block between them.
     #[error("option {option} cannot be {value}")]
     BadOption {
         /// The option's name.

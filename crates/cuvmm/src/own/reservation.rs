@@ -28,6 +28,7 @@ pub struct ReservationBuilder<'a> {
     device: &'a Device,
     size: u64,
     alignment: u64,
+    guard: u64,
 }
 
 impl ReservationBuilder<'_> {
@@ -35,6 +36,13 @@ impl ReservationBuilder<'_> {
     #[must_use]
     pub const fn alignment(mut self, bytes: u64) -> Self {
         self.alignment = bytes;
+        self
+    }
+
+    /// Reserves so many bytes, whole granules, before the range and behind it besides. They are no
+    /// part of it, so nothing can be mapped there: whoever runs over an end faults.
+    pub(crate) const fn guard(mut self, bytes: u64) -> Self {
+        self.guard = bytes;
         self
     }
 
@@ -47,6 +55,7 @@ impl ReservationBuilder<'_> {
             device,
             size,
             alignment,
+            guard,
         } = self;
         if size == 0 {
             return Err(ReserveError::ZeroSize);
@@ -60,12 +69,18 @@ impl ReservationBuilder<'_> {
         if alignment != 0 && !alignment.is_power_of_two() {
             return Err(ReserveError::OddAlignment { alignment });
         }
-        let base = device
+        let too_large = ReserveError::TooLarge { size };
+        let Some(whole) = guard.checked_mul(2).and_then(|both| size.checked_add(both)) else {
+            return Err(too_large);
+        };
+        let first = device
             .call(Call::MemAddressReserve, |driver, _| {
-                driver.reserve(size, alignment, DeviceAddress::NULL, 0)
+                driver.reserve(whole, alignment, DeviceAddress::NULL, 0)
             })
-            .map_err(|cause| ReserveError::Call { size, cause })?;
-        let shared = Arc::new(Reserved::new(device.clone(), base, size));
+            .map_err(|cause| ReserveError::Call { size: whole, cause })?;
+        // It ends in the address space, so what lies in it does too.
+        let base = DeviceAddress(first.0.saturating_add(guard));
+        let shared = Arc::new(Reserved::new(device.clone(), base, size, guard));
         Ok(Reservation { shared })
     }
 }
@@ -86,6 +101,7 @@ impl Reservation {
             device,
             size,
             alignment: 0,
+            guard: 0,
         }
     }
 
@@ -99,6 +115,11 @@ impl Reservation {
     #[must_use]
     pub fn size(&self) -> u64 {
         self.shared.size()
+    }
+
+    /// Bytes of addresses that it takes up, guards included.
+    pub(crate) fn addresses(&self) -> u64 {
+        self.size() + 2 * self.shared.guard()
     }
 
     /// The device it was reserved through.

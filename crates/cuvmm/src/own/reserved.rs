@@ -19,6 +19,8 @@ pub(super) struct Reserved {
     device: Device,
     base: DeviceAddress,
     size: u64,
+    /// Bytes that are reserved before it and behind it besides, where nothing is ever mapped.
+    guard: u64,
     /// By offset every mapping, those that could not be unmapped included.
     mapped: Mutex<BTreeMap<u64, Taken>>,
 }
@@ -30,12 +32,14 @@ struct Taken {
 }
 
 impl Reserved {
-    pub(super) fn new(device: Device, base: DeviceAddress, size: u64) -> Self {
+    /// `size` bytes from `base` on, which the driver reserved with a guard on either side.
+    pub(super) fn new(device: Device, base: DeviceAddress, size: u64, guard: u64) -> Self {
         let mapped = Mutex::default();
         Self {
             device,
             base,
             size,
+            guard,
             mapped,
         }
     }
@@ -50,6 +54,10 @@ impl Reserved {
 
     pub(super) const fn size(&self) -> u64 {
         self.size
+    }
+
+    pub(super) const fn guard(&self) -> u64 {
+        self.guard
     }
 
     pub(super) fn mapped_bytes(&self) -> u64 {
@@ -127,12 +135,13 @@ impl Reserved {
 
     /// Gives the range back to the driver, once.
     pub(super) fn free(&mut self) -> Result<(), CallError> {
-        let (base, size) = (self.base, self.size);
         if self.size == 0 {
             return Ok(());
         }
+        let base = DeviceAddress(self.base.0 - self.guard);
+        let size = self.size + 2 * self.guard;
         self.device
-            // SAFETY: the range is ours and whole, and nothing is mapped in it: each mapping holds an
+            // SAFETY: the range is ours and whole, guards included, and nothing is mapped in it: each mapping holds an
             // `Arc` of this, so none is left when it can be had mutably.
             .give_back(Call::MemAddressFree, |driver, _| unsafe {
                 driver.free_reservation(base, size)

@@ -208,13 +208,14 @@ impl State {
         for id in draining {
             self.collect_if_draining(id);
         }
+        let retired = self.retire_some() > 0;
         let lacking = self.lacks_ready().min(self.policy.largest_extent);
         if lacking == 0 {
-            return false;
+            return retired;
         }
         // Nobody in particular asks, so everybody's guarantee counts.
         match self.take_back_any(TenantId(u64::MAX), lacking) {
-            Ok(got) => got > 0,
+            Ok(got) => retired || got > 0,
             Err(error) => {
                 tracing::warn!(%error, "idle memory stays mapped for now");
                 false
@@ -227,7 +228,7 @@ impl State {
         let draining = |tenancy: &Tenancy| {
             !tenancy.registered && tenancy.next_giving(Give::Idle, None).is_some()
         };
-        if self.tenants.values().any(draining) {
+        if self.has_retiring() || self.tenants.values().any(draining) {
             Some(LOOK_AGAIN)
         } else {
             (self.lacks_ready() > 0).then_some(LOOK_FOR_MORE)

@@ -7,7 +7,6 @@ use super::slot::{Occupant, Place, Slot};
 use super::state::State;
 use crate::error::{AllocateError, CallError};
 use crate::own::Stream;
-use crate::region::Space;
 
 /// Idle slots looked at for the best one.
 const CANDIDATES: usize = 8;
@@ -43,6 +42,7 @@ impl State {
             return Err(AllocateError::WrongDevice);
         }
         self.check_usable(id)?;
+        self.retire_some();
         let mut picked = self.pick(id, class, used, home)?;
         if picked.is_none() && self.sweep(id) {
             picked = self.pick(id, class, used, home)?;
@@ -172,27 +172,30 @@ impl State {
 
     /// Addresses for a new slot, not yet in its place.
     fn open_slot(&mut self, id: TenantId, class: u64) -> Result<(usize, Box<Slot>), AllocateError> {
-        self.make_address_room(class);
-        if self.budget.addresses_left() < class {
+        let guard = self.guard();
+        let addresses = class.saturating_add(guard).saturating_add(guard);
+        self.make_address_room(addresses);
+        if self.budget.addresses_left() < addresses {
             return Err(AllocateError::OutOfAddresses {
-                wanted: class,
+                wanted: addresses,
                 held: self.budget.addresses(),
                 limit: self.budget.limits().addresses,
             });
         }
-        let now = self.now();
-        let Some(tenancy) = self.tenants.get_mut(&id) else {
-            return Err(AllocateError::Unregistered {
-                tenant: String::new(),
-            });
-        };
-        self.budget.charge_addresses(id, class);
-        match Space::reserve(&self.device, class) {
-            Ok(space) => Ok((tenancy.vacancy(), Box::new(Slot::new(space, class, now)))),
+        self.budget.charge_addresses(id, addresses);
+        let space = match self.reserve(class, guard) {
+            Ok(space) => space,
             Err(error) => {
-                self.budget.refund_addresses(id, class);
-                Err(error.into())
+                self.budget.refund_addresses(id, addresses);
+                return Err(error.into());
             }
+        };
+        let slot = Slot::new(space, class, self.now(), self.hardening.is_some());
+        match self.tenants.get_mut(&id) {
+            Some(tenancy) => Ok((tenancy.vacancy(), Box::new(slot))),
+            None => Err(AllocateError::Unregistered {
+                tenant: String::new(),
+            }),
         }
     }
 }

@@ -57,7 +57,8 @@ impl<'a> BlockBuilder<'a> {
     /// Without a home stream the memory waits for all work of the device. Asking for that breaks a
     /// capture on any stream of the context, whoever makes it, unless a
     /// [capture guard](super::Pool::capture_guard) lives meanwhile: the driver marks no work of a
-    /// context that captures (`cuCtxRecordEvent`).
+    /// context that captures (`cuCtxRecordEvent`). A [hardened pool](super#hardened-pools) asks as
+    /// soon as such a block is dropped, others when somebody wants the memory.
     pub const fn home_stream(mut self, stream: &'a Stream) -> Self {
         self.wanted.home = Some(stream);
         self
@@ -175,7 +176,9 @@ fn after(wait: Duration) -> Instant {
 /// Memory of a tenant, at an address that is fixed for life. Freed when dropped.
 ///
 /// Dropping makes no driver call and never waits: the memory stays mapped, stays charged to the
-/// tenant, and is handed on only after the work that may use it.
+/// tenant, and is handed on only after the work that may use it. In a
+/// [hardened pool](super#hardened-pools) it does not wait either, but fills the memory and unmaps
+/// what has passed.
 pub struct Block {
     held: ManuallyDrop<Held>,
     /// Whether only the home stream used it, no lease was taken on it, and no zeros are owed in
@@ -240,7 +243,8 @@ impl Block {
     }
 
     /// Gives up the end of the block. Makes no driver call; growing again before somebody else
-    /// needs the memory revives it with what it held.
+    /// needs the memory revives it with what it held. (A [hardened pool](super#hardened-pools)
+    /// fills and unmaps it as a block that is dropped.)
     ///
     /// # Errors
     /// [`ShrinkError`] when `size` is zero or more than the block has.

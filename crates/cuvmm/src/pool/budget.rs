@@ -267,11 +267,16 @@ impl Budget {
         }
     }
 
-    /// Addresses of a tenant are out of use from now on: nobody's, and still reserved.
-    pub(crate) fn quarantine_addresses(&mut self, tenant: TenantId, bytes: u64) {
+    /// Addresses of a tenant are nobody's from now on, and still reserved.
+    pub(crate) fn disown_addresses(&mut self, tenant: TenantId, bytes: u64) {
         if let Some(account) = self.accounts.get_mut(&tenant) {
             account.addresses -= bytes;
         }
+    }
+
+    /// Addresses that were nobody's went back to the driver.
+    pub(crate) const fn refund_disowned(&mut self, bytes: u64) {
+        self.addresses -= bytes;
     }
 
     /// Bytes came from the driver.
@@ -389,8 +394,10 @@ mod tests {
         assert_eq!(budget.account(A).addresses, 200);
         assert_eq!((budget.addresses(), budget.addresses_left()), (400, 600));
         // Out of use: nobody's, and still reserved.
-        budget.quarantine_addresses(B, 150);
+        budget.disown_addresses(B, 150);
         assert_eq!((budget.account(B).addresses, budget.addresses()), (50, 400));
+        budget.refund_disowned(100);
+        assert_eq!((budget.account(B).addresses, budget.addresses()), (50, 300));
     }
 
     #[test]

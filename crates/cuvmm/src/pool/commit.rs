@@ -5,7 +5,7 @@ use super::slot::Slot;
 use super::state::{Scrub, State};
 use crate::error::{AllocateError, CallError, CommitError};
 use crate::own::Stream;
-use crate::region::{Fence, PlaceError};
+use crate::region::{Fence, PlaceError, Stain};
 
 /// What memory a block is to find in its slot.
 #[derive(Clone, Copy, Debug)]
@@ -187,7 +187,8 @@ impl State {
     }
 
     /// Zeroes what another tenant wrote to in the memory behind `begun`, and whatever was written
-    /// to where a block wants zeros; ordered before the new owner's work.
+    /// to where a block wants zeros; ordered before the new owner's work. In a pool that overwrites
+    /// what is freed also what it could not overwrite, unless a stream captures.
     fn cleanse(
         &mut self,
         id: TenantId,
@@ -196,7 +197,9 @@ impl State {
         fit: &Fit<'_>,
     ) -> Result<(), AllocateError> {
         let scrubs = self.policy.scrub != Scrub::Never;
-        let owed = |stain: u64| fit.zeroed || (scrubs && stain != id.0);
+        let owed = |stain: Stain| fit.zeroed || (scrubs && stain.by != id.0);
+        let overwrites = self.fill().is_some();
+        let mut must = false;
         let revived = fit.zeros.map_or((0, 0), |(from, to)| (from, to.min(begun)));
         let placed = (begun, slot.space.bytes());
         let mut soiled: Option<(u64, u64)> = None;
@@ -205,7 +208,9 @@ impl State {
                 continue;
             }
             for (offset, size, stain) in slot.space.stained(from, to) {
-                if owed(stain) {
+                let owed = owed(stain);
+                if owed || (overwrites && !stain.blank) {
+                    must |= owed;
                     let start = soiled.map_or(offset, |(start, _)| start);
                     soiled = Some((start, offset + size));
                 }
@@ -216,6 +221,9 @@ impl State {
         };
         // A fill on a stream that captures would become part of the graph, and not run now.
         if self.capturing > 0 || is_capturing(fit.home)? {
+            if !must {
+                return Ok(());
+            }
             let bytes = fit.to.saturating_sub(slot.used());
             return Err(AllocateError::Capturing(self.shortage(id, bytes, 0)));
         }
@@ -241,7 +249,7 @@ impl State {
             None => self.scrubber()?,
         };
         slot.space
-            .zero(&stream, offset, size)
+            .fill(&stream, offset, 0, size)
             .map_err(AllocateError::Zero)?;
         if home.is_none() {
             self.device.relaxed(|| stream.synchronize())??;

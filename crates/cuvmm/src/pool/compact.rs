@@ -209,7 +209,7 @@ impl State {
             return Ok(Moved::InUse);
         }
         if slot.block.is_none() {
-            self.take_all(id, slot)?;
+            self.take_spare(id, slot)?;
             return Ok(Moved::Copied(0));
         }
         let pieces = match self.gather(id, run.size, false) {
@@ -218,6 +218,7 @@ impl State {
             Err(error) => return Err(CompactError::Create(Box::new(error))),
         };
         let count = pieces.len() as u64;
+        self.rouse_for(run.size);
         let room = count < run.extents.len() as u64
             && count <= self.budget.mappings_left()
             && run.size <= self.budget.addresses_left();
@@ -228,22 +229,6 @@ impl State {
         let copy = self.copy_out(slot, run, pieces)?;
         self.swap(id, slot, run, copy)?;
         Ok(Moved::Copied(run.size))
-    }
-
-    /// Takes everything from a slot without a block, whose fence has passed.
-    fn take_all(&mut self, id: TenantId, slot: &mut Slot) -> Result<(), CompactError> {
-        let offsets: Vec<u64> = slot
-            .space
-            .extents()
-            .rev()
-            .map(|extent| extent.offset)
-            .collect();
-        for offset in offsets {
-            if let Some(piece) = slot.space.withdraw(offset)? {
-                self.taken(id, piece);
-            }
-        }
-        Ok(())
     }
 
     /// Places pieces at addresses of their own and copies a run to them.

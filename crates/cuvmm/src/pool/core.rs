@@ -270,9 +270,13 @@ impl Core {
     }
 
     pub(crate) fn shrink(&self, place: &Place, size: u64) -> Result<(), ShrinkError> {
-        self.lock().shrink(place, size)?;
-        self.announce();
-        Ok(())
+        let mut state = self.lock();
+        let outcome = state.shrink(place, size);
+        Self::let_go(state);
+        if outcome.is_ok() {
+            self.announce();
+        }
+        outcome
     }
 }
 

@@ -72,6 +72,7 @@ impl State {
         let gone = AllocateError::Unregistered {
             tenant: String::new(),
         };
+        self.retire_some();
         let usable = self.check_usable(tenant);
         let Some(slot) = self.slot_mut(tenant, index) else {
             return Err(gone);

@@ -9,6 +9,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use super::budget::TenantId;
+use super::slot::Slot;
 use super::state::State;
 use super::tenancy::{Aged, Give};
 use crate::error::{AllocateError, CallError};
@@ -289,7 +290,25 @@ impl State {
         self.stock.add(piece);
     }
 
-    /// Gives back the addresses of a draining tenant's empty slots, and forgets it with the last.
+    /// Takes everything that can be taken from a slot that was taken out. Its fence has passed.
+    pub(crate) fn take_spare(&mut self, id: TenantId, slot: &mut Slot) -> Result<(), CallError> {
+        let offsets: Vec<u64> = slot.spare().map(|extent| extent.offset).collect();
+        let mut outcome = Ok(());
+        for offset in offsets {
+            match slot.space.withdraw(offset) {
+                Ok(Some(piece)) => self.taken(id, piece),
+                Ok(None) => {}
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
+            }
+        }
+        slot.receded();
+        outcome
+    }
+
+    /// Gives up the addresses of a draining tenant's empty slots, and forgets it with the last.
     pub(crate) fn drop_empty_slots_if_draining(&mut self, id: TenantId) {
         if self
             .tenants
@@ -301,7 +320,7 @@ impl State {
         }
     }
 
-    /// Gives back addresses of empty, unused slots of a tenant until there are `wanted` bytes.
+    /// Gives up addresses of empty, unused slots of a tenant until there are `wanted` bytes.
     fn drop_empty_slots(&mut self, id: TenantId, wanted: u64) {
         let Some(tenancy) = self.tenants.get(&id) else {
             return;
@@ -312,8 +331,8 @@ impl State {
                 break;
             }
             if let Some(slot) = self.take_slot(id, index) {
-                got += slot.class;
-                self.drop_slot(id, index, slot);
+                got += slot.space.addresses();
+                self.put_away(id, index, slot);
             }
         }
     }
@@ -324,6 +343,7 @@ impl State {
             return;
         }
         self.sweep_all();
+        self.retire_all();
         let ids: Vec<TenantId> = self.tenants.keys().copied().collect();
         for id in ids {
             let left = self.budget.addresses_left();
@@ -332,5 +352,6 @@ impl State {
             }
             self.drop_empty_slots(id, bytes - left);
         }
+        self.rouse_for(bytes);
     }
 }

@@ -49,6 +49,10 @@ pub(crate) struct Slot {
     pub(crate) touched: u64,
     /// A roll-back failed in it: it serves its block and no other.
     pub(crate) broken: bool,
+    /// The pool is hardened: as above, since its addresses are not used again.
+    pub(crate) single: bool,
+    /// Whether a hardened pool has it listed to be unmapped.
+    pub(crate) retiring: bool,
     /// Bytes that the mapper is putting behind what is there, charged already. Until it is done
     /// the memory in the slot neither grows nor is taken back.
     pub(crate) coming: u64,
@@ -92,7 +96,7 @@ impl Occupant {
 }
 
 impl Slot {
-    pub(crate) const fn new(space: Space, class: u64, now: u64) -> Self {
+    pub(crate) const fn new(space: Space, class: u64, now: u64, single: bool) -> Self {
         Self {
             space,
             class,
@@ -101,6 +105,8 @@ impl Slot {
             fence: Fence::passed(),
             touched: now,
             broken: false,
+            single,
+            retiring: false,
             coming: 0,
         }
     }

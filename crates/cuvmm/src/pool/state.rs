@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cuvmm_driver::{HandleTypes, PhysicalProps};
 
 use super::budget::{Budget, TenantId};
+use super::hardened::Hardening;
 use super::pace::Ahead;
 use super::slot::Slot;
 use super::stock::Stock;
@@ -91,6 +92,8 @@ pub(crate) struct State {
     pub(crate) refusals: u64,
     /// What the mapper does for it, if it has one.
     pub(crate) ahead: Option<Ahead>,
+    /// What it knows besides if it is hardened.
+    pub(crate) hardening: Option<Box<Hardening>>,
     next_tenant: u64,
     scrubber: Option<Stream>,
 }
@@ -109,6 +112,7 @@ impl State {
             quarantine: (Vec::new(), Vec::new()),
             refusals: 0,
             ahead: None,
+            hardening: None,
             next_tenant: 0,
             scrubber: None,
         }
@@ -168,12 +172,13 @@ impl State {
         if let Some(tenancy) = self.tenants.get_mut(&id) {
             tenancy.vacate(index);
         }
+        let addresses = slot.space.addresses();
         if slot.space.stuck_count() > 0 {
-            self.budget.quarantine_addresses(id, slot.class);
+            self.budget.disown_addresses(id, addresses);
             self.quarantine.1.push(slot.space);
         } else {
             drop(slot.space);
-            self.budget.refund_addresses(id, slot.class);
+            self.budget.refund_addresses(id, addresses);
         }
     }
 

@@ -44,10 +44,14 @@ pub struct PoolStats {
     pub mappings: u64,
     /// The limit in mappings.
     pub mapping_limit: u64,
-    /// Addresses reserved.
+    /// Addresses reserved, guards and those that rest included.
     pub addresses: u64,
     /// The limit in addresses.
     pub address_limit: u64,
+    /// Blocks that are gone and whose addresses rest, in a hardened pool.
+    pub resting_blocks: u64,
+    /// Addresses that rest: reserved, with nothing mapped, and no tenant's.
+    pub resting_addresses: u64,
     /// Allocations and growths that were refused because something was short.
     pub refusals: u64,
     /// Driver calls by kind, made through the device handle that the pool was built on.
@@ -103,7 +107,7 @@ pub struct TenantStats {
     pub stranded: u64,
     /// Extents mapped.
     pub mappings: u64,
-    /// Addresses reserved.
+    /// Addresses reserved, guards included.
     pub addresses: u64,
     /// Blocks that live.
     pub blocks: u64,
@@ -173,6 +177,7 @@ impl State {
             .collect();
         let sum = |of: fn(&TenantStats) -> u64| tenants.iter().map(of).sum();
         let limits = self.budget.limits();
+        let (resting_blocks, resting_addresses) = self.resting();
         PoolStats {
             limit: limits.bytes,
             committed: self.budget.held(),
@@ -190,6 +195,8 @@ impl State {
             mapping_limit: limits.mappings,
             addresses: self.budget.addresses(),
             address_limit: limits.addresses,
+            resting_blocks,
+            resting_addresses,
             refusals: self.refusals,
             calls: self.device.calls(),
             tenants,

@@ -37,7 +37,7 @@ impl Stock {
     /// Without `scrub`, only such a one.
     pub(crate) fn take(&mut self, size: u64, own: Option<u64>, scrub: bool) -> Option<Piece> {
         let pieces = self.by_size.get_mut(&size)?;
-        let as_it_is = |piece: &Piece| piece.stain.is_none() || piece.stain == own;
+        let as_it_is = |piece: &Piece| piece.stain.is_none_or(|stain| Some(stain.by) == own);
         let index = match pieces.iter().rposition(as_it_is) {
             Some(index) => index,
             None if scrub => pieces.len().checked_sub(1)?,

@@ -8,6 +8,7 @@ use crate::error::CallError;
 impl State {
     pub(crate) fn trim(&mut self, keep: u64) -> Result<u64, CallError> {
         let mut released = 0;
+        self.retire_all();
         let excess = |state: &Self| state.budget.obtained().saturating_sub(keep);
         if excess(self) > self.stock.bytes() {
             let wanted = excess(self) - self.stock.bytes();

@@ -101,6 +101,10 @@ impl<'a> TenantBuilder<'a> {
         let shelves = Arc::new(Shelves::new(Arc::clone(&state.clock)));
         let unswept = Arc::clone(&shelves);
         let tenancy = Tenancy::new(name.clone(), priority, hook, unswept);
+        if state.hardening.is_some() {
+            // Nothing that was freed is handed on as it is: all of it goes the long way.
+            drop(tenancy.unswept.close());
+        }
         let id = state.register(tenancy, guarantee, limit);
         drop(state);
         let owner = Owner {

@@ -1,5 +1,5 @@
 //! Giving memory up: shrinking, freeing, unregistering, and the leases that put it off. None of it
-//! waits, and only unregistering calls the driver.
+//! waits, and only unregistering calls the driver, but in a [hardened](super::hardened) pool.
 
 use super::budget::TenantId;
 use super::slot::{Place, Slot};
@@ -19,8 +19,16 @@ impl State {
         let Some(mut slot) = self.take_slot(place.tenant, place.slot) else {
             return Ok(());
         };
+        let before = slot.used();
         let outcome = Self::give_up(&mut slot, size, granule.round_up(size), now);
+        let used = slot.used();
+        if used < before && self.hardening.is_some() {
+            let home = slot.block.as_ref().and_then(|block| block.home.clone());
+            self.overwrite(&mut slot, home.as_ref(), used);
+        }
         self.put_slot(place.tenant, place.slot, slot);
+        self.retire_later(place.tenant, place.slot);
+        self.retire_some();
         outcome
     }
 
@@ -50,6 +58,7 @@ impl State {
     pub(crate) fn free(&mut self, place: &Place) {
         let now = self.tick();
         self.free_at(place, now);
+        self.retire_some();
         self.collect_if_draining(place.tenant);
     }
 
@@ -60,9 +69,11 @@ impl State {
         if let Some(block) = slot.block.take() {
             let fence = block.fence(&slot.space);
             slot.fence.merge(fence);
+            self.overwrite(&mut slot, block.home.as_ref(), 0);
         }
         slot.touched = now;
         self.put_slot(place.tenant, place.slot, slot);
+        self.retire_later(place.tenant, place.slot);
     }
 
     /// Frees for good what a tenant's blocks left on shelves; whether there was anything.
@@ -152,6 +163,8 @@ impl State {
             slot.touched = self.tick();
         }
         self.put_slot(place.tenant, place.slot, slot);
+        self.retire_later(place.tenant, place.slot);
+        self.retire_some();
         self.collect_if_draining(place.tenant);
     }
 

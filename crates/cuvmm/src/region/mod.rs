@@ -46,7 +46,7 @@ pub(crate) use fence::{Fence, Poll};
 pub use layout::Layout;
 pub use mapper::Mapper;
 pub(crate) use mapper::{Bell, Chores};
-pub(crate) use place::{Ground, Piece, PlaceError, PlaceFailure, Placed};
+pub(crate) use place::{Ground, Piece, PlaceError, PlaceFailure, Placed, Stain};
 pub use space::Extent;
 pub(crate) use space::Space;
 
@@ -172,7 +172,7 @@ impl Region {
         if size == 0 {
             return Ok(());
         }
-        self.space.fill(stream, offset, size, byte)
+        self.space.fill(stream, offset, byte, size)
     }
 
     /// The parts of a range that are committed, in order.

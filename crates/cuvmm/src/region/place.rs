@@ -4,12 +4,21 @@ use crate::error::{AccessError, CallError, CommitError};
 use crate::own::{Access, Mapping, Physical, Reservation, Right};
 use cuvmm_driver::LocationKind;
 
+/// What a physical holds that is not as the driver zeroed it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stain {
+    /// Whoever used it last; a number of the pool's choosing.
+    pub(crate) by: u64,
+    /// Whether all of it was overwritten afterwards, so that nobody's data is left.
+    pub(crate) blank: bool,
+}
+
 /// A physical that is not mapped, and who wrote to it last.
 #[derive(Debug)]
 pub(crate) struct Piece {
     pub(crate) physical: Physical,
-    /// Whoever used it since the driver zeroed it; a number of the pool's choosing.
-    pub(crate) stain: Option<u64>,
+    /// Whoever used it since the driver zeroed it.
+    pub(crate) stain: Option<Stain>,
     /// Whether it was created for the operation that is running, which undoes that if it fails.
     pub(crate) fresh: bool,
 }
@@ -33,7 +42,7 @@ impl Piece {
 #[derive(Debug)]
 pub(crate) struct Placed {
     pub(super) mapping: Mapping,
-    pub(super) stain: Option<u64>,
+    pub(super) stain: Option<Stain>,
     /// As in [`Piece`], until the operation that placed it has
     /// [settled](super::space::Space::settle).
     pub(super) fresh: bool,

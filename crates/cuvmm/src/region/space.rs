@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use cuvmm_driver::{DeviceAddress, Location};
 
-use super::place::{Ground, Piece, PlaceError, PlaceFailure, Placed, place_one};
+use super::place::{Ground, Piece, PlaceError, PlaceFailure, Placed, Stain, place_one};
 use crate::device::Device;
 use crate::error::{CallError, CopyError, ReserveError};
 use crate::own::{Access, Mapping, Physical, Place, Reservation, Right, Span, Stream};
@@ -57,8 +57,13 @@ pub(crate) struct Space {
 impl Space {
     /// Reserves `size` bytes, in which `device` can read and write what is placed.
     pub(crate) fn reserve(device: &Device, size: u64) -> Result<Self, ReserveError> {
+        Self::guarded(device, size, 0)
+    }
+
+    /// The same with `guard` bytes on either side where nothing will ever be.
+    pub(crate) fn guarded(device: &Device, size: u64, guard: u64) -> Result<Self, ReserveError> {
         Ok(Self {
-            reservation: Reservation::new(device, size)?,
+            reservation: Reservation::builder(device, size).guard(guard).reserve()?,
             access: vec![Access::device(device, Right::ReadWrite)],
             extents: BTreeMap::new(),
             bytes: 0,
@@ -89,6 +94,11 @@ impl Space {
 
     pub(crate) fn size(&self) -> u64 {
         self.reservation.size()
+    }
+
+    /// Bytes of addresses that it takes up, guards included.
+    pub(crate) fn addresses(&self) -> u64 {
+        self.reservation.addresses()
     }
 
     /// Bytes of extents, stuck ones left out.
@@ -214,10 +224,10 @@ impl Space {
     }
 
     /// The physicals of all extents in order, to be placed elsewhere as well.
-    pub(crate) fn clones(&self, stain: u64) -> impl Iterator<Item = Piece> + '_ {
+    pub(crate) fn clones(&self, by: u64) -> impl Iterator<Item = Piece> + '_ {
         self.extents.values().map(move |placed| Piece {
             physical: placed.mapping.physical().clone(),
-            stain: Some(stain),
+            stain: Some(Stain { by, blank: false }),
             fresh: false,
         })
     }
@@ -291,7 +301,10 @@ impl Space {
                 Ok(physical) => {
                     freed.push(Piece {
                         physical,
-                        stain: Some(u64::MAX),
+                        stain: Some(Stain {
+                            by: u64::MAX,
+                            blank: false,
+                        }),
                         fresh: false,
                     });
                 }
@@ -323,7 +336,7 @@ impl Space {
         &self,
         start: u64,
         end: u64,
-    ) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
+    ) -> impl Iterator<Item = (u64, u64, Stain)> + '_ {
         self.extents
             .range(self.covering(start, end))
             .filter_map(move |(&offset, placed)| {
@@ -335,28 +348,31 @@ impl Space {
 
     /// Notes who writes to the extents that meet a range from now on; returns where the last of
     /// them ends.
-    pub(crate) fn stain(&mut self, start: u64, end: u64, who: u64) -> u64 {
+    pub(crate) fn stain(&mut self, start: u64, end: u64, by: u64) -> u64 {
         let range = self.covering(start, end);
         self.extents
             .range_mut(range)
             .fold(end, |_, (offset, placed)| {
-                placed.stain = Some(who);
+                placed.stain = Some(Stain { by, blank: false });
                 offset + placed.mapping.size()
             })
     }
 
-    /// Queues filling a committed range with zeros on a stream that its next user waits for.
-    pub(crate) fn zero(&self, stream: &Stream, offset: u64, size: u64) -> Result<(), CopyError> {
-        self.fill(stream, offset, size, 0)
+    /// Notes that all behind `start` was overwritten, for the extents that lie there whole.
+    pub(crate) fn blank(&mut self, start: u64) {
+        let extents = self.extents.range_mut(start..);
+        extents
+            .filter_map(|(_, placed)| placed.stain.as_mut())
+            .for_each(|stain| stain.blank = true);
     }
 
-    /// Queues filling a committed range with one byte.
-    pub(super) fn fill(
+    /// Queues filling a committed range with one byte on a stream that its next user waits for.
+    pub(crate) fn fill(
         &self,
         stream: &Stream,
         offset: u64,
-        size: u64,
         byte: u8,
+        size: u64,
     ) -> Result<(), CopyError> {
         let span = self.span(stream, offset, size)?;
         self.sides(offset, size)

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use conformance::{
-    Comparison, Isolate, KernelToucher, MachineToucher, PtxToucher, Recording, Report, Suite,
-    driver_version, find, run_in_own_process,
+    Comparison, Isolate, KernelToucher, MachineToucher, PtxToucher, Recording, Report, Suite, find,
+    run_in_own_process,
 };
-use cuvmm::driver::{DriverKind, Ordinal};
+use cuvmm::driver::Ordinal;
 use serde_json::json;
 
 use crate::drivers::{Choice, Concrete, Opened, print};
@@ -76,7 +76,7 @@ impl Args {
         }
         // Read first: a wrong file should not be found out after a long run.
         let recorded = self.against.as_deref().map(Recording::read).transpose()?;
-        let opened = self.driver.open(None)?;
+        let opened = self.driver.open()?;
         if let Some(case) = &self.one {
             anyhow::ensure!(find(case).is_some(), "there is no case {case}");
             let kernels = kernels(&opened).ok();
@@ -188,18 +188,10 @@ fn kernels(opened: &Opened) -> Result<Arc<dyn KernelToucher>, String> {
 /// The answers, with what is needed to know whose they are.
 fn recording(opened: &Opened, report: &Report) -> anyhow::Result<Recording> {
     let driver = &opened.driver;
-    let own = concat!("cuvmm ", env!("CARGO_PKG_VERSION"));
-    let driver_version = match driver.kind() {
-        DriverKind::Cuda => driver_version().unwrap_or_else(|| "unknown".to_owned()),
-        kind => format!("{} driver of {own}", kind.name()),
-    };
-    let today = jiff::Timestamp::now()
-        .to_zoned(jiff::tz::TimeZone::UTC)
-        .date();
     Ok(Recording {
         gpu: driver.device_name(Ordinal(0))?,
-        driver_version,
-        date: today.to_string(),
+        driver_version: opened.driver_version(),
+        date: crate::drivers::today(),
         cuda_version: driver.version()?.to_string(),
         answers: report.answers.clone(),
     })

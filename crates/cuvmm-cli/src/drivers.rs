@@ -22,6 +22,19 @@ pub(crate) enum Choice {
     Model,
 }
 
+/// What a driver without a GPU is to be like; what is not said is as usual.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct StandIn {
+    /// Memory of each device in bytes, whatever the system has: only what is written is taken.
+    pub(crate) capacity: Option<u64>,
+    /// What calls cost on the model: by default what they cost on an H200.
+    pub(crate) costs: Option<Costs>,
+    /// How many devices there are.
+    pub(crate) devices: Option<u16>,
+    /// The granule in bytes, on the model.
+    pub(crate) granularity: Option<u64>,
+}
+
 /// A driver, and why it is this one.
 #[derive(Clone, Debug)]
 pub(crate) struct Opened {
@@ -64,29 +77,23 @@ impl Choice {
         }
     }
 
-    /// Opens the driver. One without a GPU has `capacity` bytes of memory if that is given,
-    /// whatever the system has: only what is written is taken.
+    /// Opens the driver, as usual where there is no GPU.
     ///
     /// # Errors
     /// Why the real driver cannot be had, if it was asked for. The others can always be.
-    pub(crate) fn open(self, capacity: Option<u64>) -> anyhow::Result<Opened> {
-        self.open_with(capacity, None)
+    pub(crate) fn open(self) -> anyhow::Result<Opened> {
+        self.open_as(&StandIn::default())
     }
 
-    /// Opens the driver as [`open`](Self::open) does. What calls cost matters to the model alone;
-    /// by default it is what they cost on an H200.
+    /// Opens the driver; one without a GPU is as it is told.
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub(crate) fn open_with(
-        self,
-        capacity: Option<u64>,
-        costs: Option<Costs>,
-    ) -> anyhow::Result<Opened> {
+    pub(crate) fn open_as(self, like: &StandIn) -> anyhow::Result<Opened> {
         match self {
             Self::Auto => {
                 let found = auto::open(OpenOptions::new().wanted(Wanted::Best))?;
-                let opened = Self::of(found.kind).open_with(capacity, costs)?;
+                let opened = Self::of(found.kind).open_as(like)?;
                 Ok(Opened {
                     reason: found.reason,
                     ..opened
@@ -102,11 +109,14 @@ impl Choice {
                 })
             }
             Self::Host => {
-                let options = HostOptions::new();
-                let driver = Arc::new(HostDriver::new(match capacity {
-                    Some(bytes) => options.capacity(bytes),
-                    None => options,
-                }));
+                let mut options = HostOptions::new();
+                if let Some(bytes) = like.capacity {
+                    options = options.capacity(bytes);
+                }
+                if let Some(count) = like.devices {
+                    options = options.devices(count);
+                }
+                let driver = Arc::new(HostDriver::new(options));
                 let reason = "the host driver was asked for".to_owned();
                 Ok(Opened {
                     driver: driver.clone(),
@@ -115,11 +125,7 @@ impl Choice {
                 })
             }
             Self::Model => {
-                let options = ModelOptions::new().costs(costs.unwrap_or_default());
-                let driver = Arc::new(ModelDriver::new(match capacity {
-                    Some(bytes) => options.capacity(bytes),
-                    None => options,
-                }));
+                let driver = Arc::new(like.model());
                 let reason = "the model was asked for".to_owned();
                 Ok(Opened {
                     driver: driver.clone(),
@@ -131,7 +137,45 @@ impl Choice {
     }
 }
 
+impl StandIn {
+    /// The model of it.
+    pub(crate) fn model(&self) -> ModelDriver {
+        let costs = self.costs.clone().unwrap_or_default();
+        let mut options = ModelOptions::new().costs(costs);
+        if let Some(bytes) = self.capacity {
+            options = options.capacity(bytes);
+        }
+        if let Some(count) = self.devices {
+            options = options.devices(count);
+        }
+        if let Some(bytes) = self.granularity {
+            options = options.granularity(bytes);
+        }
+        ModelDriver::new(options)
+    }
+}
+
 impl Opened {
+    /// The model, where it is that.
+    pub(crate) fn model(&self) -> Option<Arc<ModelDriver>> {
+        match &self.concrete {
+            Concrete::Model(model) => Some(Arc::clone(model)),
+            Concrete::Cuda(_) | Concrete::Host(_) => None,
+        }
+    }
+
+    /// The version of the driver: of the GPU's, or of our own.
+    pub(crate) fn driver_version(&self) -> String {
+        match self.driver.kind() {
+            DriverKind::Cuda => {
+                conformance::driver_version().unwrap_or_else(|| "unknown".to_owned())
+            }
+            kind => {
+                let own = concat!("cuvmm ", env!("CARGO_PKG_VERSION"));
+                format!("{} driver of {own}", kind.name())
+            }
+        }
+    }
     /// For people: which driver, and why this one.
     pub(crate) fn said(&self) -> String {
         format!("the {} driver ({})", self.driver.kind().name(), self.reason)
@@ -149,4 +193,10 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         outcome => Ok(outcome?),
     }
+}
+
+/// The day it is.
+pub(crate) fn today() -> String {
+    let now = jiff::Timestamp::now();
+    now.to_zoned(jiff::tz::TimeZone::UTC).date().to_string()
 }

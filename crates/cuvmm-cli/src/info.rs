@@ -74,7 +74,7 @@ impl Args {
     /// # Errors
     /// When the driver that was asked for cannot be opened or does not count its devices.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        let opened = self.driver.open(None)?;
+        let opened = self.driver.open()?;
         let driver = &*opened.driver;
         let info = Info {
             drivers: vec![found(Choice::Cuda), found(Choice::Host)],
@@ -97,7 +97,7 @@ impl Args {
 /// Whether a driver can be opened.
 fn found(choice: Choice) -> Found {
     let opened = choice
-        .open(None)
+        .open()
         .and_then(|opened| Ok(opened.driver.device_count()?));
     let (there, reason) = match opened {
         Ok(1) => (true, "1 device".to_owned()),

@@ -1,16 +1,19 @@
 //! The command `cuvmm`: look at drivers, check them, replay request traces against an elastic pool,
-//! and measure it.
+//! measure it, and plan operations without a GPU.
 //!
 //! Each command is a room of its own. Here is what they share: one line for each error, exit code
 //! 2 for usage and 1 for failure, and logs to standard error as `RUST_LOG` says.
 
 mod bench;
 mod conform;
+mod costs;
 mod drivers;
 mod heap;
 mod info;
+mod plan;
 mod replay;
 mod size;
+mod watch;
 
 use std::fmt;
 use std::io::{self, Write as _};
@@ -35,6 +38,7 @@ enum Command {
     Conform(conform::Args),
     Replay(replay::Args),
     Bench(bench::Args),
+    Plan(plan::Args),
 }
 
 /// An option that means nothing here: exit code 2.
@@ -98,6 +102,7 @@ fn main() -> ExitCode {
         Command::Conform(args) => args.run(),
         Command::Replay(args) => args.run(),
         Command::Bench(args) => args.run(),
+        Command::Plan(args) => args.run(),
     };
     match outcome {
         Ok(code) => code,

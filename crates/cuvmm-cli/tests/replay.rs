@@ -139,6 +139,68 @@ fn without_times(mut said: Value) -> Value {
 }
 
 #[test]
+fn what_the_driver_s_calls_take_is_expected_by_a_table() {
+    let dir = TempDir::new().unwrap();
+    let models = two_models(&dir);
+    let table = dir.path().join("costs");
+    std::fs::write(
+        &table,
+        "about a slow GPU\nset_access 2:1000\nset_access_cold 2:1000\n",
+    )
+    .unwrap();
+    let costs = format!("--costs={}", table.display());
+    let common = ["--memory", "512MiB", "--policy", "both"];
+    let said = json(
+        &[&common[..], &["--driver=host", "--expect", &costs]].concat(),
+        &models,
+    );
+    let alone = json(
+        &[&common[..], &["--driver=model", &costs]].concat(),
+        &models,
+    );
+    for policy in ["static", "elastic"] {
+        let (figures, alone) = (&said["policies"][policy], &alone["policies"][policy]);
+        let expected = &figures["expected"];
+        assert_eq!(expected["costs"], "a slow GPU");
+        // The same calls, and the model's own time is the expected one.
+        assert_eq!(expected["driver_calls"], figures["driver_calls"]);
+        assert_eq!(expected["driver_calls"], alone["driver_calls"]);
+        assert_eq!(expected["driver_time_ms"], alone["driver_time_ms"]);
+        let access = &expected["by_call"]["cuMemSetAccess"];
+        assert_eq!(access["measured"], access["expected"]);
+        let count = access["expected"].as_f64().unwrap();
+        assert_eq!(access["expected_ms"].as_f64(), Some(count));
+        let (took, time) = (&figures["driver_time_ms"], &expected["driver_time_ms"]);
+        let ratio = took.as_f64().unwrap() / time.as_f64().unwrap();
+        let said = expected["ratio"].as_f64().unwrap();
+        assert!((said - ratio).abs() <= ratio * 1e-3, "{said} {ratio}");
+        assert!(alone["expected"].is_null());
+    }
+    let output = cuvmm()
+        .arg("replay")
+        .args(&models)
+        .args(["--memory=512MiB", "--driver=host", "--expect", "--gpu=h200"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        text.contains("elastic: ") && text.contains("measured by expected"),
+        "{text}"
+    );
+    assert!(text.contains("NVIDIA H200"), "{text}");
+    for (args, word) in [
+        (["--driver=model", "--expect"], "--expect"),
+        (["--driver=host", "--gpu=h200"], "--expect"),
+        (["--driver=model", "--gpu=abacus"], "nvidia-h200"),
+    ] {
+        let output = cuvmm().arg("replay").args(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(text.contains(word), "{text}");
+    }
+}
+
+#[test]
 fn the_same_trace_gives_the_same_figures_whatever_ends_its_lines() {
     let dir = TempDir::new().unwrap();
     let said = ["\n", "\r\n"].map(|end| {

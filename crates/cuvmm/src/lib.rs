@@ -8,6 +8,7 @@
 //! - [`mod@vec`], [`sparse`], [`ring`], [`cow`]: containers for one owner. A vector that grows in
 //!   place, an array with holes, a ring that never wraps, a buffer with snapshots.
 //! - [`unified`]: a buffer that the host and the devices use at one address.
+//! - [`plan`]: operations gone through in advance, with what they take.
 //! - [`pool`]: one device's memory under a hard limit, shared by tenants, taken back where it is
 //!   idle.
 
@@ -20,6 +21,7 @@ mod drops;
 pub mod error;
 mod fork;
 pub mod own;
+pub mod plan;
 pub mod pool;
 pub mod region;
 pub mod ring;
@@ -38,6 +40,7 @@ pub use drops::{DropFailure, DropHook};
 pub use error::Error;
 pub use error::{AllocateError, CallError};
 pub use own::{Access, Event, Managed, Mapping, Physical, Place, Reservation, Right, Stream};
+pub use plan::{Plan, Step};
 pub use pool::{
     Block, Growth, Hardened, Lease, Limit, Pool, PoolStats, Scrub, Tenant, TenantStats,
 };

@@ -15,12 +15,9 @@ use cuvmm_driver::DeviceAddress;
 use crate::device::Device;
 use crate::error::VecError;
 use crate::own::Stream;
-use crate::region::{DEFAULT_LARGEST_EXTENT, Region};
+use crate::region::Region;
 use crate::users::Users;
 use crate::view::{View, ViewMut, bytes_of};
-
-/// A vector that outgrows its memory gets up to this part of it ahead.
-const GROWTH_PART: u64 = 8;
 
 /// Elements are repeated in host memory by so many bytes at a time.
 const REPEATED: usize = 4 << 20;
@@ -133,14 +130,7 @@ impl<T: Pod> DeviceVec<T> {
         if need <= self.held {
             return Ok(());
         }
-        let step = granule.step(self.held / GROWTH_PART, DEFAULT_LARGEST_EXTENT);
-        let wish = self.held.saturating_add(step).min(self.region.size());
-        if wish > need && self.region.commit(self.held..wish).is_ok() {
-            self.held = wish;
-            return Ok(());
-        }
-        self.region.commit(self.held..need)?;
-        self.held = need;
+        self.held = self.region.grow(self.held, need)?;
         Ok(())
     }
 

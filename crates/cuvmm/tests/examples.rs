@@ -21,6 +21,9 @@ mod numa_spill;
 #[path = "../examples/ring_buffer.rs"]
 mod ring_buffer;
 
+#[path = "../examples/plan.rs"]
+mod plan;
+
 #[path = "../examples/share_a_gpu.rs"]
 mod share_a_gpu;
 
@@ -43,6 +46,11 @@ fn a_vector_never_moves() {
 #[test]
 fn a_block_grows_in_place() {
     grow_in_place::main().unwrap();
+}
+
+#[test]
+fn a_plan_says_what_it_takes() {
+    plan::main().unwrap();
 }
 
 #[test]

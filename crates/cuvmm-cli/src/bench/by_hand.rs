@@ -259,6 +259,14 @@ impl Plain<'_> {
         unsafe { driver.fill_async(*device, self.address, 0, bytes, stream.as_raw()) }
     }
 
+    /// Queues a copy of the first bytes to other memory. Both are freed by calls that wait for it.
+    pub(super) fn copy_to(&self, other: &Self, stream: &Stream, bytes: u64) -> Result<()> {
+        let Hand { driver, device } = self.hand;
+        let (to, from) = (other.address, self.address);
+        // SAFETY: freeing, by hand or by dropping, waits for the device.
+        unsafe { driver.copy_on_device_async(*device, to, from, bytes, stream.as_raw()) }
+    }
+
     /// Copies the first bytes to the host and waits.
     pub(super) fn read(&self, bytes: &mut [u8]) -> Result<()> {
         // SAFETY: nobody writes there now.

@@ -9,7 +9,7 @@ use super::pairs::alternate;
 use super::report::Report;
 use super::row::Row;
 use super::stage::Stage;
-use super::watch::wall;
+use crate::watch::wall;
 
 /// The sizes by the words that name them.
 pub(super) const SIZES: [(&str, u64); 2] = [("2MiB", 2 * MIB), ("128MiB", 128 * MIB)];

@@ -1,10 +1,10 @@
 //! `cuvmm bench`: what the library costs beside what the driver costs, in one run.
 //!
 //! `docs/bench.md` says what each row is. From the bottom up: `samples` and `row` hold figures,
-//! `report` shows them; `watch` says whose time is measured; `by_hand` and `calls` are the driver's
+//! `report` shows them; `by_hand` and `calls` are the driver's
 //! own calls, `pinned` host memory, `kernels` device code, `busy` work that lasts, `mapper` a pool with a mapper;
 //! `stage` has all that a row needs; `cold` is our cold side and `pairs` takes turns. Then a file
-//! for each kind of row, and `prices` for the table that the model reads.
+//! for each kind of row, `prices` for the table of costs, and `foreseen` for what plans expect by it.
 
 mod busy;
 mod by_hand;
@@ -13,6 +13,7 @@ mod cold;
 mod commit;
 mod current;
 mod drop_under;
+mod foreseen;
 mod free;
 mod grow;
 mod hardened;
@@ -36,7 +37,6 @@ mod truly_cold;
 mod vector;
 mod wanted;
 mod warm;
-mod watch;
 
 use std::process::ExitCode;
 
@@ -106,6 +106,7 @@ fn groups() -> Vec<Group> {
     groups.push(Group::new(names.collect(), |stage, wanted, report| {
         truly_cold::measure(stage, wanted, report, &commit::SIZES)
     }));
+    groups.push(Group::new(foreseen::names(), foreseen::measure));
     groups.push(Group::one(free::NAME, free::measure));
     groups.extend(warm::SIZES.map(|size| {
         Group::one(&warm::name(size.0), move |stage, report| {
@@ -157,10 +158,10 @@ impl Args {
             .flat_map(|group| group.names.iter().cloned())
             .collect();
         let wanted = Wanted::new(&self.only, &known)?;
-        let opened = self.open()?;
+        let (opened, costs) = self.open()?;
         let about = format!("{}, CUDA {}", opened.said(), opened.driver.version()?);
         let driver = opened.driver.kind().name();
-        let stage = Stage::new(opened, self.device, self.quick)?;
+        let stage = Stage::new(opened, self.device, costs, self.quick)?;
         let device = stage.device.name().to_owned();
         let mut report = Report::new(driver, device, about.clone(), self.quick, self.verbose);
         for group in &groups {
@@ -173,8 +174,7 @@ impl Args {
         };
         crate::drivers::print(&text)?;
         if let Some(file) = &self.save_costs {
-            let table = prices::measure(&stage, &format!("{}, {about}", stage.device.name()))
-                .context("what calls cost cannot be measured")?;
+            let table = prices::written(&stage, prices::measured(&stage)?);
             std::fs::write(file, table).with_context(|| file.display().to_string())?;
         }
         let failed = report.failed();

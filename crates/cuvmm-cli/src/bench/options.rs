@@ -3,12 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
 use cuvmm::driver::model::Costs;
 
-use crate::drivers::{Choice, Opened};
+use crate::costs;
+use crate::drivers::{Choice, Opened, StandIn};
 use crate::size::size;
-use crate::usage;
 
 /// What a driver without a GPU can map by default: enough for every row. Only what is written is
 /// taken from the system.
@@ -45,7 +45,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     pub(super) save_costs: Option<PathBuf>,
 
-    /// What calls cost on the model, as --save-costs wrote it [default: an H200]
+    /// What calls cost, as --save-costs wrote it: on the model [default: an H200], and for what
+    /// plans expect [default: measured in the same run]
     #[arg(long, value_name = "FILE")]
     pub(super) costs: Option<PathBuf>,
 
@@ -59,31 +60,26 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Opens the driver.
+    /// Opens the driver, and reads the table of costs if one is given.
     ///
     /// # Errors
-    /// Options that do not fit together, a table that cannot be read, a driver that cannot be had.
-    pub(super) fn open(&self) -> anyhow::Result<Opened> {
-        let model = self.driver == Choice::Model;
-        if self.costs.is_some() && !model {
-            return Err(usage("--costs: only --driver model has costs".to_owned()));
-        }
-        let costs = self.costs.as_deref().map(read).transpose()?;
+    /// Files that cannot be read or written, a driver that cannot be had.
+    pub(super) fn open(&self) -> anyhow::Result<(Opened, Option<Costs>)> {
+        let costs = self.costs.as_deref().map(costs::read).transpose()?;
         if let Some(file) = &self.save_costs {
             writable(file)?;
         }
         let memory = match self.memory {
-            None if !model => Some(MAPPABLE),
+            None if self.driver != Choice::Model => Some(MAPPABLE),
             memory => memory,
         };
-        self.driver.open_with(memory, costs)
+        let opened = self.driver.open_as(&StandIn {
+            capacity: memory,
+            costs: costs.clone(),
+            ..StandIn::default()
+        })?;
+        Ok((opened, costs))
     }
-}
-
-fn read(file: &Path) -> anyhow::Result<Costs> {
-    let named = || file.display().to_string();
-    let text = fs::read_to_string(file).with_context(named)?;
-    text.parse().with_context(named)
 }
 
 /// Finds out whether the file can be written, before a run that takes minutes.

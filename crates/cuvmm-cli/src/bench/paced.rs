@@ -10,7 +10,7 @@ use super::report::Report;
 use super::row::Row;
 use super::samples::Samples;
 use super::stage::Stage;
-use super::watch::wall;
+use crate::watch::wall;
 
 pub(super) const NAME: &str = "grow_mapper_step";
 

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::row::Row;
 use super::stage::Skip;
+use crate::watch::in_words;
 
 /// The rows of a run, and what is missing from it. The keys are a stable interface; others may be
 /// added.
@@ -170,12 +171,7 @@ fn amount(value: f64, unit: &str) -> String {
     if unit != "ns" {
         return format!("{value} {unit}");
     }
-    match value {
-        ns if ns < 1e3 => format!("{ns} ns"),
-        ns if ns < 1e6 => format!("{:.2} us", ns / 1e3),
-        ns if ns < 1e9 => format!("{:.2} ms", ns / 1e6),
-        ns => format!("{:.2} s", ns / 1e9),
-    }
+    in_words(value)
 }
 
 /// Three figures that count, whether it is 1/150 or 30 times.

@@ -12,7 +12,7 @@ use super::report::Report;
 use super::row::Row;
 use super::stage::Stage;
 use super::wanted::Wanted;
-use super::watch::wall;
+use crate::watch::wall;
 
 pub(super) const NAME: &str = "scale_100k_blocks";
 pub(super) const SAME_TENANT: &str = "scale_100k_blocks_same_tenant";

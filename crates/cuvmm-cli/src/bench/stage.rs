@@ -1,19 +1,21 @@
 //! What every measurement stands on: a driver, a device, a clock, and how much to do.
 
+use std::cell::OnceCell;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytesize::ByteSize;
 use cuvmm::driver::Driver as _;
 use cuvmm::driver::host::{HostDriver, HostOptions};
+use cuvmm::driver::model::Costs;
+use cuvmm::plan::Clock as _;
 use cuvmm::{Device, Limit, Pool, Scrub};
 
 use super::by_hand::Hand;
 use super::current::Current;
 use super::kernels::Kernels;
-use super::watch::Watch;
-use crate::drivers::{Concrete, Opened};
+use crate::drivers::{Concrete, Opened, today};
+use crate::watch::{A_WHILE, Watch};
 
 /// Why a row cannot be measured here, which is no failure.
 #[derive(Debug)]
@@ -32,9 +34,6 @@ pub(super) fn skip(why: impl Into<String>) -> anyhow::Error {
     Skip(why.into()).into()
 }
 
-/// So long after a release a create is truly cold: the driver has cleared what was released.
-const A_WHILE: Duration = Duration::from_millis(500);
-
 /// Left free on a GPU: the driver, streams and kernels take some, and so may others.
 const LEFT_FREE: u64 = 2 << 30;
 
@@ -46,6 +45,12 @@ pub(super) struct Stage {
     pub(super) watch: Watch,
     /// The rivals.
     pub(super) hand: Hand,
+    /// For people: the device, its driver and the day.
+    pub(super) about: String,
+    /// The table of costs to expect by, where one was given.
+    pub(super) given: Option<Costs>,
+    /// The table of this machine, once it is measured.
+    pub(super) costs: OnceCell<Costs>,
     /// Device code, or why there is none.
     pub(super) kernels: Result<Kernels, String>,
     quick: bool,
@@ -60,7 +65,12 @@ pub(super) struct Stage {
 impl Stage {
     /// # Errors
     /// When the device does not answer.
-    pub(super) fn new(opened: Opened, ordinal: u32, quick: bool) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        opened: Opened,
+        ordinal: u32,
+        given: Option<Costs>,
+        quick: bool,
+    ) -> anyhow::Result<Self> {
         let device = Device::open(Arc::clone(&opened.driver), ordinal)?;
         let info = device.memory_info()?;
         let (memory, writable) = match &opened.concrete {
@@ -82,11 +92,21 @@ impl Stage {
             ),
             _ => (None, Err("device code needs a GPU".to_owned())),
         };
+        let about = format!(
+            "{}, driver {}, CUDA {}, {}",
+            device.name(),
+            opened.driver_version(),
+            opened.driver.version()?,
+            today()
+        );
         Ok(Self {
             watch: Watch::of(&opened.concrete),
             hand: Hand::new(Arc::clone(&opened.driver), device.ordinal()),
             driver: opened.concrete,
             device,
+            about,
+            given,
+            costs: OnceCell::new(),
             kernels,
             quick,
             memory,
@@ -97,6 +117,10 @@ impl Stage {
 
     pub(super) const fn memory(&self) -> u64 {
         self.memory
+    }
+
+    pub(super) const fn writable(&self) -> u64 {
+        self.writable
     }
 
     /// How often to do something: less if it has to be quick.

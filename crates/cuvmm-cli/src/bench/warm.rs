@@ -7,7 +7,7 @@ use super::pairs::alternate;
 use super::report::Report;
 use super::row::Row;
 use super::stage::Stage;
-use super::watch::wall;
+use crate::watch::wall;
 
 /// The sizes by the words that name them.
 pub(super) const SIZES: [(&str, u64); 3] = [("2MiB", 2 * MIB), ("32MiB", 32 * MIB), ("1GiB", GIB)];

@@ -1,7 +1,9 @@
 //! What a replay is judged by: the figures of each model and of all, and who loses.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
+use cuvmm::driver::Call;
 use serde::{Serialize, Serializer};
 
 use super::settings::Nanos;
@@ -13,8 +15,10 @@ use super::stamps::Verified;
 pub(crate) struct Cost {
     /// Driver calls, without those of stamping.
     pub(crate) calls: u64,
-    /// Time spent in them.
+    /// Time spent in them; virtual on the model.
     pub(crate) time: Duration,
+    /// The same by kind of call, where it is the cost of all.
+    pub(crate) by_call: BTreeMap<Call, (u64, Duration)>,
     /// What the stamps said.
     pub(crate) verified: Verified,
 }
@@ -53,6 +57,52 @@ pub(crate) struct PolicyFigures {
     pub(crate) all: Figures,
     /// By name, in the order of the workload.
     pub(crate) models: Vec<(String, Figures)>,
+    /// What the same was expected to cost, if that was asked for.
+    pub(crate) expected: Option<Expected>,
+}
+
+/// What a table of costs says of a replay, beside what was measured.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Expected {
+    /// Where the table was measured.
+    pub(crate) costs: String,
+    pub(crate) driver_calls: u64,
+    pub(crate) driver_time_ms: f64,
+    /// Measured time by expected.
+    pub(crate) ratio: Option<f64>,
+    pub(crate) by_call: BTreeMap<&'static str, Pair>,
+}
+
+/// One kind of call on both sides.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Pair {
+    measured: u64,
+    measured_ms: f64,
+    expected: u64,
+    expected_ms: f64,
+}
+
+impl Expected {
+    /// Puts what a replay cost beside what it cost on the model.
+    pub(crate) fn new(costs: &str, measured: &Cost, model: &Cost) -> Self {
+        let mut by_call = BTreeMap::<_, Pair>::new();
+        for (call, &(count, time)) in &measured.by_call {
+            let pair = by_call.entry(call.name()).or_default();
+            (pair.measured, pair.measured_ms) = (count, in_milliseconds(time));
+        }
+        for (call, &(count, time)) in &model.by_call {
+            let pair = by_call.entry(call.name()).or_default();
+            (pair.expected, pair.expected_ms) = (count, in_milliseconds(time));
+        }
+        let expected = model.time.as_secs_f64();
+        Self {
+            costs: costs.to_owned(),
+            driver_calls: model.calls,
+            driver_time_ms: in_milliseconds(model.time),
+            ratio: (expected > 0.0).then(|| measured.time.as_secs_f64() / expected),
+            by_call,
+        }
+    }
 }
 
 impl PolicyFigures {
@@ -72,6 +122,7 @@ impl PolicyFigures {
                 .map(|(model, (name, cost))| (name.clone(), of(Some(model), cost.clone())))
                 .collect(),
             all: of(None, all),
+            expected: None,
         }
     }
 }
@@ -186,6 +237,10 @@ pub(crate) fn milliseconds(time: Nanos) -> f64 {
     (time as f64 / 1e3).round() / 1e3
 }
 
+fn in_milliseconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
+}
+
 /// What is printed as JSON: the same keys for a policy and for each of its models.
 #[derive(Serialize)]
 struct Keys {
@@ -225,7 +280,7 @@ impl From<&Figures> for Keys {
             mean_bytes: figures.memory_mean.round() as u64,
             peak_bytes: figures.memory_peak,
             driver_calls: figures.cost.calls,
-            driver_time_ms: (figures.cost.time.as_secs_f64() * 1e6).round() / 1e3,
+            driver_time_ms: in_milliseconds(figures.cost.time),
             verified_stamps: figures.cost.verified.stamps,
             wrong_stamps: figures.cost.verified.wrong,
         }
@@ -245,6 +300,8 @@ impl Serialize for PolicyFigures {
             #[serde(flatten)]
             all: &'a Figures,
             models: InOrder<'a, &'a str, Figures>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            expected: Option<&'a Expected>,
         }
         let models = self
             .models
@@ -253,6 +310,7 @@ impl Serialize for PolicyFigures {
         Whole {
             all: &self.all,
             models: InOrder(models.collect()),
+            expected: self.expected.as_ref(),
         }
         .serialize(serializer)
     }

@@ -27,13 +27,16 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use cuvmm::Device;
 use cuvmm::driver::DriverKind;
+use cuvmm::driver::model::ModelDriver;
 
-use self::figures::PolicyFigures;
+use self::figures::{Expected, PolicyFigures};
 use self::policy::Policy;
 use self::pooled::{Division, Pooled};
 use self::report::Setup;
 use self::timeline::Timeline;
 use self::workload::Workload;
+use crate::costs;
+use crate::drivers::StandIn;
 
 /// What a driver without a GPU has beyond the replay's memory: no pool leaves anything free.
 const SLACK: u64 = 256 << 20;
@@ -50,7 +53,14 @@ impl Args {
         if let Some(file) = &self.chart {
             chart::check(file)?;
         }
-        let opened = self.driver.open(Some(self.memory.saturating_add(SLACK)))?;
+        let table = self.table()?;
+        let costs = costs::about(&table).to_owned();
+        let mut stand_in = StandIn {
+            capacity: Some(self.memory.saturating_add(SLACK)),
+            costs: Some(table),
+            ..StandIn::default()
+        };
+        let opened = self.driver.open_as(&stand_in)?;
         let device = Device::open(Arc::clone(&opened.driver), self.device)?;
         let granule = device.granularity();
         let memory = self.memory_limit(granule, workload.models.len())?;
@@ -66,11 +76,28 @@ impl Args {
             stamps: opened.driver.kind() != DriverKind::Model,
         };
 
+        // What one policy leaves to the next is expected too.
+        stand_in.granularity = Some(granule);
+        let model = Arc::new(stand_in.model());
         let mut results = Vec::new();
         let mut timelines = Vec::new();
         for policy in self.policy.policies() {
-            let (figures, timeline) = play(policy, &workload, &setup, &device, !self.json)
-                .with_context(|| format!("policy {policy}"))?;
+            let clock = opened.model();
+            let (mut figures, timeline) =
+                play(policy, &workload, &setup, &device, clock, !self.json)
+                    .with_context(|| format!("policy {policy}"))?;
+            if self.expect {
+                let device = Device::open(model.clone(), 0)?;
+                let setup = Setup {
+                    stamps: false,
+                    ..setup.clone()
+                };
+                let clock = Some(Arc::clone(&model));
+                let (foreseen, _) = play(policy, &workload, &setup, &device, clock, !self.json)
+                    .with_context(|| format!("policy {policy}, on the model"))?;
+                let (measured, model) = (&figures.all.cost, &foreseen.all.cost);
+                figures.expected = Some(Expected::new(&costs, measured, model));
+            }
             results.push((policy, figures));
             timelines.push((policy, timeline));
         }
@@ -103,6 +130,7 @@ fn play(
     workload: &Workload,
     setup: &Setup,
     device: &Device,
+    clock: Option<Arc<ModelDriver>>,
     bar: bool,
 ) -> anyhow::Result<(PolicyFigures, Timeline)> {
     let division = Division {
@@ -110,7 +138,7 @@ fn play(
         limit: setup.memory,
         guarantee: setup.guarantee,
     };
-    let mut memory = Pooled::new(device, &workload.models, &division, setup.stamps)?;
+    let mut memory = Pooled::new(device, &workload.models, &division, setup.stamps, clock)?;
     let bar = progress::bar(policy, workload.requests.len(), bar);
     let played = simulate::run(
         &workload.requests,

@@ -4,10 +4,12 @@ use std::path::PathBuf;
 
 use bytesize::ByteSize;
 use clap::ValueEnum;
+use cuvmm::driver::model::Costs;
 
 use super::policy::Policy;
 use super::settings::Settings;
 use super::workload::{self, Workload};
+use crate::costs;
 use crate::drivers::Choice;
 use crate::size::size;
 use crate::usage;
@@ -64,6 +66,19 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE.svg")]
     pub(super) chart: Option<PathBuf>,
 
+    /// Play it on the model too, and show what the driver's calls were expected to take beside
+    /// what they took
+    #[arg(long)]
+    pub(super) expect: bool,
+
+    /// What calls cost on the model, as `cuvmm bench --save-costs` wrote it
+    #[arg(long, value_name = "FILE", conflicts_with = "gpu")]
+    pub(super) costs: Option<PathBuf>,
+
+    /// What calls cost on a GPU whose table comes with the command [default: nvidia-h200]
+    #[arg(long, value_name = "NAME")]
+    pub(super) gpu: Option<String>,
+
     /// Print JSON instead of tables
     #[arg(long)]
     pub(super) json: bool,
@@ -118,6 +133,25 @@ impl Args {
         } else {
             format!("{requests} requests to {models}")
         }
+    }
+
+    /// What calls cost on the model.
+    ///
+    /// # Errors
+    /// Options that mean nothing together, and a table that cannot be had.
+    pub(super) fn table(&self) -> anyhow::Result<Costs> {
+        let model = self.driver == Choice::Model;
+        if self.expect && model {
+            return Err(usage(
+                "--expect: on the model the driver time is the expected one".to_owned(),
+            ));
+        }
+        if !(self.expect || model) && (self.costs.is_some() || self.gpu.is_some()) {
+            return Err(usage(
+                "--costs and --gpu: only for --driver model or with --expect".to_owned(),
+            ));
+        }
+        costs::chosen(self.costs.as_deref(), self.gpu.as_deref())
     }
 
     pub(super) fn settings(&self) -> Settings {

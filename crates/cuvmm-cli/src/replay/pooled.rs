@@ -5,10 +5,13 @@
 //! `elastic` all models are tenants of one pool. Everything else is the same, so that what differs
 //! between two runs is the policy.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use cuvmm::driver::Call;
+use cuvmm::driver::model::ModelDriver;
 use cuvmm::{AllocateError, Block, CallCounts, Device, Limit, Pool, Stream, Tenant};
 
 use super::figures::Cost;
@@ -82,7 +85,8 @@ impl Bytes for Block {
 }
 
 impl Pooled {
-    /// Pools and tenants for the models, on a stream of their own.
+    /// Pools and tenants for the models, on a stream of their own. Where the device is a model's,
+    /// its clock says what the calls take.
     ///
     /// # Errors
     /// What building pools and registering tenants gives.
@@ -91,7 +95,9 @@ impl Pooled {
         models: &[String],
         division: &Division,
         stamped: bool,
+        clock: Option<Arc<ModelDriver>>,
     ) -> anyhow::Result<Self> {
+        let clock = clock.map(Virtual::new);
         let device = device.with_own_counters();
         let granule = device.granularity();
         let stream = Stream::new(&device)?;
@@ -115,12 +121,10 @@ impl Pooled {
                     .register()?,
             );
         }
-        let counters = [device.clone()]
-            .into_iter()
-            .chain(pools.iter().map(|pool: &Pool| pool.device().clone()));
         let meter = Meter {
-            counters: counters.collect(),
-            aside: Calls::default(),
+            device,
+            aside: BTreeMap::new(),
+            clock,
         };
         Ok(Self {
             granule,
@@ -162,7 +166,7 @@ impl Pooled {
         for pool in pools {
             pool.close()?;
         }
-        let failures: u64 = meter.counters.iter().map(Device::drop_failures).sum();
+        let failures = meter.device.drop_failures();
         ensure!(
             failures == 0,
             "{failures} driver calls failed while memory was given back"
@@ -179,7 +183,7 @@ impl Pooled {
     fn charged<T>(&mut self, model: usize, act: impl FnOnce(&Tenant, &Stream) -> T) -> T {
         let (outcome, calls) = self
             .meter
-            .measure(|_| true, || act(&self.tenants[model], &self.stream));
+            .charge(|| act(&self.tenants[model], &self.stream));
         let cost = &mut self.costs[model];
         cost.calls += calls.count;
         cost.time += calls.time;
@@ -290,10 +294,16 @@ impl Memory for Pooled {
 
 /// Counts the driver calls of a run, less those of stamping.
 struct Meter {
-    /// Whoever counts: the stream's device, then one per pool. All were at zero when the run
-    /// began.
-    counters: Vec<Device>,
-    aside: Calls,
+    /// Counts for the stream and all pools. It was at zero when the run began.
+    device: Device,
+    aside: BTreeMap<Call, Calls>,
+    clock: Option<Virtual>,
+}
+
+/// A model's clock, and what its calls had cost when the run began. Nobody else uses the model.
+struct Virtual {
+    model: Arc<ModelDriver>,
+    begun: Vec<Duration>,
 }
 
 /// Driver calls and the time in them.
@@ -303,39 +313,64 @@ struct Calls {
     time: Duration,
 }
 
+impl Virtual {
+    fn new(model: Arc<ModelDriver>) -> Self {
+        let begun = Call::ALL.iter().map(|&call| model.spent(call)).collect();
+        Self { model, begun }
+    }
+
+    /// What calls of a kind have cost since the run began.
+    fn spent(&self, call: Call) -> Duration {
+        let begun = self.begun.get(call as usize).copied().unwrap_or_default();
+        self.model.spent(call).saturating_sub(begun)
+    }
+}
+
 impl Meter {
-    /// Does something that makes driver calls, and counts those that are of a kind that counts.
-    fn measure<T>(&self, counted: fn(Call) -> bool, act: impl FnOnce() -> T) -> (T, Calls) {
-        let before: Vec<_> = self.counters.iter().map(Device::calls).collect();
+    /// Does something that makes driver calls, and counts them by kind.
+    fn measure<T>(&self, act: impl FnOnce() -> T) -> (T, BTreeMap<Call, Calls>) {
+        let before = self.device.calls();
         let outcome = act();
-        let made = self
-            .counters
-            .iter()
-            .zip(&before)
-            .map(|(device, before)| sum(&device.calls().since(before), counted));
-        let calls = made.fold(Calls::default(), Calls::and);
+        (outcome, by_kind(&self.device.calls().since(&before)))
+    }
+
+    /// Does something and says what all its driver calls cost together.
+    fn charge<T>(&self, act: impl FnOnce() -> T) -> (T, Calls) {
+        let now = || self.clock.as_ref().map(|clock| clock.model.clock());
+        let begun = now();
+        let (outcome, made) = self.measure(act);
+        let mut calls = made.into_values().fold(Calls::default(), Calls::and);
+        if let (Some(begun), Some(now)) = (begun, now()) {
+            calls.time = now.saturating_sub(begun);
+        }
         (outcome, calls)
     }
 
     /// Does something whose copies, and the waiting they need, do not count. Mapping and the like
     /// do: they are the pool's own, should it be at work meanwhile.
     fn aside<T>(&mut self, act: impl FnOnce() -> T) -> T {
-        let (outcome, calls) = self.measure(|call| !maps(call), act);
-        self.aside = self.aside.and(calls);
+        let (outcome, made) = self.measure(act);
+        for (call, calls) in made.into_iter().filter(|&(call, _)| !maps(call)) {
+            let all = self.aside.entry(call).or_default();
+            *all = all.and(calls);
+        }
         outcome
     }
 
     fn total(&self) -> Cost {
-        let all = self
-            .counters
-            .iter()
-            .map(|device| sum(&device.calls(), |_| true));
-        let Calls { count, time } = all.fold(Calls::default(), Calls::and);
-        Cost {
-            calls: count.saturating_sub(self.aside.count),
-            time: time.saturating_sub(self.aside.time),
-            ..Cost::default()
+        let mut cost = Cost::default();
+        for (call, Calls { count, time }) in by_kind(&self.device.calls()) {
+            let aside = self.aside.get(&call).copied().unwrap_or_default();
+            let count = count.saturating_sub(aside.count);
+            let time = match &self.clock {
+                Some(clock) => clock.spent(call),
+                None => time.saturating_sub(aside.time),
+            };
+            cost.calls += count;
+            cost.time += time;
+            cost.by_call.insert(call, (count, time));
         }
+        cost
     }
 }
 
@@ -346,6 +381,12 @@ impl Calls {
             time: self.time + other.time,
         }
     }
+}
+
+fn by_kind(counts: &CallCounts) -> BTreeMap<Call, Calls> {
+    let each = counts.iter();
+    each.map(|(call, count, time)| (call, Calls { count, time }))
+        .collect()
 }
 
 fn maps(call: Call) -> bool {
@@ -361,20 +402,13 @@ fn maps(call: Call) -> bool {
     )
 }
 
-fn sum(counts: &CallCounts, counted: fn(Call) -> bool) -> Calls {
-    counts
-        .iter()
-        .filter(|&(call, ..)| counted(call))
-        .fold(Calls::default(), |all, (_, count, time)| {
-            all.and(Calls { count, time })
-        })
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
+    use cuvmm::driver::fault::FaultDriver;
     use cuvmm::driver::host::{HostDriver, HostOptions};
+    use cuvmm::driver::model::{Costs, Curve, ModelOptions};
 
     use super::*;
 
@@ -389,7 +423,7 @@ mod tests {
             guarantee: LIMIT / 4,
         };
         let models = ["a".to_owned(), "b".to_owned()];
-        Pooled::new(&device, &models, &division, true).unwrap()
+        Pooled::new(&device, &models, &division, true, None).unwrap()
     }
 
     #[test]
@@ -461,6 +495,61 @@ mod tests {
             (costs[0].calls, all.calls)
         };
         assert_eq!(calls(true), calls(false));
+    }
+
+    #[test]
+    fn every_driver_call_counts_once() {
+        for policy in [Policy::Static, Policy::Elastic] {
+            let driver = HostDriver::new(HostOptions::new().capacity(2 * LIMIT));
+            let faults = Arc::new(FaultDriver::new(Arc::new(driver)));
+            let device = Device::open(faults.clone(), 0).unwrap();
+            let division = Division {
+                policy,
+                limit: LIMIT,
+                guarantee: LIMIT / 4,
+            };
+            let models = ["a".to_owned(), "b".to_owned()];
+            let mut memory = Pooled::new(&device, &models, &division, false, None).unwrap();
+            faults.forget();
+            for model in 0..2 {
+                let mut block = memory.allocate(model, 0, 3, 9).unwrap().unwrap();
+                memory.grow(&mut block, 9).unwrap();
+                memory.free(block).unwrap();
+            }
+            let each: u64 = memory.costs.iter().map(|cost| cost.calls).sum();
+            let (_, all) = memory.finish().unwrap();
+            let made = faults.calls();
+            let creates = made.iter().filter(|&&call| call == Call::MemCreate).count();
+            assert!(creates > 0);
+            assert_eq!(all.by_call[&Call::MemCreate].0, creates as u64);
+            // One call made the stream.
+            assert_eq!(all.calls, 1 + made.len() as u64);
+            assert!(each <= all.calls);
+        }
+    }
+
+    #[test]
+    fn on_a_model_time_is_what_calls_cost() {
+        let mut costs = Costs::free_of_charge();
+        costs.create_cold = Curve::flat(100.0);
+        costs.map = Curve::flat(7.0);
+        let options = ModelOptions::new().costs(costs).capacity(2 * LIMIT);
+        let model = Arc::new(ModelDriver::new(options));
+        let device = Device::open(model.clone(), 0).unwrap();
+        model.advance(Duration::from_secs(9));
+        let division = Division {
+            policy: Policy::Elastic,
+            limit: LIMIT,
+            guarantee: 0,
+        };
+        let models = ["a".to_owned()];
+        let mut memory = Pooled::new(&device, &models, &division, false, Some(model)).unwrap();
+        let block = memory.allocate(0, 0, 4, 4).unwrap().unwrap();
+        memory.free(block).unwrap();
+        let (costs, all) = memory.finish().unwrap();
+        assert_eq!(costs[0].time, Duration::from_micros(107));
+        assert_eq!(all.time, Duration::from_micros(107));
+        assert_eq!(all.by_call[&Call::MemMap], (1, Duration::from_micros(7)));
     }
 
     #[test]

@@ -67,6 +67,18 @@ fn write_text(text: &mut String, setup: &Setup, results: &Results) -> std::fmt::
     writeln!(text, "{}", requests_table(results))?;
     writeln!(text, "\nMemory")?;
     writeln!(text, "{}", memory_table(results))?;
+    for (policy, figures) in results {
+        if let Some(expected) = &figures.expected {
+            let ratio = expected
+                .ratio
+                .map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+            writeln!(
+                text,
+                "{policy}: {:.1} ms of driver time expected for {} calls, measured by expected {ratio} ({})",
+                expected.driver_time_ms, expected.driver_calls, expected.costs
+            )?;
+        }
+    }
     if !setup.stamps {
         writeln!(
             text,

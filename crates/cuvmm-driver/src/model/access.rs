@@ -99,6 +99,11 @@ impl<B: Backing> State<B> {
                 mapping.rights = rights;
             }
         }
+        for handle in plan.warmed {
+            if let Some(physical) = self.physicals.by_handle.get_mut(&handle) {
+                physical.cold = false;
+            }
+        }
         self.clock.spend(plan.cost);
         Ok(())
     }
@@ -142,6 +147,7 @@ impl<B: Backing> State<B> {
             opened: self.devices.iter().map(|device| device.opened).collect(),
             rights: Vec::new(),
             changes: Vec::new(),
+            warmed: Vec::new(),
             cost: 0.0,
         };
         let mut at = address;
@@ -151,7 +157,15 @@ impl<B: Backing> State<B> {
             }
             at = start + mapping.size;
             let owner = self.physicals.get(mapping.handle)?.props.location;
-            plan.cost += costs.set_access.at(mapping.size);
+            let opens = grants.iter().any(|&(_, flags)| flags != AccessFlags::NONE);
+            let first = opens && self.physicals.get(mapping.handle)?.cold;
+            plan.cost += match first {
+                true => costs.set_access_cold.at(mapping.size),
+                false => costs.set_access.at(mapping.size),
+            };
+            if first {
+                plan.warmed.push(mapping.handle);
+            }
             let mut rights = mapping.rights.clone();
             for &(who, flags) in grants {
                 if self.is_peer(who, owner)? && flags != AccessFlags::NONE {
@@ -221,5 +235,7 @@ struct Plan {
     opened: Vec<u64>,
     rights: Vec<(u64, Rights)>,
     changes: Vec<Change>,
+    /// Handles whose memory is opened for the first time since it was created cold.
+    warmed: Vec<u64>,
     cost: f64,
 }

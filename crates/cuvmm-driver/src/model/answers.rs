@@ -154,10 +154,11 @@ answers! {
             state.refuse_in_capture(None)?;
             let marks =
                 state.copy_to_device(device, destination, source, size, StreamHandle::NULL)?;
-            state.clock.spend(state.rules.costs.host_copy.at(size));
             Ok(marks.into_iter().collect())
         };
-        self.ask_and_wait(Call::MemcpyHtoD, device, question, |_| Ok(()))
+        self.ask_and_wait(Call::MemcpyHtoD, device, question, |state| {
+            state.wait_for(device, StreamHandle::NULL)
+        })
     }
 
     unsafe fn copy_to_host(
@@ -171,10 +172,11 @@ answers! {
             state.context(device)?;
             state.refuse_in_capture(None)?;
             let marks = state.copy_to_host(device, target, source, size, StreamHandle::NULL)?;
-            state.clock.spend(state.rules.costs.host_copy.at(size));
             Ok(marks.into_iter().collect())
         };
-        self.ask_and_wait(Call::MemcpyDtoH, device, question, |_| Ok(()))
+        self.ask_and_wait(Call::MemcpyDtoH, device, question, |state| {
+            state.wait_for(device, StreamHandle::NULL)
+        })
     }
 
     unsafe fn copy_on_device(
@@ -265,12 +267,16 @@ answers! {
             state.refuse_in_capture(Some(key))?;
             Ok(state.streams.covered_by(key))
         };
-        self.ask_and_wait(Call::StreamSynchronize, device, question, |_| Ok(()))
+        self.ask_and_wait(Call::StreamSynchronize, device, question, |state| {
+            state.wait_for(device, stream)
+        })
     }
 
     unsafe fn event_synchronize(&self, device: Ordinal, event: EventHandle) -> Result<()> {
         let question = |state: &mut State<B>| state.event_marks(device, event);
-        self.ask_and_wait(Call::EventSynchronize, device, question, |_| Ok(()))
+        self.ask_and_wait(Call::EventSynchronize, device, question, |state| {
+            state.wait_for_event(event)
+        })
     }
 
     fn context_synchronize(&self, device: Ordinal) -> Result<()> {
@@ -280,7 +286,9 @@ answers! {
             state.refuse_in_capture(None)?;
             Ok(state.streams.unfinished(device.0, false))
         };
-        self.ask_and_wait(Call::CtxSynchronize, device, question, |_| Ok(()))
+        self.ask_and_wait(Call::CtxSynchronize, device, question, |state| {
+            state.wait_for_all(device)
+        })
     }
 
     unsafe fn free(&self, device: Ordinal, address: DeviceAddress) -> Result<()> {
@@ -288,7 +296,10 @@ answers! {
             state.check_free(device, address)?;
             Ok(state.streams.unfinished(device.0, false))
         };
-        self.ask_and_wait(Call::MemFree, device, question, |state| state.free(address))
+        self.ask_and_wait(Call::MemFree, device, question, |state| {
+            state.wait_for_all(device)?;
+            state.free(address)
+        })
     }
 
     fn host_alloc(&self, device: Ordinal, size: u64, flags: u32) -> Result<*mut u8> {

@@ -13,13 +13,22 @@ impl Clock {
         self.now
     }
 
-    /// Spends microseconds; what is not a time is nothing.
+    /// Spends microseconds.
     pub(crate) fn spend(&mut self, microseconds: f64) {
-        let cost = Duration::try_from_secs_f64(microseconds / 1e6).unwrap_or_default();
-        self.advance(cost);
+        self.advance(micros(microseconds));
+    }
+
+    /// Lets time pass until a moment, unless that is past.
+    pub(crate) fn reach(&mut self, moment: Duration) {
+        self.now = self.now.max(moment);
     }
 
     pub(crate) fn advance(&mut self, by: Duration) {
         self.now = self.now.saturating_add(by);
     }
+}
+
+/// Microseconds as a duration; what is not a time is nothing.
+pub(crate) fn micros(microseconds: f64) -> Duration {
+    Duration::try_from_secs_f64(microseconds / 1e6).unwrap_or_default()
 }

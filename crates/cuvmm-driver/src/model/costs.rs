@@ -1,4 +1,7 @@
 //! What each call costs on the virtual clock.
+//!
+//! The figures are data: `costs/` has a table for each GPU that was measured, and the default is one
+//! of them.
 
 mod text;
 
@@ -7,6 +10,9 @@ pub use text::ParseCostsError;
 use crate::Call;
 
 const MIB: f64 = 1048576.0;
+
+/// The GPUs that were measured, each with its table; the first is the default.
+const GPUS: &[(&str, &str)] = &[("nvidia-h200", include_str!("../../costs/nvidia-h200.costs"))];
 
 /// A cost by size: microseconds at some sizes in MiB, straight lines between them. Beyond the
 /// last point the last slope goes on; below the first the first value holds.
@@ -49,16 +55,21 @@ impl Curve {
     }
 }
 
-/// What the calls cost, in microseconds. The default is one NVIDIA H200 under driver 580.
+/// What the calls cost on a GPU, in microseconds. The default is an NVIDIA H200.
 ///
 /// The costs by size are of one mapping each: the driver charges per mapping, so a call over many
-/// mappings costs their sum.
+/// mappings costs their sum. What a stream is asked to do costs the caller a
+/// [`launch`](Self::launch), and the time it takes is paid by who waits for it.
 ///
 /// Written and parsed as text, a line for each cost: `launch 2.8`, or by size as
 /// MiB:microseconds, `map 2:0.9 1024:0.7`. What a text leaves out keeps its default.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Costs {
+    /// For people: which GPU and driver were measured, and when. One line without a `#`.
+    pub about: String,
+    /// Memory of that GPU in MiB. The model does not look at it: it is for who sets one up.
+    pub memory_mib: f64,
     /// `cuMemAddressReserve`.
     pub reserve: Curve,
     /// `cuMemAddressFree`.
@@ -67,6 +78,9 @@ pub struct Costs {
     pub create_warm: Curve,
     /// `cuMemCreate` otherwise.
     pub create_cold: Curve,
+    /// How long the driver is busy after so much was released in a row, with no create between: a
+    /// `cuMemCreate` that comes sooner waits for the rest of it.
+    pub busy: Curve,
     /// `cuMemRelease` that gives memory back.
     pub release: Curve,
     /// `cuMemMap`.
@@ -75,14 +89,20 @@ pub struct Costs {
     pub unmap: Curve,
     /// `cuMemSetAccess`, for each mapping and the first device.
     pub set_access: Curve,
+    /// The same, the first time that memory is opened which was created cold.
+    pub set_access_cold: Curve,
     /// `cuMemSetAccess`, for each mapping and each further device.
     pub set_access_peer: Curve,
     /// `cuMemAlloc`.
     pub alloc: Curve,
     /// `cuMemFree`.
     pub free: Curve,
-    /// A copy between host and device that waits.
+    /// A copy between host and device, until it is done.
     pub host_copy: Curve,
+    /// A fill of device memory, until it is done.
+    pub fill: Curve,
+    /// A copy from device memory to device memory, until it is done.
+    pub device_copy: Curve,
     /// How long released memory is cheap to create again.
     pub warm_for_us: f64,
     /// Putting one piece of work on a stream.
@@ -109,18 +129,24 @@ impl Costs {
     pub fn free_of_charge() -> Self {
         let nothing = Curve::flat(0.0);
         Self {
+            about: "nothing costs anything".to_owned(),
+            memory_mib: 0.0,
             reserve: nothing.clone(),
             address_free: nothing.clone(),
             create_warm: nothing.clone(),
             create_cold: nothing.clone(),
+            busy: nothing.clone(),
             release: nothing.clone(),
             map: nothing.clone(),
             unmap: nothing.clone(),
             set_access: nothing.clone(),
+            set_access_cold: nothing.clone(),
             set_access_peer: nothing.clone(),
             alloc: nothing.clone(),
             free: nothing.clone(),
-            host_copy: nothing,
+            host_copy: nothing.clone(),
+            fill: nothing.clone(),
+            device_copy: nothing,
             warm_for_us: 300_000.0,
             launch: 0.0,
             pool: 0.0,
@@ -131,6 +157,27 @@ impl Costs {
             synchronize: 0.0,
             other: 0.0,
         }
+    }
+
+    /// The GPUs whose tables come with this crate, by the names that [`of_gpu`](Self::of_gpu) takes.
+    pub fn gpus() -> impl Iterator<Item = &'static str> {
+        GPUS.iter().map(|&(name, _)| name)
+    }
+
+    /// The table of a GPU that was measured: `nvidia-h200`, also written `NVIDIA H200` or `h200`.
+    #[must_use]
+    pub fn of_gpu(name: &str) -> Option<Self> {
+        let wanted = name.to_lowercase().replace([' ', '_'], "-");
+        let (_, text) = GPUS
+            .iter()
+            .find(|(name, _)| *name == wanted || name.strip_prefix("nvidia-") == Some(&wanted))?;
+        Self::built_in(text).ok()
+    }
+
+    fn built_in(text: &str) -> Result<Self, ParseCostsError> {
+        let mut costs = Self::free_of_charge();
+        costs.read(text)?;
+        Ok(costs)
     }
 
     /// The cost of a call that does not depend on a size; nothing for those that do.
@@ -171,68 +218,15 @@ impl Costs {
 
 impl Default for Costs {
     fn default() -> Self {
-        let curve = Curve::new;
-        Self {
-            reserve: curve(&[(2.0, 1.5), (1024.0, 2.0), (1_048_576.0, 3.0)]),
-            address_free: curve(&[(2.0, 1.0), (1024.0, 2.0), (1_048_576.0, 5.0)]),
-            create_warm: curve(&[
-                (2.0, 8.0),
-                (128.0, 9.9),
-                (512.0, 12.8),
-                (1024.0, 15.0),
-                (8192.0, 43.0),
-                (32768.0, 142.0),
-            ]),
-            create_cold: curve(&[
-                (2.0, 11.5),
-                (1024.0, 380.0),
-                (8192.0, 2_400.0),
-                (32768.0, 11_600.0),
-            ]),
-            release: curve(&[
-                (2.0, 11.0),
-                (8.0, 11.0),
-                (32.0, 20.0),
-                (128.0, 42.0),
-                (512.0, 131.0),
-                (1024.0, 270.0),
-                (8192.0, 2_300.0),
-            ]),
-            map: curve(&[(2.0, 0.9), (512.0, 0.6), (1024.0, 0.7), (8192.0, 4.5)]),
-            unmap: curve(&[
-                (2.0, 15.0),
-                (128.0, 15.0),
-                (512.0, 19.0),
-                (1024.0, 28.0),
-                (8192.0, 111.0),
-            ]),
-            set_access: curve(&[
-                (2.0, 23.0),
-                (128.0, 24.0),
-                (512.0, 38.0),
-                (1024.0, 59.0),
-                (8192.0, 281.0),
-            ]),
-            set_access_peer: curve(&[(2.0, 813.0), (128.0, 935.0), (2048.0, 9_786.0)]),
-            alloc: curve(&[(2.0, 48.0), (1024.0, 84.0), (8192.0, 553.0)]),
-            free: curve(&[(2.0, 35.0), (1024.0, 298.0), (8192.0, 3_663.0)]),
-            host_copy: curve(&[(0.0, 8.0), (4096.0, 77_400.0)]),
-            warm_for_us: 300_000.0,
-            launch: 2.8,
-            pool: 1.6,
-            memory_info: 3.0,
-            event_record: 0.13,
-            query: 0.14,
-            wait_event: 0.11,
-            synchronize: 0.31,
-            other: 0.2,
-        }
+        let (_, text) = GPUS[0];
+        // A test reads every table that is built in.
+        Self::built_in(text).unwrap_or_else(|_| Self::free_of_charge())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Costs, Curve};
+    use super::{Costs, Curve, GPUS};
 
     #[test]
     fn lines_between_points_and_beyond() {
@@ -245,11 +239,41 @@ mod tests {
     }
 
     #[test]
+    fn every_table_that_is_built_in_says_all_and_whose_it_is() {
+        for (name, text) in GPUS {
+            let costs = Costs::built_in(text).unwrap();
+            let same = costs.to_string();
+            for line in same.lines() {
+                let entry = line.split(' ').next().unwrap();
+                let says = text
+                    .lines()
+                    .any(|line| line.split(' ').next() == Some(entry));
+                assert!(says, "{name} does not say {entry}");
+            }
+            let words = name.replace('-', " ");
+            assert!(
+                costs.about.to_lowercase().contains(&words),
+                "{name}: {}",
+                costs.about
+            );
+            assert!(
+                costs.about.contains("driver") && costs.about.contains("20"),
+                "{name}"
+            );
+            assert!(costs.memory_mib > 1024.0, "{name}");
+            assert_eq!(Costs::of_gpu(name), Some(costs));
+        }
+        assert_eq!(Costs::of_gpu("NVIDIA H200"), Some(Costs::default()));
+        assert_eq!(Costs::of_gpu("h200"), Some(Costs::default()));
+        assert_eq!(Costs::of_gpu("abacus"), None);
+        assert_eq!(Costs::gpus().next(), Some("nvidia-h200"));
+    }
+
+    #[test]
     fn the_levers_that_were_measured_hold() {
         let costs = Costs::default();
         let pages = 4096.0 * (costs.set_access.at(2 << 20) + costs.map.at(2 << 20));
         let large = 16.0 * (costs.set_access.at(512 << 20) + costs.map.at(512 << 20));
         assert!(pages > 100.0 * large, "few large mappings are the lever");
-        assert!(costs.create_cold.at(8 << 30) > 30.0 * costs.create_warm.at(8 << 30));
     }
 }

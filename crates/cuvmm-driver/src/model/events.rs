@@ -1,5 +1,7 @@
 //! Events: marks in streams that can be asked about and waited for.
 
+use std::time::Duration;
+
 use super::answer::{Answer, INVALID_HANDLE, INVALID_VALUE, require};
 use super::backing::Backing;
 use super::state::State;
@@ -14,6 +16,8 @@ pub(crate) struct Event {
     pub(crate) covers: Vec<Mark>,
     /// The capture that it was recorded in, if it was.
     pub(crate) capture: Option<u64>,
+    /// The virtual time at which what it covers is done.
+    pub(crate) ready: Duration,
 }
 
 impl<B: Backing> State<B> {
@@ -30,6 +34,7 @@ impl<B: Backing> State<B> {
             device: device.0,
             covers: Vec::new(),
             capture: None,
+            ready: Duration::ZERO,
         };
         self.events.insert(handle, event);
         Ok(EventHandle(handle))
@@ -61,7 +66,9 @@ impl<B: Backing> State<B> {
         let key = self.stream(device, stream)?;
         let capture = self.streams.get(key).and_then(|stream| stream.capture);
         let mark = self.submit(device, stream, Work::Marker)?;
+        let ready = self.streams.ready(key);
         let event = self.event(device, event)?;
+        event.ready = ready;
         event.covers = mark.into_iter().collect();
         event.capture = capture;
         Ok(())
@@ -72,7 +79,9 @@ impl<B: Backing> State<B> {
         self.event(device, event)?;
         self.refuse_while_capturing(device.0)?;
         let covers = self.streams.unfinished(device.0, false);
+        let ready = self.streams.all_ready(device.0);
         let event = self.event(device, event)?;
+        event.ready = ready;
         event.covers = covers;
         event.capture = None;
         Ok(())
@@ -86,6 +95,14 @@ impl<B: Backing> State<B> {
         self.refuse_in_capture(None)?;
         require(capture.is_none(), CUresult::CUDA_ERROR_CAPTURED_EVENT)?;
         Ok(covers)
+    }
+
+    /// Spends the virtual time until what an event covers is done.
+    pub(crate) fn wait_for_event(&mut self, event: EventHandle) -> Answer {
+        if let Some(event) = self.events.get(&event.0) {
+            self.clock.reach(event.ready);
+        }
+        Ok(())
     }
 
     pub(crate) fn event_query(&mut self, device: Ordinal, event: EventHandle) -> Answer<bool> {

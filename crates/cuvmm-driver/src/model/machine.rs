@@ -69,7 +69,7 @@ impl<B: Backing> Machine<B> {
         question: impl FnOnce(&mut State<B>) -> Answer<T>,
     ) -> Result<T> {
         self.present(call)?;
-        self.with(|state| {
+        let answered = |state: &mut State<B>| {
             let cost = state.rules.costs.of_call(call);
             state.clock.spend(cost);
             if let Some(code) = state.spited(call) {
@@ -77,8 +77,9 @@ impl<B: Backing> Machine<B> {
             }
             let answer = question(state);
             answer.map_err(|code| state.refusal(call, code))
-        })
-        .map_err(|code| DriverError::new(call, code))
+        };
+        self.with(|state| state.spending(call, answered))
+            .map_err(|code| DriverError::new(call, code))
     }
 
     /// As [`ask`](Self::ask), for calls that then wait for work and finish something after it.
@@ -95,7 +96,7 @@ impl<B: Backing> Machine<B> {
         loop {
             state.context(device).map_err(named)?;
             if state.streams.are_done(&marks) {
-                let answer = after(&mut state);
+                let answer = state.spending(call, after);
                 return answer.map_err(|code| named(state.refusal(call, code)));
             }
             state = self
@@ -246,6 +247,13 @@ impl<B: Backing> Machine<B> {
     #[must_use]
     pub fn clock(&self) -> Duration {
         self.lock().clock.now()
+    }
+
+    /// The part of it that calls of one kind cost, with what they waited for.
+    #[must_use]
+    pub fn spent(&self, call: Call) -> Duration {
+        let state = self.lock();
+        state.spent.get(call as usize).copied().unwrap_or_default()
     }
 
     /// Lets virtual time pass with nothing done.

@@ -13,7 +13,7 @@
 //!   `INVALID_VALUE`.
 //! - An exported descriptor is a file of the model's own, and a dma-buf is a descriptor with
 //!   nothing in it.
-//! - Work takes no virtual time, only the calls do.
+//! - Work takes virtual time only for whoever waits for it: a query answers that it is done.
 //! - Imported memory of another process is charged to nobody here, nor are managed pages.
 //! - An allocation on a capturing stream is `NOT_SUPPORTED`; pools keep nothing.
 //!

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::answer::{Answer, INVALID_DEVICE, INVALID_VALUE, NOT_PERMITTED, UNKNOWN, require};
 use super::backing::{Backing, MemoryKey};
+use super::clock::micros;
 use super::device::Owner;
 use super::exports::{self, Identity};
 use super::state::State;
@@ -25,6 +26,8 @@ pub(crate) struct Physical {
     pub(crate) mappings: u64,
     pub(crate) memory: MemoryKey,
     imported: bool,
+    /// Created cold, and nobody has had access since.
+    pub(crate) cold: bool,
 }
 
 /// The bytes. They go when no handle names them and no exported descriptor is open.
@@ -52,6 +55,15 @@ pub(crate) struct Physicals {
     next_key: u64,
     /// When memory of a location and size was released: the driver has it at hand for a while.
     warm: BTreeMap<(Location, u64), VecDeque<Duration>>,
+    /// What was released at a location since its last create.
+    released: BTreeMap<Location, Released>,
+}
+
+/// Bytes released in a row, and when the last of them were.
+#[derive(Clone, Copy, Debug, Default)]
+struct Released {
+    bytes: u64,
+    last: Duration,
 }
 
 impl Physicals {
@@ -98,7 +110,10 @@ impl<B: Backing> State<B> {
         let made = self.new_memory(size, props, owner);
         let key = made.inspect_err(|_| self.refund(owner, size))?;
         let handle = self.new_physical(key, size, *props, false);
-        self.spend_create(props.location, size);
+        let cold = self.spend_create(props.location, size);
+        if let Some(physical) = self.physicals.by_handle.get_mut(&handle.0) {
+            physical.cold = cold;
+        }
         Ok(handle)
     }
 
@@ -163,6 +178,7 @@ impl<B: Backing> State<B> {
             mappings: 0,
             memory,
             imported,
+            cold: false,
         };
         self.physicals.by_handle.insert(handle, physical);
         if let Some(memory) = self.physicals.memories.get_mut(&memory) {
@@ -171,11 +187,15 @@ impl<B: Backing> State<B> {
         PhysicalHandle(handle)
     }
 
-    /// What was released lately costs little to create again.
-    fn spend_create(&mut self, location: Location, size: u64) {
+    /// What was released lately costs little to create again, once the driver is done with it.
+    /// Says whether it was cold.
+    fn spend_create(&mut self, location: Location, size: u64) -> bool {
+        if let Some(Released { bytes, last }) = self.physicals.released.remove(&location) {
+            let busy = micros(self.rules.costs.busy.at(bytes));
+            self.clock.reach(last.saturating_add(busy));
+        }
         let now = self.clock.now();
-        let limit = Duration::try_from_secs_f64(self.rules.costs.warm_for_us / 1e6);
-        let limit = limit.unwrap_or_default();
+        let limit = micros(self.rules.costs.warm_for_us);
         let released = self.physicals.warm.get_mut(&(location, size));
         let warm = released.is_some_and(|times| {
             while times
@@ -193,6 +213,21 @@ impl<B: Backing> State<B> {
             &costs.create_cold
         };
         self.clock.spend(curve.at(size));
+        !warm
+    }
+
+    /// Notes what a release leaves the driver to do.
+    fn note_release(&mut self, location: Location, size: u64) {
+        let now = self.clock.now();
+        let times = self.physicals.warm.entry((location, size)).or_default();
+        times.push_back(now);
+        let limit = micros(self.rules.costs.warm_for_us);
+        let released = self.physicals.released.entry(location).or_default();
+        if now.saturating_sub(released.last) >= limit {
+            released.bytes = 0;
+        }
+        released.bytes = released.bytes.saturating_add(size);
+        released.last = now;
     }
 
     pub(crate) fn release(&mut self, handle: PhysicalHandle) -> Answer {
@@ -269,13 +304,7 @@ impl<B: Backing> State<B> {
         if let Some(owner) = memory.owner {
             self.refund(owner, memory.size);
             self.clock.spend(self.rules.costs.release.at(memory.size));
-            let now = self.clock.now();
-            let released = self
-                .physicals
-                .warm
-                .entry((memory.location, memory.size))
-                .or_default();
-            released.push_back(now);
+            self.note_release(memory.location, memory.size);
         }
     }
 

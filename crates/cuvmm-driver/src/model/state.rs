@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::thread::ThreadId;
+use std::time::Duration;
 
 use super::allocations::Allocations;
 use super::answer::{Answer, INVALID_DEVICE, require};
@@ -19,12 +20,14 @@ use super::reservations::Reservations;
 use super::spite::Spiting;
 use super::streams::Streams;
 use super::work::Work;
-use crate::{CUresult, CaptureMode, Ordinal};
+use crate::{CUresult, Call, CaptureMode, Ordinal};
 
 #[derive(Debug)]
 pub(crate) struct State<B> {
     pub(crate) rules: Rules,
     pub(crate) clock: Clock,
+    /// Virtual time by call.
+    pub(crate) spent: Vec<Duration>,
     pub(crate) devices: Vec<Device>,
     pub(crate) reservations: Reservations,
     pub(crate) mappings: Mappings,
@@ -60,6 +63,7 @@ impl<B: Backing> State<B> {
             spited: 0,
             rules,
             clock: Clock::default(),
+            spent: vec![Duration::ZERO; Call::COUNT],
             devices,
             reservations: Reservations::default(),
             mappings: Mappings::default(),
@@ -74,6 +78,17 @@ impl<B: Backing> State<B> {
             progress: false,
             backing,
         }
+    }
+
+    /// Does something and books the virtual time that it takes on a call.
+    pub(crate) fn spending<T>(&mut self, call: Call, act: impl FnOnce(&mut Self) -> T) -> T {
+        let begun = self.clock.now();
+        let outcome = act(self);
+        let took = self.clock.now().saturating_sub(begun);
+        if let Some(spent) = self.spent.get_mut(call as usize) {
+            *spent = spent.saturating_add(took);
+        }
+        outcome
     }
 
     /// Whether all is refused that the header forbids.

@@ -2,11 +2,16 @@
 //!
 //! Work runs in the call that submits it, unless its stream is held back or it waits for work
 //! that has not run. Then it stays queued until whoever lets the other go runs it.
+//!
+//! The virtual time that work takes is kept beside that: queries do not look at it, and who waits
+//! for a stream spends it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
 use super::answer::{Answer, INVALID_HANDLE, INVALID_VALUE, require};
 use super::backing::Backing;
+use super::clock::micros;
 use super::state::State;
 use super::work::Work;
 use crate::{EventHandle, Ordinal, StreamFlags, StreamHandle};
@@ -56,6 +61,8 @@ pub(crate) struct Stream {
     ending: bool,
     /// The capture that it records for.
     pub(crate) capture: Option<u64>,
+    /// The virtual time at which what has run on it is done.
+    ready: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -150,6 +157,36 @@ impl Streams {
             self.unfinished(key.device, true)
         } else {
             self.unfinished_of(key)
+        }
+    }
+
+    /// When a stream's work is done in virtual time.
+    pub(crate) fn ready(&self, key: StreamKey) -> Duration {
+        let of = |stream: &Stream| stream.ready;
+        if !key.is_legacy() {
+            return self.by_key.get(&key).map(of).unwrap_or_default();
+        }
+        let blocking = self.of_device(key.device);
+        let blocking = blocking.filter(|(_, stream)| !stream.non_blocking);
+        blocking
+            .map(|(_, stream)| of(stream))
+            .max()
+            .unwrap_or_default()
+    }
+
+    /// When all work of a device is.
+    pub(crate) fn all_ready(&self, device: i32) -> Duration {
+        let streams = self.of_device(device);
+        streams
+            .map(|(_, stream)| stream.ready)
+            .max()
+            .unwrap_or_default()
+    }
+
+    /// Has what comes next on a stream begin no sooner than this.
+    pub(crate) fn delay(&mut self, key: StreamKey, until: Duration) {
+        if let Some(stream) = self.by_key.get_mut(&key) {
+            stream.ready = stream.ready.max(until);
         }
     }
 
@@ -310,6 +347,7 @@ impl<B: Backing> State<B> {
         if let Some(capture) = event.capture {
             return self.join_capture(key, capture);
         }
+        let ready = event.ready;
         let after: Vec<_> = event
             .covers
             .iter()
@@ -319,6 +357,23 @@ impl<B: Backing> State<B> {
         if !after.is_empty() {
             self.submit_after(device, stream, after, Work::Marker)?;
         }
+        self.streams.delay(key, ready);
+        Ok(())
+    }
+
+    /// Spends the virtual time until a stream's work is done. The handle may have gone meanwhile.
+    pub(crate) fn wait_for(&mut self, device: Ordinal, stream: StreamHandle) -> Answer {
+        if let Ok(key) = self.stream(device, stream) {
+            let ready = self.streams.ready(key);
+            self.clock.reach(ready);
+        }
+        Ok(())
+    }
+
+    /// Spends the virtual time until all work of a device is done.
+    pub(crate) fn wait_for_all(&mut self, device: Ordinal) -> Answer {
+        let ready = self.streams.all_ready(device.0);
+        self.clock.reach(ready);
         Ok(())
     }
 
@@ -374,6 +429,9 @@ impl<B: Backing> State<B> {
 
     fn run_item(&mut self, key: StreamKey, item: &Item) {
         let outcome = self.execute(key.device, &item.work);
+        let takes = micros(item.work.takes(&self.rules.costs));
+        let begins = self.clock.now().max(self.streams.ready(key));
+        self.streams.delay(key, begins.saturating_add(takes));
         self.streams.finish(key, item.number);
         self.progress = true;
         if let Err(code) = outcome {

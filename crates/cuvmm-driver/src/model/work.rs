@@ -13,6 +13,7 @@ use std::slice;
 use super::answer::{Answer, ILLEGAL_ADDRESS};
 use super::backing::Backing;
 use super::copies::{Piece, Use};
+use super::costs::Costs;
 use super::state::State;
 use crate::CUresult;
 
@@ -55,6 +56,22 @@ pub(crate) enum Work {
     /// A managed range is moved; the bytes stay where they are.
     Prefetch,
     Graph(Vec<Work>),
+}
+
+impl Work {
+    /// How long it takes, in virtual microseconds. What a test launches takes none.
+    pub(crate) fn takes(&self, costs: &Costs) -> f64 {
+        match self {
+            &Self::Fill { size, .. } => costs.fill.at(size),
+            &Self::Copy { size, .. } => costs.device_copy.at(size),
+            &Self::ToDevice { size, .. } | &Self::ToHost { size, .. } => costs.host_copy.at(size),
+            Self::Graph(nodes) => nodes.iter().map(|node| node.takes(costs)).sum(),
+            Self::Marker
+            | Self::Kernel { .. }
+            | Self::FreeAllocation { .. }
+            | Self::Prefetch { .. } => 0.0,
+        }
+    }
 }
 
 impl<B: Backing> State<B> {

@@ -6,6 +6,7 @@
 mod call;
 mod cow;
 mod own;
+mod plan;
 mod pool;
 mod region;
 mod ring;
@@ -19,6 +20,7 @@ pub use own::{
     AccessError, AllocateManagedError, CopyError, CreateError, MapError, OpenError, ReserveError,
     RetainError,
 };
+pub use plan::PlanError;
 pub use pool::{
     AllocateError, BuildPoolError, CompactError, FreeError, FreeRefusal, RegisterError, Shortage,
     ShrinkError,
@@ -90,6 +92,9 @@ pub enum Error {
     /// An operation on a vector failed.
     #[error(transparent)]
     Vec(#[from] VecError),
+    /// A plan cannot be meant as it is.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
     /// An operation on a sparse array failed.
     #[error(transparent)]
     Sparse(#[from] SparseError),

@@ -18,6 +18,7 @@ mod builder;
 mod commit;
 mod fence;
 mod fork;
+mod grow;
 mod layout;
 mod mapper;
 mod place;

@@ -74,7 +74,7 @@ pub(crate) const CRATES: &[Place] = &[
             room(&["region"]),
             room(&["users", "view"]),
             room(&["vec", "sparse", "ring", "cow", "unified"]),
-            room(&["pool"]),
+            room(&["pool", "plan"]),
             room(&["heap"]),
             room(&["kv"]),
             room(&["sleep"]),

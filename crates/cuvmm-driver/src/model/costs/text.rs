@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! # microseconds; by size as MiB:microseconds
+//! about an H300, driver 999
 //! reserve 2:1.5 1024:2
 //! launch 2.8
 //! ```
@@ -26,15 +27,17 @@ pub struct ParseCostsError {
 
 /// One cost of the table.
 enum Entry<'a> {
+    Words(&'a mut String),
     BySize(&'a mut Curve),
     Flat(&'a mut f64),
 }
 
 /// Both directions from one list of names, so that neither can forget one.
 macro_rules! entries {
-    (by_size: $($curve:ident)+; flat: $($flat:ident)+;) => {
+    (words: $($words:ident)+; by_size: $($curve:ident)+; flat: $($flat:ident)+;) => {
         impl fmt::Display for Costs {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                $(writeln!(f, "{} {}", stringify!($words), plain(&self.$words))?;)+
                 $(writeln!(f, "{}{}", stringify!($curve), self.$curve)?;)+
                 $(writeln!(f, "{} {}", stringify!($flat), self.$flat)?;)+
                 Ok(())
@@ -44,6 +47,7 @@ macro_rules! entries {
         impl Costs {
             fn entry(&mut self, name: &str) -> Option<Entry<'_>> {
                 match name {
+                    $(stringify!($words) => Some(Entry::Words(&mut self.$words)),)+
                     $(stringify!($curve) => Some(Entry::BySize(&mut self.$curve)),)+
                     $(stringify!($flat) => Some(Entry::Flat(&mut self.$flat)),)+
                     _ => None,
@@ -54,9 +58,10 @@ macro_rules! entries {
 }
 
 entries! {
-    by_size: reserve address_free create_warm create_cold release map unmap set_access
-        set_access_peer alloc free host_copy;
-    flat: warm_for_us launch pool memory_info event_record query wait_event synchronize other;
+    words: about;
+    by_size: reserve address_free create_warm create_cold busy release map unmap set_access
+        set_access_cold set_access_peer alloc free host_copy fill device_copy;
+    flat: memory_mib warm_for_us launch pool memory_info event_record query wait_event synchronize other;
 }
 
 impl fmt::Display for Curve {
@@ -66,11 +71,29 @@ impl fmt::Display for Curve {
     }
 }
 
+/// Words as they can stand on one line.
+fn plain(words: &str) -> String {
+    let kept = words
+        .split(['#', '\n', '\r'])
+        .flat_map(str::split_whitespace);
+    kept.collect::<Vec<_>>().join(" ")
+}
+
 impl FromStr for Costs {
     type Err = ParseCostsError;
 
     fn from_str(text: &str) -> Result<Self, ParseCostsError> {
         let mut costs = Self::default();
+        // Where these costs were measured is not where the default's were.
+        costs.about.clear();
+        costs.read(text)?;
+        Ok(costs)
+    }
+}
+
+impl Costs {
+    /// Takes over what a text says.
+    pub(super) fn read(&mut self, text: &str) -> Result<(), ParseCostsError> {
         let mut seen: Vec<&str> = Vec::new();
         for (index, line) in text.lines().enumerate() {
             let wrong = |what| ParseCostsError {
@@ -84,7 +107,8 @@ impl FromStr for Costs {
                 return Err(wrong(format!("{name} stands here twice")));
             }
             seen.push(name);
-            match costs.entry(name) {
+            match self.entry(name) {
+                Some(Entry::Words(about)) => *about = words.collect::<Vec<_>>().join(" "),
                 Some(Entry::BySize(curve)) => *curve = points(words).map_err(wrong)?,
                 Some(Entry::Flat(cost)) => {
                     let word = words.next().unwrap_or_default();
@@ -96,7 +120,7 @@ impl FromStr for Costs {
                 None => return Err(wrong(format!("no call is named {name:?}"))),
             }
         }
-        Ok(costs)
+        Ok(())
     }
 }
 
@@ -133,24 +157,37 @@ mod tests {
             map: Curve::flat(0.1),
             unmap: Curve::new(&[(0.003_906_25, 1.0 / 3.0), (2.0, 1e-7), (1e9, 5e12)]),
             launch: 0.1 + 0.2,
+            about: "an H300, driver 1.2".to_owned(),
             ..Costs::default()
         };
         for costs in [Costs::default(), Costs::free_of_charge(), odd] {
             assert_eq!(costs.to_string().parse(), Ok(costs));
         }
+        let long = Costs {
+            about: "an H300 #7\nlaunch 1".to_owned(),
+            ..Costs::default()
+        };
+        let read: Costs = long.to_string().parse().unwrap();
+        assert_eq!(read.about, "an H300 7 launch 1");
+        assert_eq!(read.launch, Costs::default().launch);
     }
 
     #[test]
     fn comments_blank_lines_and_what_is_left_out() {
-        let text = "# an H300\n\nlaunch 1.5 # half\n  map 2:1 4:3\n";
+        let text = "# an H300\n\nlaunch 1.5 # half\n  map 2:1 4:3\nabout  an H300 # or so\n";
         let costs: Costs = text.parse().unwrap();
         let expected = Costs {
             launch: 1.5,
             map: Curve::new(&[(2.0, 1.0), (4.0, 3.0)]),
+            about: "an H300".to_owned(),
             ..Costs::default()
         };
         assert_eq!(costs, expected);
-        assert_eq!("".parse(), Ok(Costs::default()));
+        let unsigned = Costs {
+            about: String::new(),
+            ..Costs::default()
+        };
+        assert_eq!("".parse(), Ok(unsigned));
     }
 
     #[test]

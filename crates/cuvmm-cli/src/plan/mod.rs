@@ -1,0 +1,178 @@
+//! `cuvmm plan`: what operations on memory would take, without a GPU, and beside what they do take
+//! where there is one.
+//!
+//! From the bottom up: `file` reads a plan, `figures` puts together what was expected and measured,
+//! `text` shows it. The steps themselves are the library's.
+
+mod figures;
+mod file;
+mod text;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context as _, anyhow};
+use cuvmm::driver::Driver;
+use cuvmm::plan::{Clock as _, Report};
+use cuvmm::{Device, Plan};
+
+use self::figures::{Figures, Whose};
+use self::file::File;
+use crate::costs;
+use crate::drivers::{Choice, Opened, StandIn, print};
+use crate::size::size;
+use crate::watch::{A_WHILE, Watch};
+
+/// Go through operations on memory in advance: driver calls, time, waste, and what does not fit
+///
+/// Reads steps from a TOML file and does them on the model, whose calls cost what they were measured
+/// to on a GPU. With another driver the steps are done there for real, and what was expected stands
+/// beside what was measured. Exit code 1 when a step fails, 2 when the plan cannot be meant.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The steps
+    file: PathBuf,
+
+    /// Where to do the steps; what they are expected to take always comes from the model
+    #[arg(long, value_enum, default_value_t = Choice::Model)]
+    driver: Choice,
+
+    /// What calls cost, as `cuvmm bench --save-costs` wrote it
+    #[arg(long, value_name = "FILE", conflicts_with = "gpu")]
+    costs: Option<PathBuf>,
+
+    /// What calls cost on a GPU whose table comes with the command [default: nvidia-h200]
+    #[arg(long, value_name = "NAME")]
+    gpu: Option<String>,
+
+    /// How many devices there are, where they are no GPUs [default: as many as the plan names]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+    devices: Option<u16>,
+
+    /// Memory of each device that is no GPU [default: as the table of costs says]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    memory: Option<u64>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    /// Goes through the plan and prints.
+    ///
+    /// # Errors
+    /// A plan or options that cannot be meant, a driver that cannot be had, and the step that fails.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        let file = File::read(&self.file)?;
+        let costs = costs::chosen(self.costs.as_deref(), self.gpu.as_deref())?;
+        let count = match self.devices {
+            Some(count) => usize::from(count),
+            None => file.devices(),
+        };
+        let mut stand_in = StandIn {
+            capacity: self.memory,
+            devices: Some(u16::try_from(count).unwrap_or(u16::MAX)),
+            ..StandIn::default()
+        };
+        let real = match self.driver {
+            Choice::Model => None,
+            other => Some(Real::open(&other.open_as(&stand_in)?, count)?),
+        };
+        match &real {
+            Some(real) => real.mirror(&mut stand_in)?,
+            // The model's own is an H200's.
+            None if self.memory.is_none() && costs.memory_mib >= 1.0 => {
+                stand_in.capacity = Some((costs.memory_mib as u64) << 20);
+            }
+            None => {}
+        }
+        let about = costs::about(&costs).to_owned();
+        stand_in.costs = Some(costs);
+        let model = Arc::new(stand_in.model());
+        let devices = open(&(model.clone() as Arc<dyn Driver>), count)?;
+        let wrong = |error| file.wrong(&error);
+        file.plan
+            .check(real.as_ref().map_or(&devices, |real| &real.devices))
+            .map_err(wrong)?;
+        let expected = file
+            .plan
+            .run(&devices, &Watch::Virtual(model))
+            .map_err(wrong)?;
+        let measured = match &real {
+            Some(real) => Some(real.run(&file.plan)?.map_err(wrong)?),
+            None => None,
+        };
+        let whose = whose(real.as_ref().map_or(&devices, |real| &real.devices), about)?;
+        let figures = Figures::new(whose, &file, &expected, measured.as_ref());
+        let text = match self.json {
+            true => serde_json::to_string_pretty(&figures)? + "\n",
+            false => text::of(&figures),
+        };
+        print(&text)?;
+        if let Some(refusal) = measured.and_then(|report| report.ending.refusal) {
+            return Err(anyhow!("not everything could be given back: {refusal}"));
+        }
+        match &figures.failure {
+            Some(failed) => Err(anyhow!(text::said(failed))),
+            None => Ok(ExitCode::SUCCESS),
+        }
+    }
+}
+
+/// Devices to do the steps on for real.
+struct Real {
+    devices: Vec<Device>,
+    watch: Watch,
+}
+
+impl Real {
+    fn open(opened: &Opened, count: usize) -> anyhow::Result<Self> {
+        Ok(Self {
+            devices: open(&opened.driver, count)?,
+            watch: Watch::of(&opened.concrete),
+        })
+    }
+
+    /// Has a stand-in be like these devices.
+    fn mirror(&self, stand_in: &mut StandIn) -> anyhow::Result<()> {
+        let first = self.devices.first().context("there is no device")?;
+        stand_in.capacity = Some(first.memory_info()?.free);
+        stand_in.granularity = Some(first.granularity());
+        Ok(())
+    }
+
+    /// Does the steps when everything is truly cold, as on a stand-in that has just begun.
+    fn run(&self, plan: &Plan) -> anyhow::Result<Result<Report, cuvmm::error::PlanError>> {
+        // The first calls of a process make a context and load code.
+        Plan::new()
+            .reserve("first", 1)
+            .commit("first", 1)
+            .run(&self.devices, &self.watch)?;
+        self.watch.wait(A_WHILE);
+        for device in &self.devices {
+            device.memory_info()?;
+        }
+        Ok(plan.run(&self.devices, &self.watch))
+    }
+}
+
+/// The first devices of a driver, as many as there are of so many.
+fn open(driver: &Arc<dyn Driver>, count: usize) -> anyhow::Result<Vec<Device>> {
+    let there = u32::try_from(driver.device_count()?)?;
+    let wanted = (0..there).take(count);
+    let devices = wanted.map(|ordinal| Device::open(Arc::clone(driver), ordinal));
+    Ok(devices.collect::<Result<_, _>>()?)
+}
+
+fn whose(devices: &[Device], costs: String) -> anyhow::Result<Whose> {
+    let first = devices.first().context("there is no device")?;
+    Ok(Whose {
+        driver: first.driver().kind().name(),
+        device: first.name().to_owned(),
+        devices: devices.len(),
+        device_memory: first.total_memory(),
+        costs,
+    })
+}

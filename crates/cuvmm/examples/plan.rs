@@ -1,0 +1,96 @@
+//! A plan gone through in advance: what a vector of 8 GiB takes in the end, grown by 2 MiB at a time
+//! or committed at once.
+//!
+//! Runs on the model, whose calls cost what an H200's do; with `CUVMM_DRIVER=cuda` the same is done
+//! on a GPU too, and both are printed.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cuvmm::driver::Call;
+use cuvmm::driver::auto::{self, OpenOptions, Wanted};
+use cuvmm::driver::model::ModelDriver;
+use cuvmm::plan::{Clock, Report, WallClock};
+use cuvmm::{Device, Plan};
+
+const GIB: u64 = 1 << 30;
+
+/// The model's clock, which only the costs of its calls move.
+struct Virtual(Arc<ModelDriver>);
+
+impl Clock for Virtual {
+    fn now(&self) -> Duration {
+        self.0.clock()
+    }
+
+    fn wait(&self, time: Duration) {
+        self.0.advance(time);
+    }
+}
+
+fn show(whose: &str, report: &Report) {
+    for step in &report.steps {
+        let extents = step.calls.get(&Call::MemCreate).copied().unwrap_or(0);
+        let held = step.in_use;
+        println!(
+            "{whose}: step {} takes {:?} for {extents} extents; {} MiB held, {} MiB of them ahead",
+            step.step,
+            step.time,
+            held.memory() >> 20,
+            held.margin >> 20,
+        );
+    }
+    if let Some(failure) = &report.failure {
+        println!("{whose}: step {}: {}", failure.reached.step, failure.error);
+    }
+}
+
+/// Runs the example.
+///
+/// # Errors
+/// Whatever the library says.
+pub fn main() -> Result<(), Box<dyn Error>> {
+    let plan = Plan::new()
+        .reserve("grown", 64 * GIB)
+        .grow("grown", 8 * GIB - 5, 2 << 20)
+        .reserve("at once", 64 * GIB)
+        .commit("at once", 8 * GIB - 5);
+
+    let model = Arc::new(ModelDriver::default());
+    let devices = [Device::open(model.clone(), 0)?];
+    let expected = plan.run(&devices, &Virtual(model.clone()))?;
+    show("expected", &expected);
+    println!(
+        "expected in all: {:?}, {:?}",
+        expected.time(),
+        expected.peak
+    );
+    assert!(expected.is_done() && model.live().is_nothing());
+    let [_, grown, _, once] = &expected.steps[..] else {
+        return Err("a step is missing".into());
+    };
+    assert!(grown.calls[&Call::MemCreate] > once.calls[&Call::MemCreate]);
+    assert_eq!(once.in_use.padding, 2 * 5);
+
+    if std::env::var("CUVMM_DRIVER").as_deref() == Ok("cuda") {
+        let opened = auto::open(OpenOptions::new().wanted(Wanted::Cuda))?;
+        let devices = [Device::open(opened.driver, 0)?];
+        let measured = plan.run(&devices, &WallClock::new())?;
+        show("measured", &measured);
+        println!("measured in all: {:?}", measured.time());
+    }
+
+    // Twice what the device has: the step that fails says how far it came.
+    let much = 2 * devices[0].total_memory();
+    let plan = Plan::new()
+        .reserve("too much", much)
+        .commit("too much", much);
+    let refused = plan.run(&devices, &Virtual(model))?;
+    let failure = refused.failure.ok_or("there was room")?;
+    println!(
+        "step {} does not fit: {}",
+        failure.reached.step, failure.error
+    );
+    Ok(())
+}

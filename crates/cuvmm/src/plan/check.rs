@@ -1,0 +1,345 @@
+//! Whether a plan can be meant as it is: names, sizes, places. Makes no driver call. What comes out
+//! are acts with nothing left to decide.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use super::step::Step;
+use super::things::{A_PHYSICAL, Thing, Things, Use};
+use crate::device::Device;
+use crate::error::PlanError;
+use crate::size::range_within;
+
+/// A step with sizes rounded and places found.
+#[derive(Debug)]
+pub(super) enum Act<'a> {
+    /// Addresses to map in, or to commit in.
+    Reserve {
+        name: &'a str,
+        size: u64,
+        device: usize,
+        by_hand: bool,
+    },
+    Create {
+        name: &'a str,
+        asked: u64,
+        size: u64,
+        device: usize,
+    },
+    Map {
+        physical: &'a str,
+        within: &'a str,
+        offset: u64,
+        access: Vec<usize>,
+    },
+    Unmap {
+        within: &'a str,
+        offset: u64,
+    },
+    Commit {
+        within: &'a str,
+        range: Range<u64>,
+        asked: Range<u64>,
+    },
+    Grow {
+        within: &'a str,
+        to: u64,
+        by: u64,
+    },
+    Decommit {
+        within: &'a str,
+        range: Range<u64>,
+    },
+    Stripe {
+        name: &'a str,
+        asked: u64,
+        size: u64,
+        unit: u64,
+        devices: &'a [usize],
+        access: Vec<usize>,
+    },
+    Release {
+        name: &'a str,
+    },
+    Wait(Duration),
+}
+
+/// Goes through the steps.
+pub(super) fn check<'a>(
+    steps: &'a [Step],
+    devices: &'a [Device],
+) -> Result<Vec<Act<'a>>, PlanError> {
+    if let Some((first, others)) = devices.split_first() {
+        let stranger = others.iter().position(|other| !other.same_driver(first));
+        if let Some(index) = stranger {
+            return Err(PlanError::OtherDriver { device: index + 1 });
+        }
+    }
+    let mut check = Check {
+        things: Things::new(devices),
+    };
+    let mut acts = Vec::with_capacity(steps.len());
+    for step in steps {
+        check.things.step += 1;
+        let act = check.step(step, acts.len())?;
+        acts.push(act);
+    }
+    for index in check.things.by_hand {
+        if let Some(Act::Reserve { by_hand, .. }) = acts.get_mut(index) {
+            *by_hand = true;
+        }
+    }
+    Ok(acts)
+}
+
+struct Check<'a> {
+    things: Things<'a>,
+}
+
+impl<'a> Check<'a> {
+    fn step(&mut self, step: &'a Step, act: usize) -> Result<Act<'a>, PlanError> {
+        match *step {
+            Step::Reserve {
+                ref name,
+                size,
+                device,
+            } => {
+                let size = self.things.rounded(size, device)?;
+                let used = Use::None;
+                let thing = Thing::Addresses {
+                    size,
+                    device,
+                    act,
+                    used,
+                };
+                self.things.name(name, thing)?;
+                Ok(Act::Reserve {
+                    name,
+                    size,
+                    device,
+                    by_hand: false,
+                })
+            }
+            Step::Create {
+                ref name,
+                size: asked,
+                device,
+            } => {
+                let size = self.things.rounded(asked, device)?;
+                let mappings = 0;
+                let thing = Thing::Physical {
+                    size,
+                    device,
+                    mappings,
+                };
+                self.things.name(name, thing)?;
+                Ok(Act::Create {
+                    name,
+                    asked,
+                    size,
+                    device,
+                })
+            }
+            Step::Map {
+                ref physical,
+                ref within,
+                offset,
+                ref access,
+            } => self.map(physical, within, offset, access),
+            Step::Unmap { ref within, offset } => self.unmap(within, offset),
+            Step::Commit {
+                ref within,
+                offset,
+                size,
+            } => self.commit(within, offset, size),
+            Step::Grow { ref within, to, by } => self.grow(within, to, by),
+            Step::Decommit {
+                ref within,
+                offset,
+                size,
+            } => self.decommit(within, offset, size),
+            Step::Stripe {
+                ref name,
+                size,
+                unit,
+                ref devices,
+                ref access,
+            } => self.stripe(name, (size, unit), devices, access),
+            Step::Release { ref name } => self.release(name),
+            Step::Wait { time } => Ok(Act::Wait(time)),
+        }
+    }
+
+    fn map(
+        &mut self,
+        physical: &'a str,
+        within: &'a str,
+        offset: u64,
+        access: &[usize],
+    ) -> Result<Act<'a>, PlanError> {
+        let step = self.things.step;
+        let (bytes, owner) = match self.things.thing(physical)? {
+            Thing::Physical { size, device, .. } => (*size, *device),
+            other => return Err(self.things.wrong(physical, other, A_PHYSICAL)),
+        };
+        let access = match access {
+            [] => vec![owner],
+            named => named.to_vec(),
+        };
+        for &device in &access {
+            self.things.device(device)?;
+        }
+        let (size, places) = self.things.mapped(within)?;
+        let Some(range) = range_within(offset, bytes, size) else {
+            return Err(PlanError::OutOfRange {
+                step,
+                name: within.to_owned(),
+                offset,
+                size: bytes,
+                within: size,
+            });
+        };
+        let before = places.range(..range.end).next_back();
+        if let Some((&taken, _)) = before.filter(|&(&at, &(size, _))| at + size > offset) {
+            return Err(PlanError::Overlap {
+                step,
+                offset,
+                size: bytes,
+                taken,
+            });
+        }
+        places.insert(offset, (bytes, physical));
+        self.things.aligned(within, offset)?;
+        self.things.count_mapping(physical, true);
+        Ok(Act::Map {
+            physical,
+            within,
+            offset,
+            access,
+        })
+    }
+
+    fn unmap(&mut self, within: &'a str, offset: u64) -> Result<Act<'a>, PlanError> {
+        let missing = PlanError::NotMapped {
+            step: self.things.step,
+            name: within.to_owned(),
+            offset,
+        };
+        let (_, places) = self.things.mapped(within)?;
+        let (_, physical) = places.remove(&offset).ok_or(missing)?;
+        self.things.count_mapping(physical, false);
+        Ok(Act::Unmap { within, offset })
+    }
+
+    fn commit(
+        &mut self,
+        within: &'a str,
+        offset: Option<u64>,
+        size: u64,
+    ) -> Result<Act<'a>, PlanError> {
+        let ground = self.things.committed(within)?;
+        let behind = ground.granule.round_up(ground.asked.end());
+        let offset = offset.or(behind).unwrap_or(ground.size);
+        let range = self.things.range(within, offset, size)?;
+        let asked = offset..offset + size;
+        self.things.committed(within)?.asked.add(asked.clone());
+        Ok(Act::Commit {
+            within,
+            range,
+            asked,
+        })
+    }
+
+    fn grow(&mut self, within: &'a str, to: u64, by: u64) -> Result<Act<'a>, PlanError> {
+        self.things.not_zero(by, "what is asked for at a time")?;
+        let step = self.things.step;
+        self.things.range(within, 0, to)?;
+        let asked = self.things.committed(within)?.asked;
+        let has = asked.prefix();
+        if to <= has {
+            return Err(PlanError::NoGrowth {
+                step,
+                name: within.to_owned(),
+                asked: has,
+                to,
+            });
+        }
+        asked.add(0..to);
+        Ok(Act::Grow { within, to, by })
+    }
+
+    fn decommit(&mut self, within: &'a str, offset: u64, size: u64) -> Result<Act<'a>, PlanError> {
+        let step = self.things.step;
+        let range = self.things.range(within, offset, size)?;
+        let ground = self.things.committed(within)?;
+        if !ground.asked.covers(ground.granule, &range) {
+            return Err(PlanError::NotCommitted {
+                step,
+                name: within.to_owned(),
+                offset,
+                size: range.end - range.start,
+            });
+        }
+        ground.asked.remove(range.clone());
+        Ok(Act::Decommit { within, range })
+    }
+
+    fn stripe(
+        &mut self,
+        name: &'a str,
+        (asked, unit): (u64, u64),
+        devices: &'a [usize],
+        access: &[usize],
+    ) -> Result<Act<'a>, PlanError> {
+        self.things
+            .not_zero(devices.len() as u64, "the number of devices")?;
+        self.things.not_zero(unit, "a stripe")?;
+        let mut size = asked;
+        for &device in devices {
+            size = size.max(self.things.rounded(asked, device)?);
+            let granule = self.things.granule(device)?;
+            if !granule.divides(unit) {
+                return Err(PlanError::Misaligned {
+                    step: self.things.step,
+                    bytes: unit,
+                    granularity: granule.bytes(),
+                });
+            }
+        }
+        let access = match access {
+            [] => devices.iter().take(1).copied().collect(),
+            named => named.to_vec(),
+        };
+        for &device in &access {
+            self.things.device(device)?;
+        }
+        self.things.name(name, Thing::Striped)?;
+        Ok(Act::Stripe {
+            name,
+            asked,
+            size,
+            unit,
+            devices,
+            access,
+        })
+    }
+
+    fn release(&mut self, name: &'a str) -> Result<Act<'a>, PlanError> {
+        if let Thing::Physical { mappings: 1.., .. } = self.things.thing(name)? {
+            return Err(PlanError::StillMapped {
+                step: self.things.step,
+                name: name.to_owned(),
+            });
+        }
+        if let Some(Thing::Addresses {
+            used: Use::Mapped(places),
+            ..
+        }) = self.things.remove(name)
+        {
+            places
+                .into_values()
+                .for_each(|(_, physical)| self.things.count_mapping(physical, false));
+        }
+        Ok(Act::Release { name })
+    }
+}

@@ -1,0 +1,373 @@
+//! Steps done with the library's own types, timed and counted, and undone at the end.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Duration;
+
+use super::asked::Asked;
+use super::check::Act;
+use super::clock::Clock;
+use super::report::{CallsMade, Ending, Failure, InUse, Peak, Report, StepReport};
+use super::stripe::striped;
+use crate::device::Device;
+use crate::error::{Error, PlanError};
+use crate::own::{Access, CloseRefusal, Mapping, Physical, Reservation, Right};
+use crate::region::Region;
+
+/// Does the acts on devices, and gives everything back.
+pub(super) fn run(acts: &[Act<'_>], devices: &[Device], clock: &dyn Clock) -> Report {
+    let devices: Vec<Device> = devices.iter().map(Device::with_own_counters).collect();
+    let mut run = Run {
+        devices: &devices,
+        clock,
+        made: BTreeMap::new(),
+    };
+    let mut steps = Vec::with_capacity(acts.len());
+    let mut peak = Peak::default();
+    let mut failure = None;
+    for (act, step) in acts.iter().zip(1..) {
+        let (outcome, calls, time) = run.timed(|run| run.act(act, step));
+        let in_use = run.in_use();
+        let report = StepReport {
+            step,
+            calls,
+            time: if matches!(act, Act::Wait(_)) {
+                Duration::ZERO
+            } else {
+                time
+            },
+            in_use,
+        };
+        peak.note(&in_use);
+        match outcome {
+            Ok(()) => steps.push(report),
+            Err(error) => {
+                failure = Some(Failure {
+                    reached: report,
+                    error,
+                });
+                break;
+            }
+        }
+    }
+    let (refusal, calls, time) = run.timed(Run::end);
+    let ending = Ending {
+        calls,
+        time,
+        refusal,
+    };
+    Report {
+        steps,
+        failure,
+        peak,
+        ending,
+    }
+}
+
+/// What steps have made, by name.
+struct Run<'a> {
+    devices: &'a [Device],
+    clock: &'a dyn Clock,
+    made: BTreeMap<&'a str, Made>,
+}
+
+/// What a name stands for.
+enum Made {
+    /// Addresses with mappings in them, by offset.
+    Addresses {
+        // In the order in which they are to go.
+        mappings: BTreeMap<u64, Mapping>,
+        reservation: Reservation,
+    },
+    Committed(Box<Grounds>),
+    Physical {
+        asked: u64,
+        physical: Physical,
+    },
+}
+
+/// A region, and what was asked for in it.
+struct Grounds {
+    region: Region,
+    asked: Asked,
+    /// How far growth has committed from the first byte on.
+    grown: u64,
+}
+
+impl<'a> Run<'a> {
+    /// Does something and says what it took.
+    fn timed<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> (T, CallsMade, Duration) {
+        let before: Vec<_> = self.devices.iter().map(Device::calls).collect();
+        let begun = self.clock.now();
+        let outcome = act(self);
+        let took = self.clock.now().saturating_sub(begun);
+        let mut calls = CallsMade::new();
+        for (device, before) in self.devices.iter().zip(&before) {
+            for (call, count, _) in device.calls().since(before).iter() {
+                *calls.entry(call).or_default() += count;
+            }
+        }
+        (outcome, calls, took)
+    }
+
+    fn act(&mut self, act: &Act<'a>, step: usize) -> Result<(), Error> {
+        match *act {
+            Act::Reserve {
+                name,
+                size,
+                device,
+                by_hand,
+            } => {
+                let device = self.device(step, device)?;
+                let made = if by_hand {
+                    Made::Addresses {
+                        mappings: BTreeMap::new(),
+                        reservation: Reservation::new(device, size)?,
+                    }
+                } else {
+                    Made::Committed(Box::new(Grounds::new(Region::reserve(device, size)?)))
+                };
+                self.made.insert(name, made);
+            }
+            Act::Create {
+                name,
+                asked,
+                size,
+                device,
+            } => {
+                let physical = Physical::new(self.device(step, device)?, size)?;
+                self.made.insert(name, Made::Physical { asked, physical });
+            }
+            Act::Map {
+                physical,
+                within,
+                offset,
+                ref access,
+            } => {
+                let access = self.access(step, access)?;
+                let unknown = |name: &str| unknown(step, name);
+                let memory = match self.made.get(physical) {
+                    Some(Made::Physical { physical, .. }) => physical.clone(),
+                    _ => return Err(unknown(physical)),
+                };
+                let Some(Made::Addresses {
+                    mappings,
+                    reservation,
+                }) = self.made.get_mut(within)
+                else {
+                    return Err(unknown(within));
+                };
+                let mapping = reservation.map(offset, &memory)?;
+                mapping.set_access(&access)?;
+                mappings.insert(offset, mapping);
+            }
+            Act::Unmap { within, offset } => {
+                let mapping = match self.made.get_mut(within) {
+                    Some(Made::Addresses { mappings, .. }) => mappings.remove(&offset),
+                    _ => None,
+                };
+                let mapping = mapping.ok_or_else(|| unknown(step, within))?;
+                let closed = mapping.close().map_err(|failed| failed.reason);
+                closed.map_err(|refusal| refused(step, within, refusal))?;
+            }
+            Act::Commit {
+                within,
+                ref range,
+                ref asked,
+            } => {
+                let grounds = self.grounds(step, within)?;
+                grounds.region.commit(range.clone())?;
+                grounds.asked.add(asked.clone());
+            }
+            Act::Grow { within, to, by } => self.grounds(step, within)?.grow(to, by)?,
+            Act::Decommit { within, ref range } => {
+                self.grounds(step, within)?.decommit(range.clone())?;
+            }
+            Act::Stripe {
+                name,
+                asked,
+                size,
+                unit,
+                devices,
+                ref access,
+            } => {
+                let named = |devices: &[usize]| {
+                    let found = devices.iter().map(|&device| self.device(step, device));
+                    found.collect::<Result<Vec<_>, _>>()
+                };
+                let (places, users) = (named(devices)?, named(access)?);
+                let (home, guests) = users.split_first().ok_or(PlanError::Zero {
+                    step,
+                    what: "the number of devices",
+                })?;
+                let mut grounds = Grounds::new(striped(home, guests, &places, (size, unit))?);
+                grounds.asked.add(0..asked);
+                self.made.insert(name, Made::Committed(Box::new(grounds)));
+            }
+            Act::Release { name } => {
+                let made = self.made.remove(name).ok_or_else(|| unknown(step, name))?;
+                made.close()
+                    .map_err(|refusal| refused(step, name, refusal))?;
+            }
+            Act::Wait(time) => self.clock.wait(time),
+        }
+        Ok(())
+    }
+
+    fn device(&self, step: usize, device: usize) -> Result<&'a Device, PlanError> {
+        self.devices.get(device).ok_or(PlanError::NoSuchDevice {
+            step,
+            device,
+            count: self.devices.len(),
+        })
+    }
+
+    fn access(&self, step: usize, devices: &[usize]) -> Result<Vec<Access>, PlanError> {
+        let one = |&device: &usize| {
+            let device = self.device(step, device)?;
+            Ok(Access::device(device, Right::ReadWrite))
+        };
+        devices.iter().map(one).collect()
+    }
+
+    fn grounds(&mut self, step: usize, name: &str) -> Result<&mut Grounds, Error> {
+        match self.made.get_mut(name) {
+            Some(Made::Committed(grounds)) => Ok(grounds),
+            _ => Err(unknown(step, name)),
+        }
+    }
+
+    fn in_use(&self) -> InUse {
+        let each = self.made.values().map(Made::in_use);
+        each.fold(InUse::default(), InUse::and)
+    }
+
+    /// Gives everything back: what is mapped first, then what was mapped. Says why the first thing
+    /// that could not be given back was not.
+    fn end(&mut self) -> Option<CloseRefusal> {
+        let made = std::mem::take(&mut self.made).into_values();
+        let (physicals, others): (Vec<_>, Vec<_>) =
+            made.partition(|made| matches!(made, Made::Physical { .. }));
+        let mut refusal = None;
+        for made in others.into_iter().chain(physicals) {
+            refusal = refusal.or(made.close().err());
+        }
+        refusal
+    }
+}
+
+impl Grounds {
+    fn new(region: Region) -> Self {
+        Self {
+            region,
+            asked: Asked::default(),
+            grown: 0,
+        }
+    }
+
+    /// Grows as whoever asks for `by` bytes at a time makes it grow.
+    fn grow(&mut self, to: u64, by: u64) -> Result<(), Error> {
+        let granule = self.region.device().granule();
+        let whole = |bytes: u64| granule.round_up(bytes).unwrap_or(self.region.size());
+        let has = self.asked.prefix();
+        let mut held = whole(has);
+        if self.region.is_committed(0..self.grown) {
+            held = held.max(self.grown);
+        }
+        while held < to {
+            // What is asked for until then fits in what there is.
+            let fits = (held - has) / by;
+            let need = by.saturating_mul(fits + 1).saturating_add(has).min(to);
+            let need = granule.round_up(need).unwrap_or(self.region.size());
+            held = self.region.grow(held, need)?;
+            self.grown = held;
+            self.asked.add(0..held.min(to));
+        }
+        self.asked.add(0..to);
+        Ok(())
+    }
+
+    fn decommit(&mut self, range: Range<u64>) -> Result<(), Error> {
+        let mut end = range.end;
+        // With the last of what was asked for goes what lies ahead of it.
+        if self.asked.end() <= range.end {
+            end = end.max(self.grown);
+            self.grown = self.grown.min(range.start);
+        }
+        self.region.decommit_after(range.start..end, &[])?;
+        self.asked.remove(range.start..end);
+        self.region.reclaim()?;
+        Ok(())
+    }
+}
+
+impl Made {
+    fn in_use(&self) -> InUse {
+        let none = InUse::default();
+        match self {
+            Self::Addresses {
+                mappings,
+                reservation,
+            } => InUse {
+                mappings: mappings.len() as u64,
+                addresses: reservation.size(),
+                ..none
+            },
+            Self::Committed(grounds) => {
+                let Grounds { region, asked, .. } = &**grounds;
+                let granule = region.device().granule();
+                let (bytes, covered) = (asked.bytes(), asked.covered(granule));
+                let committed = region.committed();
+                InUse {
+                    asked: bytes,
+                    padding: covered - bytes,
+                    margin: committed - covered,
+                    kept: region.held() - committed,
+                    mappings: region.extents().len() as u64,
+                    addresses: region.size(),
+                }
+            }
+            Self::Physical { asked, physical } => InUse {
+                asked: *asked,
+                padding: physical.size() - asked,
+                ..none
+            },
+        }
+    }
+
+    /// Gives it back; what cannot be is tried once more, and then counted as a drop that failed.
+    fn close(self) -> Result<(), CloseRefusal> {
+        match self {
+            Self::Addresses {
+                mappings,
+                reservation,
+            } => {
+                let mut refusal = None;
+                for mapping in mappings.into_values() {
+                    let closed = mapping.close().map_err(|failed| failed.reason);
+                    refusal = refusal.or(closed.err());
+                }
+                let freed = reservation.close().map_err(|failed| failed.reason);
+                refusal.or(freed.err()).map_or(Ok(()), Err)
+            }
+            Self::Committed(grounds) => grounds.region.close().map_err(|failed| failed.reason),
+            Self::Physical { physical, .. } => physical.close().map_err(|failed| failed.reason),
+        }
+    }
+}
+
+/// What a check has found to be there: kept as an error so that nothing here can panic.
+fn unknown(step: usize, name: &str) -> Error {
+    let name = name.to_owned();
+    PlanError::UnknownName { step, name }.into()
+}
+
+fn refused(step: usize, name: &str, refusal: CloseRefusal) -> Error {
+    match refusal {
+        CloseRefusal::Call(cause) => cause.into(),
+        CloseRefusal::InUse => {
+            let name = name.to_owned();
+            PlanError::StillMapped { step, name }.into()
+        }
+    }
+}

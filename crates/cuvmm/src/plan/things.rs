@@ -1,0 +1,251 @@
+//! What names stand for while a plan is checked, and what steps need of them.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::asked::Asked;
+use crate::device::Device;
+use crate::error::PlanError;
+use crate::size::{Granularity, range_within};
+
+/// What a name stands for.
+pub(super) enum Thing<'a> {
+    Addresses {
+        size: u64,
+        device: usize,
+        /// The act that reserves them.
+        act: usize,
+        used: Use<'a>,
+    },
+    Physical {
+        size: u64,
+        device: usize,
+        mappings: usize,
+    },
+    Striped,
+}
+
+/// How addresses are used: which it is shows only later.
+pub(super) enum Use<'a> {
+    None,
+    Mapped(Places<'a>),
+    Committed(Asked),
+}
+
+impl Thing<'_> {
+    const fn is(&self) -> &'static str {
+        match self {
+            Self::Addresses { used, .. } => match used {
+                Use::None => "a range of addresses",
+                Use::Mapped(_) => "a range that physicals are mapped in",
+                Use::Committed(_) => "a range that is committed in",
+            },
+            Self::Physical { .. } => "physical memory",
+            Self::Striped => "a striped range",
+        }
+    }
+}
+
+pub(super) const TO_MAP_IN: &str = "a range to map in";
+pub(super) const TO_COMMIT_IN: &str = "a range to commit in";
+pub(super) const A_PHYSICAL: &str = "physical memory";
+
+/// Size and physical of what is mapped, by offset.
+pub(super) type Places<'a> = BTreeMap<u64, (u64, &'a str)>;
+
+/// All names at one step.
+pub(super) struct Things<'a> {
+    devices: &'a [Device],
+    /// The step that asks, from 1.
+    pub(super) step: usize,
+    by_name: BTreeMap<&'a str, Thing<'a>>,
+    /// The acts whose addresses have turned out to be mapped in.
+    pub(super) by_hand: Vec<usize>,
+}
+
+/// Addresses that are committed in.
+pub(super) struct Ground<'c> {
+    pub(super) size: u64,
+    pub(super) granule: Granularity,
+    pub(super) asked: &'c mut Asked,
+}
+
+impl<'a> Things<'a> {
+    pub(super) const fn new(devices: &'a [Device]) -> Self {
+        Self {
+            devices,
+            step: 0,
+            by_name: BTreeMap::new(),
+            by_hand: Vec::new(),
+        }
+    }
+
+    pub(super) fn remove(&mut self, name: &str) -> Option<Thing<'a>> {
+        self.by_name.remove(name)
+    }
+
+    /// Counts a physical's mappings up or down.
+    pub(super) fn count_mapping(&mut self, physical: &str, more: bool) {
+        if let Some(Thing::Physical { mappings, .. }) = self.by_name.get_mut(physical) {
+            *mappings = if more { *mappings + 1 } else { *mappings - 1 };
+        }
+    }
+
+    pub(super) fn device(&self, device: usize) -> Result<&'a Device, PlanError> {
+        self.devices.get(device).ok_or(PlanError::NoSuchDevice {
+            step: self.step,
+            device,
+            count: self.devices.len(),
+        })
+    }
+
+    pub(super) fn granule(&self, device: usize) -> Result<Granularity, PlanError> {
+        Ok(self.device(device)?.granule())
+    }
+
+    pub(super) fn not_zero(&self, number: u64, what: &'static str) -> Result<(), PlanError> {
+        let step = self.step;
+        match number {
+            0 => Err(PlanError::Zero { step, what }),
+            _ => Ok(()),
+        }
+    }
+
+    /// A size in whole granules of a device.
+    pub(super) fn rounded(&self, size: u64, device: usize) -> Result<u64, PlanError> {
+        let granule = self.granule(device)?;
+        self.not_zero(size, "the size")?;
+        let step = self.step;
+        granule
+            .round_up(size)
+            .ok_or(PlanError::TooLarge { step, size })
+    }
+
+    pub(super) fn name(&mut self, name: &'a str, thing: Thing<'a>) -> Result<(), PlanError> {
+        if self.by_name.contains_key(name) {
+            return Err(PlanError::NameTaken {
+                step: self.step,
+                name: name.to_owned(),
+            });
+        }
+        self.by_name.insert(name, thing);
+        Ok(())
+    }
+
+    pub(super) fn thing(&self, name: &str) -> Result<&Thing<'a>, PlanError> {
+        self.by_name.get(name).ok_or_else(|| self.unknown(name))
+    }
+
+    pub(super) fn unknown(&self, name: &str) -> PlanError {
+        PlanError::UnknownName {
+            step: self.step,
+            name: name.to_owned(),
+        }
+    }
+
+    pub(super) fn wrong(&self, name: &str, thing: &Thing<'_>, needed: &'static str) -> PlanError {
+        PlanError::WrongKind {
+            step: self.step,
+            name: name.to_owned(),
+            is: thing.is(),
+            needed,
+        }
+    }
+
+    /// The places taken in addresses that are mapped in, and their size.
+    pub(super) fn mapped(&mut self, name: &str) -> Result<(u64, &mut Places<'a>), PlanError> {
+        let fits = |used: &Use<'_>| !matches!(used, Use::Committed(_));
+        let (act, size) = self.addresses(name, fits, TO_MAP_IN)?;
+        self.by_hand.push(act);
+        let unknown = self.unknown(name);
+        let Some(Thing::Addresses { used, .. }) = self.by_name.get_mut(name) else {
+            return Err(unknown);
+        };
+        if let Use::None = used {
+            *used = Use::Mapped(BTreeMap::new());
+        }
+        match used {
+            Use::Mapped(places) => Ok((size, places)),
+            _ => Err(unknown),
+        }
+    }
+
+    /// Addresses that are committed in.
+    pub(super) fn committed(&mut self, name: &str) -> Result<Ground<'_>, PlanError> {
+        let fits = |used: &Use<'_>| !matches!(used, Use::Mapped(_));
+        let (_, size) = self.addresses(name, fits, TO_COMMIT_IN)?;
+        let granule = self.granule_of(name)?;
+        let unknown = self.unknown(name);
+        let Some(Thing::Addresses { used, .. }) = self.by_name.get_mut(name) else {
+            return Err(unknown);
+        };
+        if let Use::None = used {
+            *used = Use::Committed(Asked::default());
+        }
+        match used {
+            Use::Committed(asked) => Ok(Ground {
+                size,
+                granule,
+                asked,
+            }),
+            _ => Err(unknown),
+        }
+    }
+
+    /// The act that reserves addresses, and their size.
+    pub(super) fn addresses(
+        &self,
+        name: &str,
+        fits: impl Fn(&Use<'_>) -> bool,
+        needed: &'static str,
+    ) -> Result<(usize, u64), PlanError> {
+        match self.thing(name)? {
+            Thing::Addresses {
+                act, size, used, ..
+            } if fits(used) => Ok((*act, *size)),
+            other => Err(self.wrong(name, other, needed)),
+        }
+    }
+
+    pub(super) fn granule_of(&self, name: &str) -> Result<Granularity, PlanError> {
+        match self.thing(name)? {
+            Thing::Addresses { device, .. } => self.granule(*device),
+            other => Err(self.wrong(name, other, TO_COMMIT_IN)),
+        }
+    }
+
+    pub(super) fn aligned(&self, name: &str, offset: u64) -> Result<(), PlanError> {
+        let granule = self.granule_of(name)?;
+        if granule.divides(offset) {
+            return Ok(());
+        }
+        Err(PlanError::Misaligned {
+            step: self.step,
+            bytes: offset,
+            granularity: granule.bytes(),
+        })
+    }
+
+    /// The whole granules of a range in addresses that are committed in.
+    pub(super) fn range(
+        &mut self,
+        name: &str,
+        offset: u64,
+        size: u64,
+    ) -> Result<Range<u64>, PlanError> {
+        let step = self.step;
+        let ground = self.committed(name)?;
+        let (within, granule) = (ground.size, ground.granule);
+        self.not_zero(size, "the size")?;
+        self.aligned(name, offset)?;
+        let whole = granule.round_up(size);
+        let whole = whole.ok_or(PlanError::TooLarge { step, size })?;
+        range_within(offset, whole, within).ok_or_else(|| PlanError::OutOfRange {
+            step,
+            name: name.to_owned(),
+            offset,
+            size: whole,
+            within,
+        })
+    }
+}

@@ -8,12 +8,14 @@
     reason = "helpers of tests fail as tests do"
 )]
 
-use std::collections::BTreeSet;
+mod rows;
+
 use std::fs;
 use std::path::Path;
 
 use assert_cmd::Command;
 use cuvmm::driver::model::{Costs, Curve};
+use rows::{bench, check, complaint, number, object, output, row};
 use serde_json::Value;
 
 /// The rows that every run has or names as left out.
@@ -82,83 +84,6 @@ const NAMES: &[&str] = &[
 
 /// They take a while to set up, so they have a test of their own.
 const SLOW: &[&str] = &["scale_100k_blocks", "scale_100k_blocks_same_tenant"];
-
-fn bench(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_cuvmm"));
-    command.arg("bench").args(arguments);
-    command
-}
-
-fn output(arguments: &[&str]) -> String {
-    let assert = bench(arguments).assert().success();
-    String::from_utf8(assert.get_output().stdout.clone()).unwrap()
-}
-
-fn object(arguments: &[&str]) -> Value {
-    let arguments = [arguments, &["--quick", "--json"]].concat();
-    serde_json::from_str(&output(&arguments)).unwrap()
-}
-
-/// The one line on standard error.
-fn complaint(arguments: &[&str], code: i32) -> String {
-    let assert = bench(arguments).assert().code(code);
-    let text = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
-    assert_eq!(text.lines().count(), 1, "{text}");
-    text
-}
-
-fn number(row: &Value, key: &str) -> f64 {
-    row[key]
-        .as_f64()
-        .unwrap_or_else(|| panic!("{key} of {row}"))
-}
-
-fn row<'a>(object: &'a Value, name: &str) -> &'a Value {
-    let rows = object["rows"].as_array().unwrap();
-    let found = rows.iter().find(|row| row["name"] == name);
-    found.unwrap_or_else(|| panic!("no {name}: {}", object["skipped"]))
-}
-
-/// What holds of every result.
-fn check(object: &Value, driver: &str, names: &[&str]) {
-    assert_eq!(object["driver"], driver);
-    assert!(!object["device"].as_str().unwrap().is_empty());
-    let mut seen = BTreeSet::new();
-    for row in object["rows"].as_array().unwrap() {
-        let name = row["name"].as_str().unwrap();
-        assert!(seen.insert(name), "{name} is there twice");
-        assert!(row["n"].as_u64().unwrap() > 0, "{row}");
-        assert!(!row["floor"].as_str().unwrap().is_empty(), "{row}");
-        let (p50, p99, max) = (
-            number(row, "p50_ns"),
-            number(row, "p99_ns"),
-            number(row, "max_ns"),
-        );
-        assert!(p50 <= p99 && p99 <= max, "{row}");
-        let floor = number(row, "floor_p50_ns");
-        if floor == 0.0 {
-            assert!(row["ratio"].is_null(), "{row}");
-            continue;
-        }
-        // Threads are shown by what they gain.
-        let expected = if name.starts_with("threads_8") {
-            floor / p50
-        } else {
-            p50 / floor
-        };
-        let ratio = number(row, "ratio");
-        assert!((ratio - expected).abs() <= expected * 1e-9, "{row}");
-    }
-    for (name, reason) in object["skipped"].as_object().unwrap() {
-        assert!(seen.insert(name), "{name} is there and left out");
-        let reason = reason.as_str().unwrap();
-        assert!(
-            !reason.is_empty() && !reason.starts_with("failed"),
-            "{name}: {reason}"
-        );
-    }
-    assert_eq!(seen, names.iter().copied().collect());
-}
 
 fn all_but_slow() -> String {
     NAMES.join(",")
@@ -329,6 +254,11 @@ fn the_costs_of_the_model_are_measured_as_they_are_and_read_back() {
                 &known.set_access_cold,
             ),
             ("busy", &found.busy, &known.busy),
+            (
+                "set_access_peer",
+                &found.set_access_peer,
+                &known.set_access_peer,
+            ),
             ("alloc", &found.alloc, &known.alloc),
             ("free", &found.free, &known.free),
         ] {

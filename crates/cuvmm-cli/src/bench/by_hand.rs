@@ -34,6 +34,11 @@ impl Hand {
         self.device
     }
 
+    /// The same driver for whoever keeps it.
+    pub(super) fn shared_driver(&self) -> Arc<dyn Driver> {
+        Arc::clone(&self.driver)
+    }
+
     /// One physical allocation, not mapped.
     pub(super) fn create(&self, size: u64) -> Result<Bare<'_>> {
         let props = PhysicalProps::device(self.device);
@@ -59,9 +64,7 @@ impl Hand {
     /// Memory of these extents side by side: reserve, create and map each, one set_access.
     pub(super) fn commit(&self, extents: &[u64]) -> Result<Range<'_>> {
         let mut range = self.reserve(extents.iter().sum(), extents.len())?;
-        for &size in extents {
-            range.held.push(self.create(size)?);
-        }
+        extents.iter().try_for_each(|&size| range.hold(size))?;
         range.map()?;
         Ok(range)
     }
@@ -72,6 +75,7 @@ impl Hand {
         Ok(Plain {
             hand: self,
             address,
+            size,
         })
     }
 
@@ -89,10 +93,10 @@ impl Hand {
         Ok(())
     }
 
-    fn access(&self) -> [AccessDesc; 1] {
+    const fn access(&self, flags: AccessFlags) -> [AccessDesc; 1] {
         [AccessDesc {
             location: Location::device(self.device),
-            flags: AccessFlags::READ_WRITE,
+            flags,
         }]
     }
 }
@@ -134,6 +138,12 @@ pub(super) struct Range<'a> {
 }
 
 impl<'a> Range<'a> {
+    /// Creates one more physical, to be mapped behind the others.
+    pub(super) fn hold(&mut self, size: u64) -> Result<()> {
+        self.held.push(self.hand.create(size)?);
+        Ok(())
+    }
+
     /// Maps all that is held behind what is mapped, with one set_access.
     pub(super) fn map(&mut self) -> Result<()> {
         let driver = &self.hand.driver;
@@ -148,17 +158,46 @@ impl<'a> Range<'a> {
             }
             at += bare.size;
         }
-        self.open(from, self.mapped - from)
+        self.open(from, AccessFlags::READ_WRITE)
     }
 
-    fn open(&self, from: u64, size: u64) -> Result<()> {
-        let place = DeviceAddress(self.address.0 + from);
+    /// Maps one physical again and again until the range is full, with one set_access for reading.
+    pub(super) fn repeat(&mut self, bare: &Bare<'_>) -> Result<()> {
+        let from = self.mapped;
+        while self.mapped + bare.size <= self.size {
+            let place = self.address_at(self.mapped);
+            // SAFETY: as in `map`.
+            unsafe { self.hand.driver.map(place, bare.size, 0, bare.handle, 0)? };
+            self.mapped += bare.size;
+        }
+        self.open(from, AccessFlags::READ)
+    }
+
+    /// Access for another device to all that is mapped.
+    pub(super) fn let_in(&self, peer: &Hand) -> Result<()> {
+        let access = peer.access(AccessFlags::READ_WRITE);
+        // SAFETY: no right goes away.
+        unsafe {
+            self.hand
+                .driver
+                .set_access(self.address, self.mapped, &access)
+        }
+    }
+
+    /// Opens what is mapped from an offset on.
+    fn open(&self, from: u64, flags: AccessFlags) -> Result<()> {
+        let (place, size) = (self.address_at(from), self.mapped - from);
         // SAFETY: what lies there was just mapped, and nobody uses it yet.
         unsafe {
             self.hand
                 .driver
-                .set_access(place, size, &self.hand.access())
+                .set_access(place, size, &self.hand.access(flags))
         }
+    }
+
+    /// Bytes from the start that are mapped.
+    pub(super) const fn mapped(&self) -> u64 {
+        self.mapped
     }
 
     /// The address at an offset in it.
@@ -173,9 +212,9 @@ impl<'a> Range<'a> {
         // SAFETY: as in `map`.
         unsafe { self.hand.driver.map(place, size, 0, bare.handle, 0)? };
         self.held.push(bare);
-        self.open(self.mapped, size)?;
+        let from = self.mapped;
         self.mapped += size;
-        Ok(())
+        self.open(from, AccessFlags::READ_WRITE)
     }
 
     /// Unmaps everything in one call; the physicals stay held.
@@ -249,9 +288,19 @@ impl Drop for Range<'_> {
 pub(super) struct Plain<'a> {
     hand: &'a Hand,
     address: DeviceAddress,
+    size: u64,
 }
 
 impl Plain<'_> {
+    pub(super) const fn address(&self) -> DeviceAddress {
+        self.address
+    }
+
+    /// In bytes.
+    pub(super) const fn size(&self) -> u64 {
+        self.size
+    }
+
     /// Queues a fill of the first bytes. The memory is freed by a call that waits for it.
     pub(super) fn fill(&self, stream: &Stream, bytes: u64) -> Result<()> {
         let Hand { driver, device } = self.hand;

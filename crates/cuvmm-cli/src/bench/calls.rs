@@ -65,6 +65,18 @@ impl<'a> Calls<'a> {
         self.open(&[read_write(self.device), read_write(peer)])
     }
 
+    /// Access for another device alone, which the first has already.
+    pub(super) fn let_in(&mut self, peer: Ordinal) -> Result<()> {
+        self.open(&[read_write(peer)])
+    }
+
+    /// Takes that away again.
+    pub(super) fn shut_out(&mut self, peer: Ordinal) -> Result<()> {
+        let flags = AccessFlags::NONE;
+        let location = Location::device(peer);
+        self.open(&[AccessDesc { location, flags }])
+    }
+
     fn open(&self, access: &[AccessDesc]) -> Result<()> {
         let Some(address) = self.address else {
             return Ok(());
@@ -115,12 +127,14 @@ fn read_write(device: Ordinal) -> AccessDesc {
     }
 }
 
-/// A device that can reach this one's memory.
+/// The next device that reaches this one's memory and whose memory this one reaches.
 pub(super) fn peer_of(hand: &Hand) -> Option<Ordinal> {
     let (driver, device) = (hand.driver(), hand.device());
-    (0..driver.device_count().ok()?)
-        .map(Ordinal)
-        .find(|&peer| peer != device && driver.can_access_peer(peer, device).unwrap_or(false))
+    let count = driver.device_count().ok()?;
+    let reaches = |one, other| driver.can_access_peer(one, other).unwrap_or(false);
+    (1..count)
+        .map(|step| Ordinal((device.0 + step) % count))
+        .find(|&peer| reaches(peer, device) && reaches(device, peer))
 }
 
 /// An event. Destroyed when dropped.
@@ -164,5 +178,30 @@ impl Drop for Event<'_> {
         let (driver, device) = (self.hand.driver(), self.hand.device());
         // SAFETY: the event is ours. What cannot be destroyed stays with the driver.
         let _ = unsafe { driver.event_destroy(device, self.handle) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use cuvmm::driver::model::{ModelDriver, ModelOptions};
+
+    use super::*;
+
+    fn peer(options: ModelOptions, device: i32) -> Option<i32> {
+        let hand = Hand::new(Arc::new(ModelDriver::new(options)), Ordinal(device));
+        peer_of(&hand).map(|peer| peer.0)
+    }
+
+    #[test]
+    fn a_peer_is_the_next_that_is_reached_both_ways() {
+        let devices = |count| ModelOptions::new().devices(count);
+        assert_eq!(peer(devices(1), 0), None);
+        assert_eq!(peer(devices(3), 0), Some(1));
+        assert_eq!(peer(devices(3), 2), Some(0));
+        assert_eq!(peer(devices(3).unreachable(0, 1), 0), Some(2));
+        assert_eq!(peer(devices(3).unreachable(1, 0), 0), Some(2));
+        assert_eq!(peer(devices(2).unreachable(1, 0), 0), None);
     }
 }

@@ -1,8 +1,8 @@
 //! `cuvmm bench`: what the library costs beside what the driver costs, in one run.
 //!
 //! `docs/bench.md` says what each row is. From the bottom up: `samples` and `row` hold figures,
-//! `report` shows them; `by_hand` and `calls` are the driver's
-//! own calls, `pinned` host memory, `kernels` device code, `busy` work that lasts, `mapper` a pool with a mapper;
+//! `report` shows them; `by_hand` and `calls` are the driver's own calls, `queue` work on memory,
+//! `pinned` host memory, `kernels` device code, `busy` work that lasts, `mapper` a pool with a mapper;
 //! `stage` has all that a row needs; `cold` is our cold side and `pairs` takes turns. Then a file
 //! for each kind of row, `prices` for the table of costs, and `foreseen` for what plans expect by it.
 
@@ -12,9 +12,11 @@ mod calls;
 mod cold;
 mod commit;
 mod current;
+mod doubling;
 mod drop_under;
 mod foreseen;
 mod free;
+mod grants;
 mod grow;
 mod hardened;
 mod kernels;
@@ -24,12 +26,18 @@ mod metadata;
 mod options;
 mod paced;
 mod pairs;
+mod peers;
 mod pinned;
 mod prices;
+mod queue;
+mod relocate;
 mod report;
+mod ring;
 mod row;
 mod samples;
 mod scale;
+mod snapshot;
+mod sparse;
 mod stage;
 mod take_back;
 mod threads;
@@ -123,6 +131,7 @@ fn groups() -> Vec<Group> {
         })
     }));
     groups.push(Group::one(hardened::GROWTH, hardened::growth));
+    groups.extend(containers());
     groups.push(Group::one(take_back::PLAIN, |stage, report| {
         take_back::measure(stage, report, Scrub::Never)
     }));
@@ -142,6 +151,31 @@ fn groups() -> Vec<Group> {
     let names = [threads::NAME, threads::TENANT_EACH];
     let names = names.map(str::to_owned).to_vec();
     groups.push(Group::new(names, threads::measure));
+    groups
+}
+
+/// The rows of the containers and of what a region does besides, and those of two devices.
+fn containers() -> Vec<Group> {
+    let mut groups = Vec::new();
+    groups.extend(doubling::SIZES.map(|size| {
+        Group::new(doubling::names(size.0), move |stage, wanted, report| {
+            doubling::measure(stage, wanted, report, size)
+        })
+    }));
+    groups.push(Group::one(sparse::COMMIT, sparse::commit));
+    groups.push(Group::one(sparse::ZEROS, sparse::zeros));
+    groups.push(Group::one(snapshot::SNAPSHOT, snapshot::snapshot));
+    groups.push(Group::one(snapshot::MAKE_MUT, snapshot::make_mut));
+    groups.push(Group::one(ring::NAME, ring::measure));
+    let names = [relocate::TO_HOST, relocate::TO_DEVICE];
+    let names = names.map(str::to_owned).to_vec();
+    groups.push(Group::new(names, relocate::measure));
+    groups.push(Group::new(peers::names(), peers::measure));
+    groups.extend(grants::SIZES.map(|size| {
+        Group::new(grants::names(size.0), move |stage, wanted, report| {
+            grants::measure(stage, wanted, report, size)
+        })
+    }));
     groups
 }
 

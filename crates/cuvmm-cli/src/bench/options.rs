@@ -14,6 +14,9 @@ use crate::size::size;
 /// taken from the system.
 const MAPPABLE: u64 = 40 << 30;
 
+/// How many devices a driver without a GPU plays: for the rows that take two.
+const PLAYED: u16 = 2;
+
 /// Measure the library beside the driver's own calls
 ///
 /// Every row is measured in turn with what it is measured against, in one run: trust the ratios.
@@ -25,7 +28,7 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t)]
     pub(super) driver: Choice,
 
-    /// Which device of the driver
+    /// Which device of the driver; rows of two take the next one that it reaches besides
     #[arg(long, value_name = "ORDINAL", default_value_t = 0)]
     pub(super) device: u32,
 
@@ -76,6 +79,7 @@ impl Args {
         let opened = self.driver.open_as(&StandIn {
             capacity: memory,
             costs: costs.clone(),
+            devices: Some(PLAYED),
             ..StandIn::default()
         })?;
         Ok((opened, costs))

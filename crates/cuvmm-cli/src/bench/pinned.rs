@@ -41,6 +41,24 @@ impl<'a> Pinned<'a> {
         unsafe { std::slice::from_raw_parts(self.pointer.as_ptr().cast(), self.size / 4) }
     }
 
+    /// The same, to be written.
+    pub(super) fn numbers_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as in `numbers`, and nobody else has it while the borrow lasts.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr().cast(), self.size / 4) }
+    }
+
+    /// As bytes.
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: as in `numbers`.
+        unsafe { std::slice::from_raw_parts(self.pointer.as_ptr(), self.size) }
+    }
+
+    /// The same, to be written.
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `numbers_mut`.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr(), self.size) }
+    }
+
     /// Copies all of it to an offset of a range and waits.
     pub(super) fn copy_to(&self, range: &Range<'_>, offset: u64, stream: &Stream) -> Result<()> {
         let (hand, stream) = (self.hand, stream.as_raw());

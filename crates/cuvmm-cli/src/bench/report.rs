@@ -53,10 +53,7 @@ impl Report {
     pub(super) fn add(&mut self, row: Row) {
         self.tell(|| {
             let (name, n, p50) = (&row.name, row.n, amount(row.p50_ns, row.unit));
-            format!(
-                "{name}: {p50} ({n}), floor {}",
-                amount(row.floor_p50_ns, row.unit)
-            )
+            format!("{name}: {p50} ({n}), floor {}", floor(&row))
         });
         self.rows.push(row);
     }
@@ -149,7 +146,7 @@ fn table(rows: &[Row]) -> Table {
             amount(row.p50_ns, row.unit),
             amount(row.p99_ns, row.unit),
             amount(row.max_ns, row.unit),
-            amount(row.floor_p50_ns, row.unit),
+            floor(row),
             row.ratio.map_or_else(|| "-".to_owned(), ratio),
             row.floor.clone(),
         ]);
@@ -172,6 +169,14 @@ fn amount(value: f64, unit: &str) -> String {
         return format!("{value} {unit}");
     }
     in_words(value)
+}
+
+/// A floor that costs nothing, or was not reached, has no figure.
+fn floor(row: &Row) -> String {
+    match row.ratio {
+        None if row.floor_p50_ns == 0.0 => "-".to_owned(),
+        _ => amount(row.floor_p50_ns, row.unit),
+    }
 }
 
 /// Three figures that count, whether it is 1/150 or 30 times.
@@ -212,6 +217,14 @@ mod tests {
         assert_eq!(ratio(150.4), "150");
         assert_eq!(ratio(0.006_654), "0.00665");
         assert_eq!(ratio(0.0), "0");
+    }
+
+    #[test]
+    fn a_floor_without_a_figure_has_none() {
+        let one: Samples = [1.0].into_iter().collect();
+        let none = Row::new("x", &one, "y", &Samples::default());
+        assert_eq!(floor(&none), "-");
+        assert_eq!(floor(&Row::new("x", &one, "y", &one)), "1 ns");
     }
 
     #[test]

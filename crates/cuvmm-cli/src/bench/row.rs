@@ -70,6 +70,14 @@ impl Row {
         self
     }
 
+    /// Counts what was moved, and how fast that was.
+    pub(super) fn moved(self, bytes: u64) -> Self {
+        // Bytes in a nanosecond are gigabytes in a second.
+        let rate = |ns: f64| bytes as f64 / ns.max(1.0);
+        let (ours, floor) = (rate(self.p50_ns), rate(self.floor_p50_ns));
+        self.count("gb_per_s", ours).count("floor_gb_per_s", floor)
+    }
+
     pub(super) fn note(mut self, note: impl Into<Option<&'static str>>) -> Self {
         if let Some(note) = note.into() {
             self.note = Some(match self.note {
@@ -103,6 +111,13 @@ mod tests {
         );
         assert_eq!(row.ratio, Some(3.0 / 1.5));
         assert_eq!(row.turned_over().ratio, Some(1.5 / 3.0));
+    }
+
+    #[test]
+    fn rates_are_of_the_medians_too() {
+        let row = Row::new("x", &samples(&[4.0]), "y", &samples(&[2.0])).moved(100);
+        assert_eq!(row.counts["gb_per_s"], 25.0);
+        assert_eq!(row.counts["floor_gb_per_s"], 50.0);
     }
 
     #[test]

@@ -5,15 +5,16 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytesize::ByteSize;
-use cuvmm::driver::Driver as _;
 use cuvmm::driver::host::{HostDriver, HostOptions};
 use cuvmm::driver::model::Costs;
+use cuvmm::driver::{Driver as _, Ordinal};
 use cuvmm::plan::Clock as _;
 use cuvmm::{Device, Limit, Pool, Scrub};
 
 use super::by_hand::Hand;
 use super::current::Current;
 use super::kernels::Kernels;
+use super::row::Row;
 use crate::drivers::{Concrete, Opened, today};
 use crate::watch::{A_WHILE, Watch};
 
@@ -36,6 +37,9 @@ pub(super) fn skip(why: impl Into<String>) -> anyhow::Error {
 
 /// Left free on a GPU: the driver, streams and kernels take some, and so may others.
 const LEFT_FREE: u64 = 2 << 30;
+
+/// As much is written to the host's memory by one row when it has to be quick.
+const QUICKLY: u64 = 128 << 20;
 
 /// Where it is measured.
 #[derive(Debug)]
@@ -80,7 +84,7 @@ impl Stage {
             }
             // Its default capacity is what the system can spare; more can be mapped than that.
             Concrete::Host(_) => {
-                let spare = HostDriver::new(HostOptions::new()).total_memory(device.ordinal())?;
+                let spare = HostDriver::new(HostOptions::new()).total_memory(Ordinal(0))?;
                 (info.free, info.free.min(spare))
             }
             Concrete::Model(_) => (info.free, info.free),
@@ -128,6 +132,29 @@ impl Stage {
         if self.quick { quick } else { full }
     }
 
+    /// How many bytes a row of `size` bytes writes: fewer if it has to be quick and the processor
+    /// writes them.
+    pub(super) fn written(&self, size: u64) -> u64 {
+        match &self.driver {
+            Concrete::Host(_) if self.quick => size.min(QUICKLY),
+            _ => size,
+        }
+    }
+
+    /// Whether what is written can be read again.
+    pub(super) const fn keeps_bytes(&self) -> bool {
+        !matches!(self.driver, Concrete::Model(_))
+    }
+
+    /// A row that moved so many bytes, with its rates where time is real: a table knows no links.
+    pub(super) fn moved(&self, row: Row, bytes: u64) -> Row {
+        let row = row.count("mib", (bytes >> 20) as f64);
+        match self.watch.note() {
+            None => row.moved(bytes),
+            said => row.note(said),
+        }
+    }
+
     /// Waits until a create is truly cold, and finds the way into the driver again.
     ///
     /// # Errors
@@ -152,6 +179,20 @@ impl Stage {
     /// The row is skipped.
     pub(super) fn room_to_write(&self, bytes: u64) -> anyhow::Result<()> {
         room(bytes, self.writable, "to write")
+    }
+
+    /// Asks for so many bytes to map on another device.
+    ///
+    /// # Errors
+    /// The row is skipped, or the device does not answer.
+    pub(super) fn room_on(&self, other: &Device, bytes: u64) -> anyhow::Result<()> {
+        let free = other.memory_info()?.free;
+        let left = match &self.driver {
+            Concrete::Cuda(_) => LEFT_FREE,
+            Concrete::Host(_) | Concrete::Model(_) => 0,
+        };
+        let there = free.saturating_sub(left);
+        room(bytes, there, "to map on the second device")
     }
 
     /// A pool with counters of its own.

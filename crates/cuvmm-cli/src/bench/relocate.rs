@@ -1,0 +1,106 @@
+//! Memory that moves between the device and the host under its addresses, beside a plain copy.
+
+use anyhow::ensure;
+use cuvmm::driver::DeviceAttribute;
+use cuvmm::{Place, Region, Stream};
+
+use super::commit::{GIB, MIB};
+use super::pinned::Pinned;
+use super::queue::{FILLED, Memory, waited};
+use super::report::Report;
+use super::row::Row;
+use super::samples::Samples;
+use super::stage::{Stage, skip};
+use super::wanted::Wanted;
+
+pub(super) const TO_HOST: &str = "relocate_1GiB_to_host";
+pub(super) const TO_DEVICE: &str = "relocate_1GiB_to_device";
+
+const EXTENT: u64 = 64 * MIB;
+
+const DOWN: &str =
+    "cuMemcpyDtoHAsync of as much into pinned memory that was there before, waited for";
+const UP: &str = "cuMemcpyHtoDAsync of as much out of pinned memory, waited for";
+const FIRST_TOUCH: &str = "the host memory is new each time: the driver finds, pins and clears it";
+const NEW: &str = "the device memory is new each time";
+
+/// Moves a region to the host and back.
+///
+/// # Errors
+/// When a side fails, or bytes are not what they were.
+pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> anyhow::Result<()> {
+    let size = stage.written(GIB);
+    // While it moves, the region's memory is there twice.
+    stage.room(3 * size)?;
+    stage.room_to_write(4 * size)?;
+    let host = host(stage)?;
+    let stream = Stream::new(&stage.device)?;
+    let mut region = Region::builder(&stage.device, size)
+        .largest_extent(EXTENT)
+        .reserve()?;
+    region
+        .commit_at(0..size, &host)
+        .map_err(|error| skip(format!("the driver gives no host memory to map: {error}")))?;
+    let device = Place::from(&stage.device);
+    region.relocate(0..size, &device, &stream)?;
+    region.fill(&stream, 0..size, FILLED)?;
+    stream.synchronize()?;
+    let mut relocate = |place: &Place| {
+        let (took, moved) = stage
+            .watch
+            .time(|| region.relocate(0..size, place, &stream))?;
+        ensure!(moved == size, "{moved} bytes were moved");
+        anyhow::Ok(took)
+    };
+    let hand = &stage.hand;
+    let there = hand.commit(&[size])?;
+    let mut pinned = Pinned::new(hand, usize::try_from(size)?)?;
+    let memory = Memory::from(&there);
+    let mut sides: [(Samples, Samples); 2] = Default::default();
+    for turn in 0..=stage.times(10, 1) {
+        let down = relocate(&host)?;
+        let (download, ()) = stage.watch.time(|| {
+            waited(hand, &stream, |queue| {
+                queue.download(pinned.bytes_mut(), memory)
+            })
+        })?;
+        let up = relocate(&device)?;
+        let (upload, ()) = stage
+            .watch
+            .time(|| waited(hand, &stream, |queue| queue.upload(memory, pinned.bytes())))?;
+        if turn > 0 {
+            for ((ours, floors), took) in sides.iter_mut().zip([(down, download), (up, upload)]) {
+                ours.add(took.0);
+                floors.add(took.1);
+            }
+        }
+    }
+    let mut seen = [0; 4096];
+    region.read(&stream, size - seen.len() as u64, &mut seen)?;
+    ensure!(
+        !stage.keeps_bytes() || seen == [FILLED; 4096],
+        "bytes were lost on the way"
+    );
+    let rows = [(TO_HOST, DOWN, FIRST_TOUCH), (TO_DEVICE, UP, NEW)];
+    for ((name, floor, note), (ours, floors)) in rows.into_iter().zip(&sides) {
+        if wanted.has(name) {
+            let row = Row::new(name, ours, floor, floors).note(note);
+            let row = row.count("extents", (size / EXTENT) as f64);
+            report.add(stage.moved(row, size));
+        }
+    }
+    Ok(())
+}
+
+/// Host memory next to the device.
+fn host(stage: &Stage) -> anyhow::Result<Place> {
+    let ask = |attribute| {
+        let (driver, device) = (stage.hand.driver(), stage.hand.device());
+        driver.device_attribute(device, attribute)
+    };
+    if ask(DeviceAttribute::HOST_NUMA_VMM)? == 0 {
+        return Err(skip("the device maps no host memory"));
+    }
+    // -1 on a host without NUMA.
+    Ok(Place::HostNuma(ask(DeviceAttribute::HOST_NUMA_ID)?.max(0)))
+}

@@ -14,6 +14,11 @@
 
 pub use cuvmm_driver as driver;
 
+// A page beside this one, whose code is tested here.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/coming-from.md")]
+mod coming_from {}
+
 mod calls;
 pub mod cow;
 mod device;

@@ -15,7 +15,7 @@ use crate::error::CallError;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DropFailure {
-    /// What was being dropped: "mapping", "physical", "reservation", "managed memory",
+    /// What was being dropped: "mapping", "physical", "reservation", "managed memory", "unified buffer",
     /// "stream", "event".
     pub what: &'static str,
     /// Its size in bytes; 0 for what has none.

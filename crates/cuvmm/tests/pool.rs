@@ -8,6 +8,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use common::{D0, G, GIB, pool};
+use cuvmm::driver::fault::Fault;
 use cuvmm::driver::{CUresult, Call, Driver};
 use cuvmm::error::{AllocateError, BuildPoolError, CopyError, RegisterError, ShrinkError};
 use cuvmm::pool::Scrub;
@@ -223,6 +224,48 @@ on_both! {
         zeroed.shrink_to(G).unwrap();
         zeroed.try_grow_to(2 * G).unwrap();
         assert_eq!(read(&zeroed, G), [0; 8], "what grows reads as zero, revived or not");
+    }
+
+    fn what_a_zeroed_block_gave_up_within_a_granule_comes_back_as_zeros(rig) {
+        let pool = pool(rig, 16);
+        let tenant = pool.tenant("a").register().unwrap();
+        let (home, other) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
+        let mut block = tenant.block(100).capacity(4 * G).zeroed(true).home_stream(&home).try_allocate().unwrap();
+        block.write(0, &[7; 100]).unwrap();
+        block.shrink_to(40).unwrap();
+        rig.faults.arm(Fault::all(CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemsetD8Async));
+        assert!(matches!(block.try_grow_to(80), Err(AllocateError::Zero(_))));
+        rig.faults.disarm();
+        assert_eq!(block.size(), 40);
+        block.try_grow_to(80).unwrap();
+        let mut seen = [9; 80];
+        block.read(0, &mut seen).unwrap();
+        if rig.keeps_bytes() {
+            assert_eq!((seen[39], &seen[40..]), (7, &[0; 40][..]));
+        }
+        // Behind what another stream may still write there, and into the next granule.
+        block.record_use(&other).unwrap();
+        rig.machine.hold(common::D0, other.as_raw());
+        let late = vec![(block.address(), 80, 5)];
+        rig.machine.queue_kernel(common::D0, other.as_raw(), vec![], late).unwrap();
+        block.shrink_to(10).unwrap();
+        block.try_grow_to(G + 10).unwrap();
+        rig.machine.let_go_all(common::D0);
+        let mut seen = vec![9; G as usize + 10];
+        block.read(0, &mut seen).unwrap();
+        if rig.keeps_bytes() {
+            assert!(seen[..10].iter().all(|&byte| byte == 5));
+            assert_eq!(seen[10..].iter().position(|&byte| byte != 0), None);
+        }
+        // Without a home stream nothing can be ordered: it is refused until that work has passed.
+        let mut homeless = tenant.block(100).zeroed(true).try_allocate().unwrap();
+        rig.machine.hold(common::D0, other.as_raw());
+        rig.machine.queue_kernel(common::D0, other.as_raw(), vec![], vec![]).unwrap();
+        homeless.shrink_to(10).unwrap();
+        assert!(homeless.try_grow_to(100).is_err());
+        rig.machine.let_go_all(common::D0);
+        homeless.try_grow_to(100).unwrap();
+        drop((block, homeless));
     }
 
     fn draining_tenants_are_charged_until_their_last_block_and_lease(rig) {

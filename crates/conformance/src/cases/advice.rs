@@ -12,18 +12,15 @@ use crate::{Answer, Answered, Bench, Case, Need};
 /// These stand in the recordings as managed memory's.
 const MOVES: &str = "managed-moves";
 const ADVICE: &str = "managed-advice";
-const RANGES: &str = "managed-advice-ranges";
 
 const GLOBAL: u32 = 1;
 const SIZE: u64 = 4 * MIB;
-const HALF: u64 = SIZE / 2;
-const PAGE: u64 = 4096;
 
 const PREFERRED: [RangeAttribute; 2] = [
     RangeAttribute::PREFERRED_LOCATION_TYPE,
     RangeAttribute::PREFERRED_LOCATION_ID,
 ];
-const NODE: Location = Location::host_numa(0);
+pub(super) const NODE: Location = Location::host_numa(0);
 const NO_NODE: Location = Location::host_numa(999);
 const NO_DEVICE: Location = Location::device(Ordinal(99));
 
@@ -243,143 +240,6 @@ pub(super) const CASES: &[Case] = &[
         },
     )
     .needing(&[Need::Kernels]),
-    Case::new("managed.advise_size_0", RANGES, "No bytes.", |b| {
-        over(b, 0, 0)
-    }),
-    Case::new(
-        "managed.advise_past_end",
-        RANGES,
-        "One page more than there is.",
-        |b| over(b, 0, SIZE + PAGE),
-    ),
-    Case::new(
-        "managed.advise_vmm_ptr",
-        RANGES,
-        "A mapping is not managed.",
-        |b| {
-            let (address, _) = b.open(1)?;
-            let (device, size) = (b.device(), b.granule());
-            let advice = Advice::SET_READ_MOSTLY;
-            let outcome = b
-                .driver()
-                .advise(device, address, size, advice, Location::HOST);
-            Ok(Answer::code(&outcome))
-        },
-    ),
-    Case::new(
-        "managed.advise_one_byte",
-        RANGES,
-        "A byte in the middle of a page; its page, and the next.",
-        |b| {
-            let address = b.managed(SIZE, GLOBAL)?;
-            let page = DeviceAddress(address.0 + PAGE);
-            let inside = DeviceAddress(page.0 + 7);
-            let advice = Advice::SET_READ_MOSTLY;
-            let outcome = b
-                .driver()
-                .advise(b.device(), inside, 1, advice, Location::HOST);
-            Ok(Answer::code(&outcome)
-                .with("page", in_force(b, page, PAGE)?)
-                .with("next", in_force(b, DeviceAddress(page.0 + PAGE), PAGE)?))
-        },
-    ),
-    Case::new(
-        "managed.advise_odd_range",
-        RANGES,
-        "From the middle of one page into the next: both.",
-        |b| {
-            let address = b.managed(SIZE, GLOBAL)?;
-            let inside = DeviceAddress(address.0 + 4095);
-            let advice = Advice::SET_READ_MOSTLY;
-            let outcome = b
-                .driver()
-                .advise(b.device(), inside, 2, advice, Location::HOST);
-            Ok(Answer::code(&outcome).with("both", in_force(b, address, 2 * PAGE)?))
-        },
-    ),
-    Case::new(
-        "managed.in_force_part",
-        RANGES,
-        "One half advised: that half, the other, both.",
-        |b| {
-            let address = b.managed(SIZE, GLOBAL)?;
-            let (device, here) = (b.device(), Location::device(b.device()));
-            for advice in [
-                Advice::SET_READ_MOSTLY,
-                Advice::SET_PREFERRED_LOCATION,
-                Advice::SET_ACCESSED_BY,
-            ] {
-                b.driver().advise(device, address, HALF, advice, here)?;
-            }
-            halves(b, address)
-        },
-    ),
-    Case::new(
-        "managed.in_force_mixed",
-        RANGES,
-        "Each half advised otherwise: the first, the second, both.",
-        |b| {
-            let address = b.managed(SIZE, GLOBAL)?;
-            let (device, here) = (b.device(), Location::device(b.device()));
-            let second = DeviceAddress(address.0 + HALF);
-            for (start, advice, place) in [
-                (address, Advice::SET_PREFERRED_LOCATION, here),
-                (address, Advice::SET_ACCESSED_BY, here),
-                (address, Advice::SET_ACCESSED_BY, Location::HOST),
-                (second, Advice::SET_PREFERRED_LOCATION, Location::HOST),
-                (second, Advice::SET_ACCESSED_BY, Location::HOST),
-            ] {
-                b.driver().advise(device, start, HALF, advice, place)?;
-            }
-            halves(b, address)
-        },
-    ),
-    Case::new(
-        "managed.in_force_host_and_node",
-        RANGES,
-        "One half at the host, the other at a node of it.",
-        |b| {
-            let address = b.managed(SIZE, GLOBAL)?;
-            let second = DeviceAddress(address.0 + HALF);
-            let advice = Advice::SET_PREFERRED_LOCATION;
-            let device = b.device();
-            b.driver()
-                .advise(device, address, HALF, advice, Location::HOST)?;
-            b.driver().advise(device, second, HALF, advice, NODE)?;
-            halves(b, address)
-        },
-    ),
-    Case::new("managed.range_attr_size_0", RANGES, "No bytes.", |b| {
-        asked(b, 0, 0, RangeAttribute::READ_MOSTLY)
-    }),
-    Case::new(
-        "managed.range_attr_past_end",
-        RANGES,
-        "One page more than there is.",
-        |b| asked(b, 0, SIZE + PAGE, RangeAttribute::READ_MOSTLY),
-    ),
-    Case::new(
-        "managed.range_attr_before",
-        RANGES,
-        "From one page before it.",
-        |b| asked(b, PAGE.wrapping_neg(), PAGE, RangeAttribute::READ_MOSTLY),
-    ),
-    Case::new("managed.range_attr_99", RANGES, "No attribute.", |b| {
-        asked(b, 0, SIZE, RangeAttribute(99))
-    }),
-    Case::new(
-        "managed.range_attr_vmm_ptr",
-        RANGES,
-        "A mapping is not managed.",
-        |b| {
-            let (address, _) = b.open(1)?;
-            let (device, size) = (b.device(), b.granule());
-            let attribute = RangeAttribute::READ_MOSTLY;
-            let asked = b.driver().range_attribute(device, address, size, attribute);
-            let users = b.driver().range_accessed_by(device, address, size);
-            Ok(Answer::code(&asked).then("accessed by", &users))
-        },
-    ),
 ];
 
 fn advised(b: &mut Bench, advice: Advice, attribute: RangeAttribute) -> Answered {
@@ -412,38 +272,12 @@ fn after(b: &mut Bench, advice: impl FnOnce(Location) -> Vec<(Advice, Location)>
     Ok(Answer::value(format!("{refused}{in_force}")))
 }
 
-/// Gives advice for a range of a fresh allocation.
-fn over(b: &mut Bench, offset: u64, size: u64) -> Answered {
-    let address = b.managed(SIZE, GLOBAL)?;
-    let start = DeviceAddress(address.0 + offset);
-    let advice = Advice::SET_READ_MOSTLY;
-    let outcome = b
-        .driver()
-        .advise(b.device(), start, size, advice, Location::HOST);
-    Ok(Answer::code(&outcome).with("then", in_force(b, address, SIZE)?))
-}
-
-/// Asks an attribute, and who accesses it, over a range of a fresh allocation.
-fn asked(b: &mut Bench, offset: u64, size: u64, attribute: RangeAttribute) -> Answered {
-    let address = b.managed(SIZE, GLOBAL)?;
-    let start = DeviceAddress(address.0.wrapping_add(offset));
-    let value = b
-        .driver()
-        .range_attribute(b.device(), start, size, attribute);
-    let users = b.driver().range_accessed_by(b.device(), start, size);
-    Ok(Answer::code(&value).then("accessed by", &users))
-}
-
-/// What is in force for the two halves of an allocation, and for both together.
-fn halves(b: &Bench, address: DeviceAddress) -> Answered {
-    let second = DeviceAddress(address.0 + HALF);
-    Ok(Answer::value(in_force(b, address, HALF)?)
-        .with("second", in_force(b, second, HALF)?)
-        .with("both", in_force(b, address, SIZE)?))
-}
-
 /// All that is in force for a range, in a few words; what nobody advised is left out.
-fn in_force(b: &Bench, address: DeviceAddress, size: u64) -> Result<String, DriverError> {
+pub(super) fn in_force(
+    b: &Bench,
+    address: DeviceAddress,
+    size: u64,
+) -> Result<String, DriverError> {
     let ask = |attribute| {
         b.driver()
             .range_attribute(b.device(), address, size, attribute)

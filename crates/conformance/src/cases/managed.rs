@@ -18,7 +18,7 @@ const MOVES: &str = "managed-moves";
 const GLOBAL: u32 = 1;
 const HOST: u32 = 2;
 const SIZE: u64 = 4 * MIB;
-/// A page of the host is as large, or the host's pages are larger and the case says so.
+/// A page of the host is as large, or larger, and then the answers say so.
 const PAGE: u64 = 4096;
 
 const LAST: [RangeAttribute; 2] = [

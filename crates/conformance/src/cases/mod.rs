@@ -2,6 +2,7 @@
 
 mod access;
 mod advice;
+mod advice_ranges;
 mod capture;
 mod context;
 mod copies;
@@ -53,6 +54,7 @@ const GROUPS: &[&[Case]] = &[
     seams::CASES,
     managed::CASES,
     advice::CASES,
+    advice_ranges::CASES,
     plain::CASES,
     limits::CASES,
     peer::CASES,

@@ -76,6 +76,7 @@ impl State {
         slot.touched = self.tick();
         slot.block = Some(Occupant {
             requested: size,
+            ever: size,
             used,
             most,
             reach: slot.space.bytes(),

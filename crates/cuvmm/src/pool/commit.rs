@@ -237,7 +237,7 @@ impl State {
 
     /// Fills a range with zeros on the home stream, or on a stream of ours that is waited for. One
     /// fill, so that one that fails leaves nothing running.
-    fn zero(
+    pub(super) fn zero(
         &mut self,
         slot: &Slot,
         offset: u64,
@@ -258,6 +258,6 @@ impl State {
     }
 }
 
-fn is_capturing(home: Option<&Stream>) -> Result<bool, CallError> {
+pub(super) fn is_capturing(home: Option<&Stream>) -> Result<bool, CallError> {
     home.map_or(Ok(false), Stream::is_capturing)
 }

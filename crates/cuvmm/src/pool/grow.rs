@@ -1,8 +1,10 @@
 //! Growing in place: into memory that is there, or in steps ahead of the block's use.
 
+use std::ops::Range;
+
 use super::budget::TenantId;
-use super::commit::Fit;
-use super::slot::{Place, Slot};
+use super::commit::{Fit, is_capturing};
+use super::slot::{Occupant, Place, Slot};
 use super::state::{Growth, State};
 use crate::error::AllocateError;
 use crate::own::Stream;
@@ -42,13 +44,15 @@ impl State {
         };
         let grows = block.requested <= size && size <= place.capacity && used <= bytes;
         // Zeros are owed only where memory was used before.
-        if !grows || (block.zeroed && block.used < block.reach && used > block.used) {
+        let owed = block.used < block.reach && used > block.used;
+        if !grows || (block.zeroed && (owed || !block.stale(size).is_empty())) {
             return false;
         }
         if used > block.stained {
             block.stained = slot.space.stain(block.used, used, place.tenant.0);
         }
         block.requested = size;
+        block.ever = block.ever.max(size);
         block.used = block.used.max(used);
         if let Some(ahead) = &mut self.ahead {
             ahead.look_at((place.tenant, place.slot), block, bytes);
@@ -69,17 +73,9 @@ impl State {
         let Some(used) = self.device.granule().round_up(size) else {
             return Err(AllocateError::TooLarge { size });
         };
-        let gone = AllocateError::Unregistered {
-            tenant: String::new(),
-        };
         self.retire_some();
-        let usable = self.check_usable(tenant);
-        let Some(slot) = self.slot_mut(tenant, index) else {
-            return Err(gone);
-        };
-        let bytes = slot.space.bytes();
-        let Some(block) = &mut slot.block else {
-            return Err(gone);
+        let Some(block) = self.occupant(tenant, index) else {
+            return Err(gone());
         };
         if size < block.requested {
             return Err(AllocateError::WouldShrink {
@@ -87,15 +83,32 @@ impl State {
                 wanted: size,
             });
         }
+        let stale = block.stale(size);
+        if block.zeroed && !stale.is_empty() {
+            self.check_usable(tenant)?;
+            self.blank(tenant, index, stale)?;
+        }
+        self.grow_clean(place, size, used)
+    }
+
+    /// Grows a block that has nothing to hide within the granules that it has.
+    fn grow_clean(&mut self, place: &Place, size: u64, used: u64) -> Result<(), AllocateError> {
+        let (tenant, index) = (place.tenant, place.slot);
+        let usable = self.check_usable(tenant);
+        let bytes = self.slot_mut(tenant, index).map(|slot| slot.space.bytes());
+        let (Some(bytes), Some(block)) = (bytes, self.occupant(tenant, index)) else {
+            return Err(gone());
+        };
         if used <= block.used {
             block.requested = size;
+            block.ever = block.ever.max(size);
             return Ok(());
         }
         usable?;
         let from = block.used;
         self.permit_reuse(tenant, used.min(bytes).saturating_sub(from))?;
         let Some(mut slot) = self.take_slot(tenant, index) else {
-            return Err(gone);
+            return Err(gone());
         };
         let outcome = self.extend(tenant, &mut slot, used);
         if outcome.is_ok() {
@@ -103,11 +116,39 @@ impl State {
             slot.touched = self.tick();
             if let Some(block) = &mut slot.block {
                 block.requested = size;
+                block.ever = block.ever.max(size);
                 block.used = used;
                 block.stained = stained;
             }
         }
         self.put_slot(tenant, index, slot);
+        outcome
+    }
+
+    fn occupant(&mut self, id: TenantId, index: usize) -> Option<&mut Occupant> {
+        self.slot_mut(id, index)?.block.as_mut()
+    }
+
+    /// Zeroes what a block would show of what it gave up, behind the work that may still write there.
+    fn blank(
+        &mut self,
+        id: TenantId,
+        index: usize,
+        stale: Range<u64>,
+    ) -> Result<(), AllocateError> {
+        let Some(mut slot) = self.take_slot(id, index) else {
+            return Ok(());
+        };
+        let home = slot.block.as_ref().and_then(|block| block.home.clone());
+        let bytes = stale.end - stale.start;
+        let settled = self.settle_before(id, &mut slot, home.as_ref(), bytes);
+        let outcome = settled.and_then(|()| {
+            if self.capturing > 0 || is_capturing(home.as_ref())? {
+                return Err(AllocateError::Capturing(self.shortage(id, bytes, 0)));
+            }
+            self.zero(&slot, stale.start, bytes, home.as_ref())
+        });
+        self.put_slot(id, index, slot);
         outcome
     }
 
@@ -192,5 +233,12 @@ impl State {
             return Ok(());
         }
         Err(AllocateError::OutOfMemory(self.shortage(id, bytes, 0)))
+    }
+}
+
+/// A block whose tenant has gone.
+fn gone() -> AllocateError {
+    AllocateError::Unregistered {
+        tenant: String::new(),
     }
 }

@@ -5,6 +5,7 @@
 //! of the block's growth and never used: margin. When the block is gone, everything is idle: it
 //! stays mapped, waits for its fence, and can be revived or taken back from the end.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use cuvmm_driver::DeviceAddress;
@@ -62,7 +63,9 @@ pub(crate) struct Slot {
 pub(crate) struct Occupant {
     /// Bytes the block was asked to have.
     pub(crate) requested: u64,
-    /// The same in whole granules.
+    /// The most bytes that it was ever asked to have.
+    pub(crate) ever: u64,
+    /// The bytes it is asked to have, in whole granules.
     pub(crate) used: u64,
     /// What it may grow to, in whole granules.
     pub(crate) most: u64,
@@ -81,6 +84,13 @@ pub(crate) struct Occupant {
 }
 
 impl Occupant {
+    /// What it would show of what it gave up before, if it grew to `size` bytes within the granules
+    /// that it has.
+    pub(crate) fn stale(&self, size: u64) -> Range<u64> {
+        let end = size.min(self.ever).min(self.used);
+        self.requested..end.max(self.requested)
+    }
+
     /// What must pass once memory of the block is withdrawn.
     pub(crate) fn fence(&self, space: &Space) -> Fence {
         match &self.home {

@@ -44,8 +44,10 @@ impl State {
             });
         }
         let used = used.unwrap_or(block.used);
+        // What comes back as zeros is zeroed behind the work that may still write there.
+        let blanked = block.zeroed && size < block.requested;
         block.requested = size;
-        if used < block.used {
+        if used < block.used || blanked {
             block.reach = block.reach.max(block.used);
             block.used = used;
             let fence = block.fence(&slot.space);

@@ -19,8 +19,8 @@ use crate::region::Region;
 use crate::users::Users;
 use crate::view::{View, ViewMut, bytes_of};
 
-/// Elements are repeated in host memory by so many bytes at a time.
-const REPEATED: usize = 4 << 20;
+/// Elements are repeated in host memory up to so many bytes, and from there on the device.
+const REPEATED: usize = 256 << 10;
 
 /// A resizable array in device memory. Its address is fixed for life.
 ///
@@ -154,7 +154,8 @@ impl<T: Pod> DeviceVec<T> {
         Ok(())
     }
 
-    /// Makes it `len` elements long; new ones are `element`.
+    /// Makes it `len` elements long; new ones are `element`. They are made on the device: by a fill
+    /// where all bytes of the element are the same (`cuMemsetD8Async`), else by copies of copies.
     ///
     /// # Errors
     /// As [`Self::try_extend_from_slice`].
@@ -163,16 +164,74 @@ impl<T: Pod> DeviceVec<T> {
             self.len = len;
             return Ok(());
         };
-        self.try_reserve(more)?;
-        let each = (REPEATED / size_of::<T>().max(1)).clamp(1, more.max(1));
-        let repeated = vec![element; each];
-        let mut at = self.len;
-        while let Some(left) = len.checked_sub(at).filter(|&left| left > 0) {
-            let part = repeated.get(..left.min(each)).unwrap_or(&repeated);
-            self.put(at, part)?;
-            at += part.len();
+        if more == 0 {
+            return Ok(());
         }
+        self.try_reserve(more)?;
+        let (Some(start), Some(end)) = (bytes_of::<T>(self.len), bytes_of::<T>(len)) else {
+            return Err(VecError::TooLarge { elements: len });
+        };
+        let queued = self.repeat(start..end, &element);
+        // What is queued when a later call fails must not outlast this one.
+        self.users.wait()?;
+        queued?;
         self.len = len;
+        Ok(())
+    }
+
+    /// Queues filling bytes that are committed with an element again and again.
+    fn repeat(&self, bytes: Range<u64>, element: &T) -> Result<(), VecError> {
+        let home = self.users.home();
+        let pattern = bytemuck::bytes_of(element);
+        let (first, others) = pattern.split_first().unwrap_or((&0, &[]));
+        if others.iter().all(|byte| byte == first) {
+            return Ok(self.region.fill(home, bytes, *first)?);
+        }
+        let all = bytes.end - bytes.start;
+        let each = (REPEATED / pattern.len().max(1)).max(1) as u64 * pattern.len() as u64;
+        let chunk = vec![
+            *element;
+            usize::try_from(each.min(all)).unwrap_or(REPEATED) / pattern.len().max(1)
+        ];
+        self.region
+            .write(home, bytes.start, bytemuck::cast_slice(&chunk))?;
+        // Each copy doubles what is there.
+        let mut made = each.min(all);
+        while made < all {
+            let size = made.min(all - made);
+            let from = bytes.start..bytes.start + size;
+            self.region.copy_within(home, from, bytes.start + made)?;
+            made += size;
+        }
+        Ok(())
+    }
+
+    /// What has memory behind the last element, for a kernel to write in order;
+    /// [`produce`](Self::produce) then adds it. [Reserve](Self::try_reserve) to have as much as is
+    /// wanted. It holds zeros, or what elements that are gone have left.
+    #[must_use]
+    pub fn vacant(&mut self) -> ViewMut<'_, T> {
+        let offset = bytes_of::<T>(self.len).unwrap_or_default();
+        let base = self.address();
+        let address = base.checked_add(offset).unwrap_or(base);
+        ViewMut::new(address, self.capacity() - self.len)
+    }
+
+    /// Adds elements that a kernel has written, or has been told to write, to
+    /// [`vacant`](Self::vacant). Makes no driver call.
+    ///
+    /// # Errors
+    /// [`VecError::OverCapacity`] when there is no memory for so many.
+    pub fn produce(&mut self, elements: usize) -> Result<(), VecError> {
+        let capacity = self.capacity();
+        if elements > capacity - self.len {
+            return Err(VecError::OverCapacity {
+                len: self.len,
+                additional: elements,
+                capacity,
+            });
+        }
+        self.len += elements;
         Ok(())
     }
 

@@ -304,7 +304,7 @@ fn unified_buffers() {
             drop(text(buffer.device_mut(other))?);
             drop(text(buffer.device_read(home))?);
             drop(text(buffer.device_mut(home))?);
-            drop(text(buffer.host())?);
+            assert_eq!(text(buffer.host())?.len(), 5000);
             drop(text(buffer.device_read(other))?);
             text(buffer.prefetch(.., Residence::Host, home))?;
             text(buffer.host_mut())?[0] = 1;

@@ -22,7 +22,7 @@ fn a_forked_child_owns_nothing() {
     let lease = block.lease();
     let stream = Stream::new(&rig.device).unwrap();
     let buffer = UnifiedBuffer::<u32>::zeroed(&rig.device, &stream, 100).unwrap();
-    drop(buffer.host().unwrap());
+    assert_eq!(buffer.host().unwrap().len(), 100);
     let access = buffer.device_read(&stream).unwrap();
     rig.faults.forget();
     // SAFETY: the child only uses what this test made, and leaves by `_exit`.

@@ -184,6 +184,30 @@ on_both! {
         assert_eq!(region.committed(), 4 * G);
     }
 
+    fn bytes_are_copied_within(rig) {
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
+        region.commit(0..4 * G).unwrap();
+        region.write(&stream, 10, b"abc").unwrap();
+        region.copy_within(&stream, 10..13, 3 * G - 1).unwrap();
+        let mut seen = [0; 3];
+        region.read(&stream, 3 * G - 1, &mut seen).unwrap();
+        if rig.keeps_bytes() {
+            assert_eq!(&seen, b"abc");
+        }
+        rig.faults.forget();
+        for to in [8, 10, 12] {
+            let refused = region.copy_within(&stream, 10..13, to);
+            assert!(matches!(refused, Err(CopyError::Overlap { offset: 10, size: 3, .. })), "{to}");
+        }
+        let refused = region.copy_within(&stream, 0..G, 4 * G);
+        assert!(matches!(refused, Err(CopyError::NotCommitted { .. })));
+        let refused = region.copy_within(&stream, 7 * G..9 * G, 0);
+        assert!(matches!(refused, Err(CopyError::OutOfRange { .. })));
+        region.copy_within(&stream, 5..5, 5).unwrap();
+        assert_eq!(rig.faults.total(), 0);
+    }
+
     fn memory_moves_under_its_addresses(rig) {
         let second = rig.second();
         let stream = Stream::new(&rig.device).unwrap();

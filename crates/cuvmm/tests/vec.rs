@@ -77,6 +77,45 @@ on_both! {
         }
     }
 
+    fn elements_are_made_on_the_device(rig) {
+        let mut vec = empty(rig, 8);
+        rig.faults.forget();
+        vec.try_resize(3 * PER_GRANULE + 5, 0x0101_0101).unwrap();
+        assert_eq!(rig.faults.count(Call::MemsetD8Async), 1);
+        vec.try_resize(6 * PER_GRANULE + 7, 0x0102_0304).unwrap();
+        // 256 KiB come from the host; 24 times that is reached by five copies.
+        assert_eq!(rig.faults.count(Call::MemcpyHtoDAsync), 1);
+        assert_eq!(rig.faults.count(Call::MemcpyDtoDAsync), 5);
+        if rig.keeps_bytes() {
+            let seen = vec.to_vec().unwrap();
+            let (first, second) = seen.split_at(3 * PER_GRANULE + 5);
+            assert!(first.iter().all(|&element| element == 0x0101_0101));
+            assert!(second.iter().all(|&element| element == 0x0102_0304));
+        }
+    }
+
+    fn a_kernel_writes_behind_the_last_element(rig) {
+        let mut vec = empty(rig, 8);
+        vec.try_extend_from_slice(&[1, 2]).unwrap();
+        vec.try_reserve(PER_GRANULE).unwrap();
+        let room = vec.capacity() - 2;
+        let vacant = vec.vacant();
+        assert_eq!((vacant.len(), vacant.address().0), (room, vec.address().0 + 8));
+        let writes = vec![(vec.vacant().address(), 12, 0x22)];
+        rig.machine.queue_kernel(D0, vec.home_stream().as_raw(), vec![], writes).unwrap();
+        assert!(matches!(
+            vec.produce(room + 1),
+            Err(VecError::OverCapacity { len: 2, additional, capacity })
+                if (additional, capacity) == (room + 1, room + 2)
+        ));
+        vec.produce(3).unwrap();
+        if rig.keeps_bytes() {
+            assert_eq!(vec.to_vec().unwrap(), [1, 2, 0x2222_2222, 0x2222_2222, 0x2222_2222]);
+        }
+        vec.produce(room - 3).unwrap();
+        assert!(vec.vacant().is_empty());
+    }
+
     fn memory_it_gives_up_waits_for_the_streams_that_used_it(rig) {
         let mut vec = empty(rig, 16);
         let user = Stream::new(&rig.device).unwrap();

@@ -262,6 +262,16 @@ pub enum CopyError {
         /// Bytes asked for.
         size: u64,
     },
+    /// Source and destination overlap.
+    #[error("{size} bytes at offset {offset} overlap where they are to go, at offset {to}")]
+    Overlap {
+        /// Where they are copied from.
+        offset: u64,
+        /// Where they are copied to.
+        to: u64,
+        /// How many.
+        size: u64,
+    },
     /// The memory lies on a device, where the host's processors do not reach it.
     #[error("what is at offset {offset} lies on {location}")]
     NotOnHost {

@@ -29,6 +29,18 @@ pub enum VecError {
         /// Elements there can be.
         most: usize,
     },
+    /// More elements than there is memory for.
+    #[error(
+        "{additional} elements more than {len} are more than the {capacity} there is memory for"
+    )]
+    OverCapacity {
+        /// Elements there are.
+        len: usize,
+        /// Elements to be added.
+        additional: usize,
+        /// Elements there is memory for.
+        capacity: usize,
+    },
     /// Some of the elements are not there.
     #[error("elements {range:?} of {len}")]
     OutOfRange {

@@ -176,6 +176,27 @@ impl Region {
         self.space.fill(stream, offset, byte, size)
     }
 
+    /// Queues a copy of committed bytes to another place in the region on a stream
+    /// (`cuMemcpyDtoDAsync`), and returns at once. Whoever decommits either names that stream, or
+    /// all work.
+    ///
+    /// # Errors
+    /// [`CopyError`] when either range is not committed, they overlap, or the stream is another
+    /// device's.
+    pub fn copy_within(&self, stream: &Stream, from: Range<u64>, to: u64) -> Result<(), CopyError> {
+        let (offset, size) = (from.start, from.end.saturating_sub(from.start));
+        self.check_copy(offset, size)?;
+        self.check_copy(to, size)?;
+        if size == 0 {
+            return Ok(());
+        }
+        if offset.abs_diff(to) < size {
+            return Err(CopyError::Overlap { offset, to, size });
+        }
+        self.space
+            .copy_within(stream, to, &self.space, offset, size)
+    }
+
     /// The parts of a range that are committed, in order.
     pub fn committed_in(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
         let (start, end) = (range.start, range.end.max(range.start));

@@ -2,6 +2,7 @@
 
 mod probe;
 mod text;
+mod topology;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -9,8 +10,9 @@ use std::sync::Arc;
 use cuvmm::driver::{Driver, GranularityKind, Location, Ordinal, PhysicalProps};
 use serde::Serialize;
 
-use crate::drivers::{Choice, print};
+use crate::drivers::{Choice, StandIn, print};
 use probe::Capability;
+use topology::Reaches;
 
 /// Show drivers, devices, and what they can do, found out by trying
 ///
@@ -21,6 +23,10 @@ pub(crate) struct Args {
     /// The driver whose devices are shown
     #[arg(long, value_enum, default_value_t)]
     driver: Choice,
+
+    /// How many devices there are, where they are no GPUs
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    devices: Option<u16>,
 
     /// Print one JSON object
     #[arg(long)]
@@ -36,6 +42,7 @@ struct Info {
     reason: String,
     cuda_version: String,
     devices: Vec<Device>,
+    topology: Vec<Reaches>,
 }
 
 /// A driver that there is or is not.
@@ -74,16 +81,21 @@ impl Args {
     /// # Errors
     /// When the driver that was asked for cannot be opened or does not count its devices.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        let opened = self.driver.open()?;
+        let opened = self.driver.open_as(&StandIn {
+            devices: self.devices,
+            ..StandIn::default()
+        })?;
         let driver = &*opened.driver;
+        let count = driver.device_count()?;
         let info = Info {
             drivers: vec![found(Choice::Cuda), found(Choice::Host)],
             driver: driver.kind().name(),
             reason: opened.reason,
             cuda_version: driver.version()?.to_string(),
-            devices: (0..driver.device_count()?)
+            devices: (0..count)
                 .map(|ordinal| device(&opened.driver, Ordinal(ordinal)))
                 .collect(),
+            topology: topology::of(&opened.driver, count),
         };
         if self.json {
             print(&(serde_json::to_string_pretty(&info)? + "\n"))?;

@@ -41,6 +41,41 @@ fn the_host_can_do_what_the_library_needs() {
 }
 
 #[test]
+fn the_topology_says_who_reaches_whom() {
+    let two = ["--driver", "host", "--devices", "2"];
+    let object: Value = serde_json::from_str(&info(&[&two[..], &["--json"]].concat())).unwrap();
+    let topology = object["topology"].as_array().unwrap();
+    let devices = object["devices"].as_array().unwrap();
+    assert_eq!((devices.len(), topology.len()), (2, 2));
+    let second = topology[1]["places"].as_array().unwrap();
+    let places: Vec<_> = second
+        .iter()
+        .map(|place| (place["place"].as_str().unwrap(), &place["near"]))
+        .collect();
+    let (yes, no) = (Value::Bool(true), Value::Bool(false));
+    assert_eq!(
+        places,
+        [
+            ("device 0", &no),
+            ("device 1", &yes),
+            ("host NUMA node 0", &yes)
+        ]
+    );
+    assert!(second.iter().all(|place| place["reached"] == true));
+    let text = info(&two);
+    let lines: Vec<Vec<_>> = text
+        .lines()
+        .skip_while(|line| *line != "Whose memory each device reaches")
+        .map(|line| {
+            let words = line.split("  ").map(str::trim);
+            words.filter(|word| !word.is_empty()).collect()
+        })
+        .collect();
+    assert_eq!(lines[1], ["device 0", "device 1", "host NUMA node 0"]);
+    assert_eq!(lines[3], ["device 1", "yes", "yes, near", "yes, near"]);
+}
+
+#[test]
 fn a_promise_that_is_not_kept_is_shown_with_the_answer() {
     let object: Value = serde_json::from_str(&info(&["--driver", "model", "--json"])).unwrap();
     let fabric = capability(&object, "export as fabric handle");

@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use cuvmm::driver::{
     AccessDesc, AccessFlags, DeviceAddress, DeviceAttribute, Driver, DriverError, EventFlags,
-    GranularityKind, HandleTypes, Location, Ordinal, PhysicalHandle, PhysicalProps, StreamFlags,
+    GranularityKind, HandleTypes, Location, LocationKind, Ordinal, PhysicalHandle, PhysicalProps,
+    StreamFlags,
 };
 use serde::Serialize;
 
@@ -98,12 +99,20 @@ pub(super) fn all(driver: &Arc<dyn Driver>, device: Ordinal) -> Vec<Capability> 
         }),
     ];
     found.extend(NOT_TRIED.map(|(name, promise)| promised(&**driver, device, name, promise)));
-    let count = driver.device_count().unwrap_or(0);
-    for peer in (0..count).map(Ordinal).filter(|peer| *peer != device) {
-        let name = format!("memory of {peer}");
-        found.push(bench.judged(&name, None, || bench.reaches(peer)));
-    }
     found
+}
+
+/// Whether a device reaches memory that lies elsewhere.
+pub(super) fn reaches(
+    driver: &Arc<dyn Driver>,
+    device: Ordinal,
+    place: Location,
+) -> Result<(), String> {
+    let bench = Bench {
+        driver: &**driver,
+        device,
+    };
+    bench.reaches(place)
 }
 
 /// What only the attribute is asked for: trying the host's access beside a device that works alone
@@ -293,11 +302,14 @@ impl Bench<'_> {
         tried.and(destroyed)
     }
 
-    /// Whether this device can open memory that lies on another.
-    fn reaches(&self, peer: Ordinal) -> Tried {
-        if !said(self.driver.can_access_peer(self.device, peer))? {
-            return Err("the driver says that it cannot be reached".to_owned());
+    /// Whether this device can open memory that lies at a place.
+    fn reaches(&self, place: Location) -> Tried {
+        if place.kind == LocationKind::DEVICE {
+            let peer = Ordinal(place.id);
+            if peer != self.device && !said(self.driver.can_access_peer(self.device, peer))? {
+                return Err("the driver says that it cannot be reached".to_owned());
+            }
         }
-        self.mapped(&PhysicalProps::device(peer), |_| Ok(()))
+        self.mapped(&PhysicalProps::at(place), |_| Ok(()))
     }
 }

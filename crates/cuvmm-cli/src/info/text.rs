@@ -6,6 +6,7 @@ use bytesize::ByteSize;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 
+use super::topology::{Place, Reaches};
 use super::{Device, Granularity, Info};
 
 /// The whole of it.
@@ -24,7 +25,38 @@ pub(super) fn of(info: &Info) -> String {
     for device in &info.devices {
         describe(&mut text, device);
     }
+    lay_out(&mut text, &info.topology);
     text
+}
+
+/// Whose memory each device reaches, in a table, and why not below it.
+fn lay_out(text: &mut String, topology: &[Reaches]) {
+    let Some(first) = topology.first() else {
+        return;
+    };
+    let _ = writeln!(text, "\nWhose memory each device reaches");
+    let mut rows = table();
+    let places = first.places.iter().map(|place| place.place.clone());
+    rows.add_row(std::iter::once(String::new()).chain(places));
+    for reaches in topology {
+        let word = |place: &Place| match (place.reached, place.near) {
+            (true, true) => "yes, near",
+            (true, false) => "yes",
+            (false, _) => "no",
+        };
+        let name = format!("device {}", reaches.device);
+        let words = reaches.places.iter().map(|place| word(place).to_owned());
+        rows.add_row(std::iter::once(name).chain(words));
+    }
+    let _ = writeln!(text, "{}", rows.trim_fmt());
+    for reaches in topology {
+        for place in &reaches.places {
+            if let Some(reason) = &place.reason {
+                let (device, place) = (reaches.device, &place.place);
+                let _ = writeln!(text, "device {device} does not reach {place}: {reason}");
+            }
+        }
+    }
 }
 
 /// Writing to a string does not fail.

@@ -1,0 +1,54 @@
+//! Who reaches whose memory, found out by opening a granule of it.
+
+use std::sync::Arc;
+
+use cuvmm::driver::{Driver, Location, Ordinal};
+use serde::Serialize;
+
+use super::probe;
+
+/// What one device reaches.
+#[derive(Debug, Serialize)]
+pub(super) struct Reaches {
+    pub(super) device: i32,
+    pub(super) places: Vec<Place>,
+}
+
+/// A place where memory may lie.
+#[derive(Debug, Serialize)]
+pub(super) struct Place {
+    pub(super) place: String,
+    /// Whether it is the device itself, or the host's node that is nearest to it.
+    pub(super) near: bool,
+    pub(super) reached: bool,
+    /// Why not.
+    pub(super) reason: Option<String>,
+}
+
+/// What each device reaches: all devices, and every host node that is nearest to one of them.
+pub(super) fn of(driver: &Arc<dyn Driver>, devices: i32) -> Vec<Reaches> {
+    let ordinals = || (0..devices).map(Ordinal);
+    let nearest = |device| Location::host_numa(probe::node(&**driver, device));
+    let mut nodes: Vec<Location> = ordinals().map(nearest).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    let places: Vec<Location> = ordinals().map(Location::device).chain(nodes).collect();
+    ordinals()
+        .map(|device| {
+            let near = [Location::device(device), nearest(device)];
+            let one = |&place: &Location| {
+                let tried = probe::reaches(driver, device, place);
+                Place {
+                    place: place.to_string(),
+                    near: near.contains(&place),
+                    reached: tried.is_ok(),
+                    reason: tried.err(),
+                }
+            };
+            Reaches {
+                device: device.0,
+                places: places.iter().map(one).collect(),
+            }
+        })
+        .collect()
+}

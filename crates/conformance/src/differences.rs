@@ -49,6 +49,12 @@ pub const DELIBERATE: &[Deliberate] = &[
         why: DIES,
     },
     Deliberate {
+        case: "managed.page_aligned",
+        backends: ALL,
+        by_machine: false,
+        why: "the stand-ins give each allocation pages of its own; the driver lets small ones share",
+    },
+    Deliberate {
         case: "export.fd_target",
         backends: ALL,
         by_machine: false,

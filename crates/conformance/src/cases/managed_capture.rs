@@ -1,9 +1,9 @@
 //! Managed memory while a stream captures.
 
-use cuvmm_driver::{Advice, CaptureMode, Location, RangeAttribute};
+use cuvmm_driver::{Advice, CaptureMode, DeviceAddress, DriverError, Location, RangeAttribute};
 
 use super::capture::{during, relaxed};
-use crate::Case;
+use crate::{Bench, Case};
 
 const MANAGED: &str = "capture-managed";
 
@@ -48,17 +48,29 @@ pub(super) const CASES: &[Case] = &[
             })
         },
     ),
+    Case::new("capture.managed_advise", MANAGED, "Advise.", |b| {
+        let address = b.managed(b.granule(), 1)?;
+        during(b, CaptureMode::GLOBAL, |b, _| advise(b, address))
+    }),
     Case::new(
-        "capture.managed_advise",
+        "capture.managed_advise_relaxed_thread",
         MANAGED,
-        "Advise, and ask what is in force.",
+        "Advise in relaxed mode.",
+        |b| {
+            let address = b.managed(b.granule(), 1)?;
+            during(b, CaptureMode::GLOBAL, |b, _| {
+                relaxed(b, |b| advise(b, address))
+            })
+        },
+    ),
+    Case::new(
+        "capture.managed_query",
+        MANAGED,
+        "Ask what is in force.",
         |b| {
             let address = b.managed(b.granule(), 1)?;
             during(b, CaptureMode::GLOBAL, |b, _| {
                 let (device, size) = (b.device(), b.granule());
-                let place = Location::device(device);
-                b.driver()
-                    .advise(device, address, size, Advice::SET_READ_MOSTLY, place)?;
                 b.driver()
                     .range_attribute(device, address, size, RangeAttribute::READ_MOSTLY)
                     .map(drop)
@@ -89,3 +101,10 @@ pub(super) const CASES: &[Case] = &[
         },
     ),
 ];
+
+fn advise(b: &Bench, address: DeviceAddress) -> Result<(), DriverError> {
+    let (device, size) = (b.device(), b.granule());
+    let place = Location::device(device);
+    b.driver()
+        .advise(device, address, size, Advice::SET_READ_MOSTLY, place)
+}

@@ -12,7 +12,7 @@ pub(super) const CASES: &[Case] = &[
         RULE,
         "From the host's program into both.",
         |b| {
-            let base = seam(b, true)?;
+            let base = seam(b, true, true)?;
             let bytes = [7; 16];
             Ok(Answer::code(&b.write(before(b, base), &bytes)))
         },
@@ -23,7 +23,7 @@ pub(super) const CASES: &[Case] = &[
         RULE,
         "From both to the host's program.",
         |b| {
-            let base = seam(b, true)?;
+            let base = seam(b, true, true)?;
             let mut bytes = [0; 16];
             Ok(Answer::code(&b.read_into(before(b, base), &mut bytes)))
         },
@@ -34,7 +34,7 @@ pub(super) const CASES: &[Case] = &[
         RULE,
         "From the host's program into both, host memory first.",
         |b| {
-            let base = seam(b, false)?;
+            let base = seam(b, false, true)?;
             let bytes = [7; 16];
             Ok(Answer::code(&b.write(before(b, base), &bytes)))
         },
@@ -59,7 +59,7 @@ pub(super) const CASES: &[Case] = &[
         RULE,
         "What it leaves on both sides.",
         |b| {
-            let base = seam(b, false)?;
+            let base = seam(b, false, true)?;
             b.fill(base, 9, 2 * b.granule())?;
             b.driver().context_synchronize(b.device())?;
             let ends = [b.read(base)?, b.read(b.at(base, 1))?];
@@ -73,7 +73,7 @@ pub(super) const CASES: &[Case] = &[
         RULE,
         "From both to a device's memory, and back.",
         |b| {
-            let base = seam(b, true)?;
+            let base = seam(b, true, true)?;
             let (plain, _) = b.open(2)?;
             let size = 2 * b.granule();
             let there = b.copy(plain, base, size);
@@ -83,18 +83,32 @@ pub(super) const CASES: &[Case] = &[
         },
     ),
     Case::new(
+        "seam.closed_to_the_host",
+        RULE,
+        "From the program into both, where the host's processors have no access.",
+        |b| {
+            let base = seam(b, true, false)?;
+            let mut bytes = [7; 16];
+            let there = b.write(before(b, base), &bytes);
+            let back = b.read_into(before(b, base), &mut bytes);
+            Ok(Answer::code(&there).then("back", &back))
+        },
+    )
+    .isolated(),
+    Case::new(
         "seam.one_side",
         RULE,
         "From the host's program to host memory alone.",
         |b| {
-            let base = seam(b, true)?;
+            let base = seam(b, true, true)?;
             Ok(Answer::code(&b.write(b.at(base, 1), &[7; 16])))
         },
     ),
 ];
 
-/// A granule of the device and one of the host side by side, open to the device.
-fn seam(b: &mut Bench, device_first: bool) -> Result<DeviceAddress, DriverError> {
+/// A granule of the device and one of the host side by side, open to the device; that of the host
+/// also to its processors, if these are let in.
+fn seam(b: &mut Bench, device_first: bool, processors: bool) -> Result<DeviceAddress, DriverError> {
     let (device, node) = (Location::device(b.device()), Location::host_numa(0));
     let order = match device_first {
         true => [device, node],
@@ -105,10 +119,14 @@ fn seam(b: &mut Bench, device_first: bool) -> Result<DeviceAddress, DriverError>
         let handle = b.create(granule, &PhysicalProps::at(location), 0)?;
         let at = b.at(base, place);
         b.map(at, granule, 0, handle, 0)?;
-        let access = [AccessDesc {
-            location: device,
+        let open = |location| AccessDesc {
+            location,
             flags: AccessFlags::READ_WRITE,
-        }];
+        };
+        let mut access = vec![open(device)];
+        if processors && location == node {
+            access.push(open(node));
+        }
         b.set_access(at, granule, &access)?;
     }
     Ok(base)
@@ -120,7 +138,7 @@ fn before(b: &Bench, base: DeviceAddress) -> DeviceAddress {
 }
 
 fn filled(b: &mut Bench, device_first: bool) -> Answered {
-    let base = seam(b, device_first)?;
+    let base = seam(b, device_first, true)?;
     let filled = b.fill(base, 9, 2 * b.granule());
     Ok(Answer::code(&filled).then("sync", &b.driver().context_synchronize(b.device())))
 }

@@ -6,7 +6,7 @@ use super::backing::{Backing, Place};
 use super::mappings::Mapping;
 use super::state::State;
 use super::work::Work;
-use crate::{AccessFlags, DeviceAddress, LocationKind, Ordinal, StreamHandle};
+use crate::{AccessFlags, DeviceAddress, Ordinal, StreamHandle};
 
 /// What is going to be done to a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,17 +88,14 @@ impl<B: Backing> State<B> {
             .ok_or(INVALID_VALUE)
     }
 
-    /// Whether a range begins on a device, and whether it goes on elsewhere: memory of a device and
-    /// memory of the host are two sides.
+    /// Whether a range begins where the host's processors have no access, and whether it goes on
+    /// where they have, or the other way round.
     fn sides(&self, start: DeviceAddress, size: u64) -> (bool, bool) {
-        let on_device = |mapping: &Mapping| {
-            let physical = self.physicals.by_handle.get(&mapping.handle);
-            physical.is_some_and(|physical| physical.props.location.kind == LocationKind::DEVICE)
-        };
+        let closed = |mapping: &Mapping| mapping.rights.of(Who::Host) == AccessFlags::NONE;
         let mut sides = self
             .mappings
             .touching(start.0, size)
-            .map(|(_, mapping)| on_device(mapping));
+            .map(|(_, mapping)| closed(mapping));
         let first = sides.next().unwrap_or(false);
         (first, sides.any(|side| side != first))
     }
@@ -119,8 +116,8 @@ impl<B: Backing> State<B> {
     ) -> Answer {
         self.context(device)?;
         self.check(device.0, destination, size, Use::Write)?;
-        let (from_device, crosses) = self.sides(destination, size);
-        require(!(from_device && crosses), INVALID_VALUE)?;
+        let (closed, crosses) = self.sides(destination, size);
+        require(!(closed && crosses), INVALID_VALUE)?;
         self.submit(
             device,
             stream,

@@ -178,7 +178,16 @@ impl<B: Backing> State<B> {
         location: Location,
     ) -> Answer {
         self.context(device)?;
+        self.refuse_in_capture(None)?;
         let place = match advice {
+            Advice::SET_PREFERRED_LOCATION
+            | Advice::SET_ACCESSED_BY
+            | Advice::UNSET_ACCESSED_BY
+                if location.kind == LocationKind::DEVICE
+                    && self.device(Ordinal(location.id)).is_err() =>
+            {
+                return Err(INVALID_VALUE);
+            }
             Advice::SET_PREFERRED_LOCATION => self.home_at(location)?,
             Advice::SET_ACCESSED_BY | Advice::UNSET_ACCESSED_BY => self.user_at(location)?,
             _ => location,
@@ -187,9 +196,11 @@ impl<B: Backing> State<B> {
         let change: fn(&mut Attributes, Location) = match advice {
             Advice::SET_READ_MOSTLY => |attributes, _| attributes.read_mostly = true,
             Advice::UNSET_READ_MOSTLY => |attributes, _| attributes.read_mostly = false,
-            Advice::SET_PREFERRED_LOCATION => {
-                |attributes, place| attributes.preferred = Some(place)
-            }
+            // A node is taken, and not told of.
+            Advice::SET_PREFERRED_LOCATION => |attributes, place| {
+                attributes.preferred =
+                    Some(place).filter(|place| place.kind != LocationKind::HOST_NUMA);
+            },
             Advice::UNSET_PREFERRED_LOCATION => |attributes, _| attributes.preferred = None,
             Advice::SET_ACCESSED_BY => |attributes, user| {
                 attributes.accessed_by.insert(user);

@@ -175,9 +175,20 @@ impl Managed {
         location: Location,
     ) -> Result<(), CallError> {
         let (start, size) = self.at(range);
-        self.device.call(Call::MemAdvise, |driver, device| {
-            driver.advise(device, start, size, advice, location)
-        })
+        let mut given = false;
+        let give = || {
+            self.device.call(Call::MemAdvise, |driver, device| {
+                driver.advise(device, start, size, advice, location)
+            })?;
+            given = true;
+            Ok(())
+        };
+        // Advice breaks a capture that another library makes on this thread otherwise.
+        match self.device.relaxed(give) {
+            // What failed then came after.
+            _ if given => Ok(()),
+            outcome => outcome?,
+        }
     }
 
     /// Whether all of a range is mostly read.
@@ -185,7 +196,7 @@ impl Managed {
         Ok(self.ask(range, RangeAttribute::READ_MOSTLY)? != 0)
     }
 
-    /// Where all of a range should lie.
+    /// Where all of a range should lie. The driver does not tell of a NUMA node (`docs/semantics.md`).
     pub(crate) fn preferred(&self, range: &Range<u64>) -> Result<Option<Location>, CallError> {
         self.place(range, PREFERRED)
     }

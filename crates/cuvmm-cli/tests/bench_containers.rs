@@ -32,13 +32,17 @@ const NAMES: &[&str] = &[
     "sparse_commit_1GiB",
     "sparse_zeros_1TiB",
     "snapshot_1GiB",
+    "snapshot_1GiB_by_8MiB",
+    "snapshot_1GiB_by_512MiB",
     "snapshot_make_mut_8MiB",
     "ring_push_pop",
     "relocate_1GiB_to_host",
     "relocate_1GiB_to_device",
     "stripe_write_1GiB",
+    "stripe_write_1GiB_vs_one_copy",
     "stripe_write_1GiB_vs_plain",
     "stripe_read_by_peer_1GiB",
+    "stripe_read_by_peer_1GiB_vs_one_copy",
     "stripe_read_by_peer_1GiB_vs_plain",
     "grant_2MiB",
     "grant_2MiB_vs_own_device",
@@ -80,7 +84,7 @@ fn the_calls_of_the_model_are_known() {
         ("sparse_zeros_1TiB", "mappings", 16_384.0),
         ("sparse_zeros_1TiB", "mib_held", 64.0),
         // A reservation; a mapping and two changes of rights for each extent.
-        ("snapshot_1GiB", "driver_calls", 1.0 + 3.0 * 128.0),
+        ("snapshot_1GiB_by_8MiB", "driver_calls", 1.0 + 3.0 * 128.0),
         ("relocate_1GiB_to_host", "extents", 16.0),
     ] {
         assert_eq!(count(name, what), expected, "{what} of {name}");

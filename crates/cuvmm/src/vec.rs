@@ -2,7 +2,7 @@
 //! copied when it does.
 //!
 //! It reserves addresses for as many elements as it may ever have and commits memory as far as it
-//! is used, in steps of an eighth of what it has. For one owner: no budget, no sharing; that is
+//! is used: doubled up to 32 MiB, then in steps of 16 MiB or of an eighth of what it has. For one owner: no budget, no sharing; that is
 //! [`pool`](crate::pool).
 
 use std::fmt;

@@ -208,6 +208,34 @@ on_both! {
         assert_eq!(rig.faults.total(), 0);
     }
 
+    fn copies_between_regions_are_split_by_device(rig) {
+        let second = rig.second();
+        let stream = Stream::new(&rig.device).unwrap();
+        let places = [Place::from(&rig.device), Place::from(&second)];
+        let layout = Layout::round_robin(places, 2 * G);
+        let mut striped = Region::builder(&rig.device, 8 * G).layout(layout).reserve().unwrap();
+        let mut plain = Region::reserve(&rig.device, 8 * G).unwrap();
+        striped.commit(0..8 * G).unwrap();
+        plain.commit(0..8 * G).unwrap();
+        let bytes: Vec<u8> = (0..5 * G).map(|byte| (byte / 1000) as u8).collect();
+        striped.write(&stream, G, &bytes).unwrap();
+        rig.faults.forget();
+        plain.copy_from(&stream, 3 * G, &striped, G..6 * G).unwrap();
+        assert_eq!(rig.faults.count(Call::MemcpyDtoDAsync), 3, "1, 2 and 2 granules");
+        // Two striped sides that do not fall together.
+        striped.copy_from(&stream, 0, &plain, 3 * G..8 * G).unwrap();
+        assert_eq!(rig.faults.count(Call::MemcpyDtoDAsync), 6);
+        let mut seen = vec![0; bytes.len()];
+        striped.read(&stream, 0, &mut seen).unwrap();
+        if rig.keeps_bytes() {
+            assert!(seen == bytes);
+        }
+        let strange = common::model();
+        let other = Stream::new(&strange.device).unwrap();
+        let refused = plain.copy_from(&other, 0, &striped, 0..G);
+        assert!(matches!(refused, Err(CopyError::WrongDevice)));
+    }
+
     fn memory_moves_under_its_addresses(rig) {
         let second = rig.second();
         let stream = Stream::new(&rig.device).unwrap();

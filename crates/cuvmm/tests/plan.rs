@@ -174,8 +174,8 @@ on_both! {
         assert!(grown.in_use.margin <= 8 * G, "{grown:?}");
         let creates = count(grown, Call::MemCreate);
         assert_eq!(creates, grown.in_use.mappings);
-        // One a granule up to 16, then eight for each doubling.
-        assert!((16..=16 + 8 * 2).contains(&creates), "{creates}");
+        // One for each doubling up to 16 granules, then 8 granules each up to 64.
+        assert_eq!(creates, 5 + 6);
         let margin = grown.in_use.margin;
         // Behind what was asked for: in the margin, if there is one.
         let five = &report.steps[2];
@@ -516,12 +516,12 @@ fn every_call_of_a_plan_may_fail_once_and_nothing_is_left() {
             assert!(left <= 1, "call {k}, {code}: {live:?}");
             if !hit {
                 assert!(report.is_done() && report.ending.refusal.is_none());
-                assert!(k > 100, "{k}");
+                assert!(k > 50, "{k}");
                 break;
             }
         }
     }
-    assert!(failed > 100, "{failed}");
+    assert!(failed >= 50, "{failed}");
 }
 
 /// What a plan holds by the simplest of books: one region, committed from the end and cut off at

@@ -164,7 +164,11 @@ fn containers() -> Vec<Group> {
     }));
     groups.push(Group::one(sparse::COMMIT, sparse::commit));
     groups.push(Group::one(sparse::ZEROS, sparse::zeros));
-    groups.push(Group::one(snapshot::SNAPSHOT, snapshot::snapshot));
+    groups.extend(snapshot::SNAPSHOTS.map(|of| {
+        Group::one(of.0, move |stage, report| {
+            snapshot::snapshot(stage, report, of)
+        })
+    }));
     groups.push(Group::one(snapshot::MAKE_MUT, snapshot::make_mut));
     groups.push(Group::one(ring::NAME, ring::measure));
     let names = [relocate::TO_HOST, relocate::TO_DEVICE];

@@ -20,6 +20,7 @@ const STRIPE: u64 = 32 * MIB;
 
 const OPENED: &str =
     "a copy between the devices by hand: one physical on the other one, opened to both";
+const ONCE: &str = "the same in one copy of the driver's";
 const PLAIN: &str = "a copy between memory of cuMemAlloc on each device";
 const HALF: &str = "half of the stripes lie on the device that copies";
 const NOT_ENABLED: &str = "no peer access was enabled, so the driver chooses the way";
@@ -28,9 +29,13 @@ fn against_plain(name: &str) -> String {
     format!("{name}_vs_plain")
 }
 
+fn against_once(name: &str) -> String {
+    format!("{name}_vs_one_copy")
+}
+
 /// The rows in order.
 pub(super) fn names() -> Vec<String> {
-    let with_rival = |name: &str| [name.to_owned(), against_plain(name)];
+    let with_rival = |name: &str| [name.to_owned(), against_once(name), against_plain(name)];
     [WRITE, READ].into_iter().flat_map(with_rival).collect()
 }
 
@@ -51,34 +56,29 @@ pub(super) fn second(stage: &Stage) -> anyhow::Result<Device> {
 }
 
 /// A copy, from where to where.
-struct Way<'a> {
-    stage: &'a Stage,
-    stream: &'a Stream,
-    from: Memory<'a>,
-    to: Memory<'a>,
+enum Way<'a> {
+    /// One copy of the driver's.
+    Once { from: Memory<'a>, to: Memory<'a> },
+    /// From region to region by the library.
+    Ours { from: &'a Region, to: &'a Region },
 }
 
 impl<'a> Way<'a> {
-    fn new(
-        stage: &'a Stage,
-        stream: &'a Stream,
-        from: impl Into<Memory<'a>>,
-        to: impl Into<Memory<'a>>,
-    ) -> Self {
-        Self {
-            stage,
-            stream,
+    fn once(from: impl Into<Memory<'a>>, to: impl Into<Memory<'a>>) -> Self {
+        Self::Once {
             from: from.into(),
             to: to.into(),
         }
     }
 
     /// Nanoseconds until the bytes are there.
-    fn time(&self) -> anyhow::Result<f64> {
-        let (took, ()) = self.stage.watch.time(|| {
-            waited(&self.stage.hand, self.stream, |queue| {
-                queue.copy(self.to, self.from)
-            })
+    fn time(&self, stage: &Stage, stream: &Stream) -> anyhow::Result<f64> {
+        let (took, ()) = stage.watch.time(|| match self {
+            Self::Once { from, to } => waited(&stage.hand, stream, |queue| queue.copy(*to, *from)),
+            Self::Ours { from, to } => {
+                to.copy_from(stream, 0, from, 0..from.size())?;
+                Ok(stream.synchronize()?)
+            }
         })?;
         Ok(took)
     }
@@ -107,31 +107,51 @@ pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> an
         .reserve()?;
     region.commit(0..size)?;
     region.grant(&peer, Right::Read)?;
-    let (ours, others) = (near.plain(size)?, far.plain(size)?);
-    waited(near, &stream, |queue| queue.fill((&ours).into()))?;
+    let (mut mine, mut other) = (
+        Region::reserve(&stage.device, size)?,
+        Region::reserve(&peer, size)?,
+    );
+    mine.commit(0..size)?;
+    other.commit(0..size)?;
+    waited(near, &stream, |queue| queue.fill((&mine).into()))?;
 
-    let written = Way::new(stage, &stream, &ours, &region);
+    let (plain, far_plain) = (near.plain(size)?, far.plain(size)?);
     let there = far.commit(&[size])?;
     there.let_in(near)?;
-    let opened = Way::new(stage, &stream, &ours, &there);
-    let plain = Way::new(stage, &stream, &ours, &others);
-    rows(wanted, report, WRITE, size, [&written, &opened, &plain])?;
+    let ways = Ways {
+        ours: Way::Ours {
+            from: &mine,
+            to: &region,
+        },
+        once: Way::once(&mine, &region),
+        opened: Way::once(&mine, &there),
+        plain: Way::once(&plain, &far_plain),
+    };
+    rows(stage, &stream, wanted, report, WRITE, size, &ways)?;
     there.give_back()?;
 
     // The rows of writing may not be wanted.
-    written.time()?;
-    let read = Way::new(stage, &theirs, &region, &others);
+    let (from, to) = (&mine, &region);
+    Way::Ours { from, to }.time(stage, &stream)?;
     let here = near.commit(&[size])?;
     here.let_in(far)?;
-    let opened = Way::new(stage, &theirs, &here, &others);
-    let plain = Way::new(stage, &theirs, &ours, &others);
-    rows(wanted, report, READ, size, [&read, &opened, &plain])?;
+    let ways = Ways {
+        ours: Way::Ours {
+            from: &region,
+            to: &other,
+        },
+        once: Way::once(&region, &other),
+        opened: Way::once(&here, &other),
+        plain: Way::once(&plain, &far_plain),
+    };
+    rows(stage, &theirs, wanted, report, READ, size, &ways)?;
     here.give_back()?;
 
-    waited(near, &theirs, |queue| queue.clear((&others).into()))?;
-    read.time()?;
+    waited(near, &theirs, |queue| queue.clear((&other).into()))?;
+    let (from, to) = (&region, &other);
+    Way::Ours { from, to }.time(stage, &theirs)?;
     let mut seen = [0; 4096];
-    others.read(&mut seen)?;
+    other.read(&theirs, 0, &mut seen)?;
     ensure!(
         !stage.keeps_bytes() || seen == [FILLED; 4096],
         "other bytes were read than were written"
@@ -139,31 +159,46 @@ pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> an
     Ok(())
 }
 
-/// The rows of one direction: ours, a rival, and plain memory.
+/// Ours, and what it is held against.
+struct Ways<'a> {
+    ours: Way<'a>,
+    once: Way<'a>,
+    opened: Way<'a>,
+    plain: Way<'a>,
+}
+
+/// The rows of one direction.
 fn rows(
+    stage: &Stage,
+    stream: &Stream,
     wanted: &Wanted,
     report: &mut Report,
     name: &str,
     size: u64,
-    [ours, opened, plain]: [&Way<'_>; 3],
+    ways: &Ways<'_>,
 ) -> anyhow::Result<()> {
-    let stage = ours.stage;
     let pairs = stage.times(20, 2);
-    if wanted.has(name) {
-        let (ours, floors) = alternate(pairs, || ours.time(), || opened.time())?;
-        let row = Row::new(name, &ours, OPENED, &floors).note(HALF);
-        report.add(stage.moved(row, size));
-    }
-    let name = against_plain(name);
-    if wanted.has(&name) {
-        match plain.time() {
+    let rivals = [
+        (name.to_owned(), &ways.opened, OPENED, HALF),
+        (against_once(name), &ways.once, ONCE, HALF),
+        (against_plain(name), &ways.plain, PLAIN, NOT_ENABLED),
+    ];
+    for (name, rival, floor, note) in rivals {
+        if !wanted.has(&name) {
+            continue;
+        }
+        match rival.time(stage, stream) {
             Ok(_) => {
-                let (ours, floors) = alternate(pairs, || ours.time(), || plain.time())?;
-                let row = Row::new(&name, &ours, PLAIN, &floors);
-                report.add(stage.moved(row.note(HALF).note(NOT_ENABLED), size));
+                let (ours, floors) = alternate(
+                    pairs,
+                    || ways.ours.time(stage, stream),
+                    || rival.time(stage, stream),
+                )?;
+                let row = Row::new(&name, &ours, floor, &floors).note(note);
+                report.add(stage.moved(row, size));
             }
             Err(refused) => {
-                let reason = format!("plain memory of two devices is not copied: {refused:#}");
+                let reason = format!("the driver does not copy {floor}: {refused:#}");
                 report.skip(&name, reason);
             }
         }

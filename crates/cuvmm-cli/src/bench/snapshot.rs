@@ -1,6 +1,7 @@
 //! A buffer with snapshots that copy nothing, and what one written extent copies then.
 
 use anyhow::ensure;
+use cuvmm::cow::DEFAULT_COW_EXTENT;
 use cuvmm::{CowBuffer, Device, Stream};
 
 use super::commit::{GIB, MIB};
@@ -10,7 +11,12 @@ use super::report::Report;
 use super::row::Row;
 use super::stage::Stage;
 
-pub(super) const SNAPSHOT: &str = "snapshot_1GiB";
+/// A snapshot of a gigabyte in extents of the default size, and in small and large ones.
+pub(super) const SNAPSHOTS: [(&str, u64); 3] = [
+    ("snapshot_1GiB", DEFAULT_COW_EXTENT),
+    ("snapshot_1GiB_by_8MiB", EXTENT),
+    ("snapshot_1GiB_by_512MiB", 512 * MIB),
+];
 pub(super) const MAKE_MUT: &str = "snapshot_make_mut_8MiB";
 
 const EXTENT: u64 = 8 * MIB;
@@ -21,22 +27,31 @@ const SAVED: &str = "a snapshot takes no memory, the copy as much again";
 const EXCHANGE: &str = "one extent by hand: create, map and set_access elsewhere, copy, wait, unmap \
                         both, map, set_access";
 
-fn buffer(device: &Device, stream: &Stream, size: u64) -> anyhow::Result<CowBuffer<u8>> {
+fn buffer(
+    device: &Device,
+    stream: &Stream,
+    size: u64,
+    extent: u64,
+) -> anyhow::Result<CowBuffer<u8>> {
     let len = usize::try_from(size)?;
-    Ok(CowBuffer::with_extents(device, stream, len, EXTENT)?)
+    Ok(CowBuffer::with_extents(device, stream, len, extent)?)
 }
 
 /// Takes a snapshot of a gigabyte that can be written.
 ///
 /// # Errors
 /// When a side fails.
-pub(super) fn snapshot(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
+pub(super) fn snapshot(
+    stage: &Stage,
+    report: &mut Report,
+    (name, extent): (&str, u64),
+) -> anyhow::Result<()> {
     let size = stage.written(GIB);
     stage.room(3 * size)?;
     stage.room_to_write(2 * size)?;
     let device = stage.device.with_own_counters();
     let stream = Stream::new(&stage.device)?;
-    let mut buffer = buffer(&device, &stream, size)?;
+    let mut buffer = buffer(&device, &stream, size, extent)?;
     let mut calls = 0;
     let ours = || {
         let before = device.calls();
@@ -62,10 +77,10 @@ pub(super) fn snapshot(stage: &Stage, report: &mut Report) -> anyhow::Result<()>
         Ok(took)
     };
     let (ours, floors) = alternate(stage.times(30, 2), ours, by_hand)?;
-    let row = Row::new(SNAPSHOT, &ours, COPY, &floors)
+    let row = Row::new(name, &ours, COPY, &floors)
         .note(SAVED)
         .count("mib", (size / MIB) as f64)
-        .count("extents", (size / EXTENT) as f64)
+        .count("extents", size.div_ceil(extent) as f64)
         .count("driver_calls", calls as f64);
     report.add(row.note(stage.watch.note()));
     Ok(())
@@ -83,7 +98,7 @@ pub(super) fn make_mut(stage: &Stage, report: &mut Report) -> anyhow::Result<()>
     stage.room_to_write(2 * extents * EXTENT)?;
     let device = stage.device.with_own_counters();
     let stream = Stream::new(&stage.device)?;
-    let mut buffer = buffer(&device, &stream, extents * EXTENT)?;
+    let mut buffer = buffer(&device, &stream, extents * EXTENT, EXTENT)?;
     let snapshot = buffer.snapshot()?;
     let mut starts = (0..buffer.len()).step_by(usize::try_from(EXTENT)?);
     let mut calls = 0;

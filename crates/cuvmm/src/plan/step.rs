@@ -56,7 +56,8 @@ pub enum Step {
         size: u64,
     },
     /// Grows from the first byte on, asked for little by little as a
-    /// [`DeviceVec`](crate::DeviceVec) is: memory comes up to an eighth ahead.
+    /// [`DeviceVec`](crate::DeviceVec) is: memory comes ahead, as much again up to 16 MiB, and then
+    /// up to an eighth.
     Grow {
         /// The addresses.
         within: String,

@@ -7,13 +7,17 @@ use crate::error::CommitError;
 /// What outgrows its memory gets up to this part of it ahead.
 const GROWTH_PART: u64 = 8;
 
+/// Or, as long as that is less, as much again as it has, up to so many bytes: what is small doubles,
+/// since each step costs what an extent costs.
+const GROWTH_LEAST: u64 = 16 << 20;
+
 impl Region {
-    /// Commits the first `need` bytes of which `held` are committed, both whole granules, and up
-    /// to an eighth of `held` beyond if there is memory for that. Returns how many bytes are
-    /// committed now.
+    /// Commits the first `need` bytes of which `held` are committed, both whole granules, and some
+    /// beyond if there is memory for that. Returns how many bytes are committed now.
     pub(crate) fn grow(&mut self, held: u64, need: u64) -> Result<u64, CommitError> {
         let granule = self.device().granule();
-        let step = granule.step(held / GROWTH_PART, DEFAULT_LARGEST_EXTENT);
+        let part = (held / GROWTH_PART).max(held.min(GROWTH_LEAST));
+        let step = granule.step(part, DEFAULT_LARGEST_EXTENT);
         let wish = held.saturating_add(step).min(self.size());
         if wish > need && self.commit(held..wish).is_ok() {
             return Ok(wish);

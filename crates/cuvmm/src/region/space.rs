@@ -401,8 +401,27 @@ impl Space {
         size: u64,
     ) -> Result<(), CopyError> {
         let from = other.span(stream, offset, size)?;
-        self.span(stream, to, size)?
-            .copy_async(stream, to, &from, offset, size)
+        let into = self.span(stream, to, size)?;
+        // Where memory of several places is read or written, one copy for each run of one place.
+        let (mut read, mut written) = (other.runs(offset, size), self.runs(to, size));
+        let mut at = 0;
+        while let (Some(reads), Some(writes)) = (read.first_mut(), written.first_mut()) {
+            let part = reads.1.min(writes.1);
+            into.copy_async(stream, to + at, &from, offset + at, part)?;
+            at += part;
+            for (run, runs) in [(reads.1, &mut read), (writes.1, &mut written)] {
+                match runs.first_mut() {
+                    Some(first) if run > part => first.1 -= part,
+                    _ => drop(runs.remove(0)),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The parts of a committed range that each lie at one place, as offset and size.
+    fn runs(&self, offset: u64, size: u64) -> Vec<(u64, u64)> {
+        self.parts_by(offset, size, |extent| extent.location)
     }
 
     /// Writes behind what `stream` has queued.
@@ -440,19 +459,30 @@ impl Space {
     }
 
     /// The parts of a committed range that one copy or fill can take, as offset and size: the
-    /// driver dies at one that goes over the border between memory of a device and memory of the
-    /// host (`docs/semantics.md`).
+    /// driver dies at one that goes over the border between memory of a device and memory that the
+    /// host's processors reach too (`docs/semantics.md`).
     fn sides(&self, offset: u64, size: u64) -> Vec<(u64, u64)> {
+        self.parts_by(offset, size, |extent| extent.location.kind)
+    }
+
+    /// The runs of a committed range whose extents have something in common.
+    fn parts_by<K: PartialEq>(
+        &self,
+        offset: u64,
+        size: u64,
+        common: impl Fn(&Extent) -> K,
+    ) -> Vec<(u64, u64)> {
         let end = offset.saturating_add(size);
         let mut parts: Vec<(u64, u64)> = vec![];
-        let mut side = None;
+        let mut last = None;
         for extent in self.extents_in(offset, end) {
             let (from, to) = (extent.offset.max(offset), extent.end().min(end));
+            let here = Some(common(&extent));
             match parts.last_mut() {
-                Some((_, size)) if side == Some(extent.location.kind) => *size += to - from,
+                Some((_, size)) if last == here => *size += to - from,
                 _ => parts.push((from, to - from)),
             }
-            side = Some(extent.location.kind);
+            last = here;
         }
         parts
     }

@@ -344,7 +344,7 @@ fn act() -> impl Strategy<Value = Act> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: common::cases(60), ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: common::cases(24), ..ProptestConfig::default() })]
 
     #[test]
     fn a_ring_holds_what_a_queue_would(turns in prop::collection::vec(turn(), 1..24)) {

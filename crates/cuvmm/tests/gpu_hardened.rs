@@ -53,10 +53,15 @@ fn late_copies(stage: &Stage, at: DeviceAddress) -> [Result<(), CUresult>; 2] {
     answers.map(|answer| answer.map_err(|error| error.code().unwrap()))
 }
 
-/// Both refused, at the call.
+/// Both refused, at the call. A stand-in may choose the code.
 fn refused(stage: &Stage, at: u64) {
+    let exact = stage.scaled(true, false);
     for answer in late_copies(stage, DeviceAddress(at)) {
-        assert_eq!(answer, Err(CUresult::CUDA_ERROR_INVALID_VALUE), "{at:#x}");
+        let as_the_gpu = answer == Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        assert!(
+            as_the_gpu || (!exact && answer.is_err()),
+            "{at:#x}: {answer:?}"
+        );
     }
 }
 

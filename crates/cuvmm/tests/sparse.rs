@@ -297,7 +297,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: common::cases(100), ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: common::cases(48), ..ProptestConfig::default() })]
 
     #[test]
     fn it_holds_what_a_plain_array_with_holes_would(steps in prop::collection::vec(step(), 1..16)) {

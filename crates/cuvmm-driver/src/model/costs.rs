@@ -78,8 +78,8 @@ pub struct Costs {
     pub create_warm: Curve,
     /// `cuMemCreate` otherwise.
     pub create_cold: Curve,
-    /// How long the driver is busy after so much was released in a row, with no create between: a
-    /// `cuMemCreate` that comes sooner waits for the rest of it.
+    /// How long after a release the driver has so much of it at hand again: creates of as much of
+    /// what was released in a row, with no create between, wait for that.
     pub busy: Curve,
     /// `cuMemRelease` that gives memory back.
     pub release: Curve,

@@ -59,11 +59,12 @@ pub(crate) struct Physicals {
     released: BTreeMap<Location, Released>,
 }
 
-/// Bytes released in a row, and when the last of them were.
+/// Bytes released in a row, when the last of them were, and how many were created since.
 #[derive(Clone, Copy, Debug, Default)]
 struct Released {
     bytes: u64,
     last: Duration,
+    created: u64,
 }
 
 impl Physicals {
@@ -190,9 +191,11 @@ impl<B: Backing> State<B> {
     /// What was released lately costs little to create again, once the driver is done with it.
     /// Says whether it was cold.
     fn spend_create(&mut self, location: Location, size: u64) -> bool {
-        if let Some(Released { bytes, last }) = self.physicals.released.remove(&location) {
-            let busy = micros(self.rules.costs.busy.at(bytes));
-            self.clock.reach(last.saturating_add(busy));
+        if let Some(released) = self.physicals.released.get_mut(&location) {
+            released.created = released.created.saturating_add(size);
+            let again = released.created.min(released.bytes);
+            let busy = micros(self.rules.costs.busy.at(again));
+            self.clock.reach(released.last.saturating_add(busy));
         }
         let now = self.clock.now();
         let limit = micros(self.rules.costs.warm_for_us);
@@ -223,8 +226,8 @@ impl<B: Backing> State<B> {
         times.push_back(now);
         let limit = micros(self.rules.costs.warm_for_us);
         let released = self.physicals.released.entry(location).or_default();
-        if now.saturating_sub(released.last) >= limit {
-            released.bytes = 0;
+        if released.created > 0 || now.saturating_sub(released.last) >= limit {
+            (released.bytes, released.created) = (0, 0);
         }
         released.bytes = released.bytes.saturating_add(size);
         released.last = now;

@@ -13,14 +13,7 @@ use std::collections::VecDeque;
 
 use super::budget::TenantId;
 use super::resting::Resting;
-use super::slot::Slot;
-use super::state::State;
-use crate::error::CallError;
-use crate::own::Stream;
 use crate::size::Granularity;
-
-/// Slots that one operation looks at. A free adds one, so that what has passed is caught up with.
-const LOOKS: usize = 8;
 
 /// How a pool makes use after free and running over an end fault; see
 /// [the pool's documentation](super#hardened-pools).
@@ -100,10 +93,10 @@ impl Default for Hardened {
 /// What a hardened pool knows besides.
 #[derive(Debug)]
 pub(crate) struct Hardening {
-    guard: u64,
-    fill: Option<u8>,
+    pub(super) guard: u64,
+    pub(super) fill: Option<u8>,
     /// Slots with memory that is to be unmapped once their fences have passed.
-    retiring: VecDeque<(TenantId, usize)>,
+    pub(super) retiring: VecDeque<(TenantId, usize)>,
     pub(super) resting: Resting,
 }
 
@@ -115,149 +108,6 @@ impl Hardening {
             retiring: VecDeque::new(),
             resting: Resting::new(options.rest_blocks, options.rest_addresses),
         }
-    }
-}
-
-impl State {
-    /// Bytes of guard on either side of a slot.
-    pub(crate) fn guard(&self) -> u64 {
-        self.hardening.as_ref().map_or(0, |hardened| hardened.guard)
-    }
-
-    /// What memory that is given up is filled with.
-    pub(crate) fn fill(&self) -> Option<u8> {
-        self.hardening.as_ref()?.fill
-    }
-
-    /// Blocks that are gone and whose addresses rest, and the bytes of those.
-    pub(crate) fn resting(&self) -> (u64, u64) {
-        let hardening = self.hardening.as_ref();
-        hardening.map_or((0, 0), |hardened| {
-            (hardened.resting.count(), hardened.resting.bytes())
-        })
-    }
-
-    /// Overwrites what lies behind the first `from` bytes of a slot, which a block has just given
-    /// up, behind the work of its home stream. Not if another stream or a lease may still use it,
-    /// nor while the stream captures: the fill would become part of the graph.
-    pub(crate) fn overwrite(&self, slot: &mut Slot, home: Option<&Stream>, from: u64) {
-        let (Some(byte), Some(home)) = (self.fill(), home) else {
-            return;
-        };
-        let to = slot.space.bytes();
-        let alone = slot.leases == 0 && slot.fence.precedes(home);
-        if from >= to || !alone || self.capturing > 0 || home.is_capturing().unwrap_or(true) {
-            return;
-        }
-        match slot.space.fill(home, from, byte, to - from) {
-            Ok(()) => slot.space.blank(from),
-            Err(error) => tracing::debug!(%error, "what a block gave up was not overwritten"),
-        }
-        // If the block grows over it again, that is noted anew.
-        if let Some(block) = &mut slot.block {
-            block.stained = block.stained.min(from);
-        }
-    }
-
-    /// Has a slot looked after, and sooner than those that wait already, if it has memory or
-    /// addresses to give up.
-    pub(crate) fn retire_later(&mut self, id: TenantId, index: usize) {
-        let Some(hardening) = &mut self.hardening else {
-            return;
-        };
-        let tenancy = self.tenants.get_mut(&id);
-        let Some(slot) = tenancy.and_then(|tenancy| tenancy.slot_mut(index)) else {
-            return;
-        };
-        let gives = slot.is_vacant() || slot.has_spare();
-        if gives && !slot.retiring {
-            slot.retiring = true;
-            hardening.retiring.push_front((id, index));
-        }
-    }
-
-    /// Unmaps what a few slots have to give up, as far as their fences have passed; how many were
-    /// done with. What is left is the mapper's to look after.
-    #[inline]
-    pub(crate) fn retire_some(&mut self) -> usize {
-        if self.hardening.is_none() {
-            return 0;
-        }
-        self.retire(LOOKS)
-    }
-
-    /// The same with all slots.
-    pub(crate) fn retire_all(&mut self) {
-        self.retire(usize::MAX);
-    }
-
-    /// Whether something waits for its fence.
-    pub(crate) fn has_retiring(&self) -> bool {
-        let hardening = self.hardening.as_ref();
-        hardening.is_some_and(|hardened| !hardened.retiring.is_empty())
-    }
-
-    fn retire(&mut self, looks: usize) -> usize {
-        // Of a context that is lost nothing is reused.
-        if self.device.lost().is_some() || self.device.forked().is_some() {
-            return 0;
-        }
-        let mut done = 0;
-        let waiting = self.hardening.as_ref().map_or(0, |it| it.retiring.len());
-        for _ in 0..looks.min(waiting) {
-            let hardening = self.hardening.as_mut();
-            let Some((id, index)) = hardening.and_then(|it| it.retiring.pop_front()) else {
-                break;
-            };
-            let outcome = self.retire_slot(id, index);
-            if let Ok(true) = outcome {
-                done += 1;
-                continue;
-            }
-            // To the end of the queue, so that one that waits long holds up no other.
-            if let Some(hardening) = &mut self.hardening {
-                hardening.retiring.push_back((id, index));
-            }
-            if let Err(error) = outcome {
-                // It stays charged to its tenant.
-                tracing::warn!(%error, "memory that was given up stays mapped for now");
-                break;
-            }
-        }
-        if self.has_retiring()
-            && let Some(ahead) = &mut self.ahead
-        {
-            ahead.ring = true;
-        }
-        done
-    }
-
-    /// Unmaps what a slot has to give up, and lets its addresses rest if that was all of it. False
-    /// if its fence has not passed.
-    fn retire_slot(&mut self, id: TenantId, index: usize) -> Result<bool, CallError> {
-        let (capturing, needs) = (self.capturing, &mut self.needs_synchronise);
-        let tenancy = self.tenants.get_mut(&id);
-        let slot = tenancy.and_then(|tenancy| tenancy.slot_mut(index));
-        // Another slot may have its number by now.
-        let Some(slot) = slot.filter(|slot| slot.retiring) else {
-            return Ok(true);
-        };
-        if slot.has_spare() && !Self::poll(capturing, needs, &mut slot.fence)? {
-            return Ok(false);
-        }
-        let Some(mut slot) = self.take_slot(id, index) else {
-            return Ok(true);
-        };
-        // With a lease there is nothing to take, and its end lists the slot again.
-        let outcome = self.take_spare(id, &mut slot);
-        slot.retiring = outcome.is_err();
-        if slot.is_vacant() && slot.space.bytes() == 0 {
-            self.put_away(id, index, slot);
-            self.forget_if_drained(id);
-        } else {
-            self.put_slot(id, index, slot);
-        }
-        outcome.map(|()| true)
     }
 }
 

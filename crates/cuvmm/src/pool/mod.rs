@@ -63,6 +63,7 @@ mod pace;
 mod pressure;
 mod reclaim;
 mod resting;
+mod retire;
 mod shelf;
 mod slot;
 mod state;

@@ -16,6 +16,7 @@
 mod alias;
 mod builder;
 mod commit;
+mod copies;
 mod fence;
 mod fork;
 mod grow;

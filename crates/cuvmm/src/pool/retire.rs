@@ -1,0 +1,207 @@
+//! What a pool gives up when it is hardened: overwritten, unmapped once its fence has passed, and its
+//! addresses put to rest.
+//!
+//! Nothing here waits: a slot whose fence has not passed is looked at again by later operations, a
+//! few at a time, and by the mapper's thread if there is one. In a pool that is not hardened all of
+//! this does nothing.
+
+use super::budget::TenantId;
+use super::slot::Slot;
+use super::state::State;
+use crate::error::{CallError, ReserveError};
+use crate::own::Stream;
+use crate::region::Space;
+
+/// Slots that one operation looks at. A free adds one, so that what has passed is caught up with.
+const LOOKS: usize = 8;
+
+impl State {
+    /// Bytes of guard on either side of a slot.
+    pub(crate) fn guard(&self) -> u64 {
+        self.hardening.as_ref().map_or(0, |hardened| hardened.guard)
+    }
+
+    /// What memory that is given up is filled with.
+    pub(crate) fn fill(&self) -> Option<u8> {
+        self.hardening.as_ref()?.fill
+    }
+
+    /// Blocks that are gone and whose addresses rest, and the bytes of those.
+    pub(crate) fn resting(&self) -> (u64, u64) {
+        let hardening = self.hardening.as_ref();
+        hardening.map_or((0, 0), |hardened| {
+            (hardened.resting.count(), hardened.resting.bytes())
+        })
+    }
+
+    /// Overwrites what lies behind the first `from` bytes of a slot, which a block has just given
+    /// up, behind the work of its home stream. Not if another stream or a lease may still use it,
+    /// nor while the stream captures: the fill would become part of the graph.
+    pub(crate) fn overwrite(&self, slot: &mut Slot, home: Option<&Stream>, from: u64) {
+        let (Some(byte), Some(home)) = (self.fill(), home) else {
+            return;
+        };
+        let to = slot.space.bytes();
+        let alone = slot.leases == 0 && slot.fence.precedes(home);
+        if from >= to || !alone || self.capturing > 0 || home.is_capturing().unwrap_or(true) {
+            return;
+        }
+        match slot.space.fill(home, from, byte, to - from) {
+            Ok(()) => slot.space.blank(from),
+            Err(error) => tracing::debug!(%error, "what a block gave up was not overwritten"),
+        }
+        // If the block grows over it again, that is noted anew.
+        if let Some(block) = &mut slot.block {
+            block.stained = block.stained.min(from);
+        }
+    }
+
+    /// Has a slot looked after, and sooner than those that wait already, if it has memory or
+    /// addresses to give up.
+    pub(crate) fn retire_later(&mut self, id: TenantId, index: usize) {
+        let Some(hardening) = &mut self.hardening else {
+            return;
+        };
+        let tenancy = self.tenants.get_mut(&id);
+        let Some(slot) = tenancy.and_then(|tenancy| tenancy.slot_mut(index)) else {
+            return;
+        };
+        let gives = slot.is_vacant() || slot.has_spare();
+        if gives && !slot.retiring {
+            slot.retiring = true;
+            hardening.retiring.push_front((id, index));
+        }
+    }
+
+    /// Unmaps what a few slots have to give up, as far as their fences have passed; how many were
+    /// done with. What is left is the mapper's to look after.
+    #[inline]
+    pub(crate) fn retire_some(&mut self) -> usize {
+        if self.hardening.is_none() {
+            return 0;
+        }
+        self.retire(LOOKS)
+    }
+
+    /// The same with all slots.
+    pub(crate) fn retire_all(&mut self) {
+        self.retire(usize::MAX);
+    }
+
+    /// Whether something waits for its fence.
+    pub(crate) fn has_retiring(&self) -> bool {
+        let hardening = self.hardening.as_ref();
+        hardening.is_some_and(|hardened| !hardened.retiring.is_empty())
+    }
+
+    fn retire(&mut self, looks: usize) -> usize {
+        // Of a context that is lost nothing is reused.
+        if self.device.lost().is_some() || self.device.forked().is_some() {
+            return 0;
+        }
+        let mut done = 0;
+        let waiting = self.hardening.as_ref().map_or(0, |it| it.retiring.len());
+        for _ in 0..looks.min(waiting) {
+            let hardening = self.hardening.as_mut();
+            let Some((id, index)) = hardening.and_then(|it| it.retiring.pop_front()) else {
+                break;
+            };
+            let outcome = self.retire_slot(id, index);
+            if let Ok(true) = outcome {
+                done += 1;
+                continue;
+            }
+            // To the end of the queue, so that one that waits long holds up no other.
+            if let Some(hardening) = &mut self.hardening {
+                hardening.retiring.push_back((id, index));
+            }
+            if let Err(error) = outcome {
+                // It stays charged to its tenant.
+                tracing::warn!(%error, "memory that was given up stays mapped for now");
+                break;
+            }
+        }
+        if self.has_retiring()
+            && let Some(ahead) = &mut self.ahead
+        {
+            ahead.ring = true;
+        }
+        done
+    }
+
+    /// Unmaps what a slot has to give up, and lets its addresses rest if that was all of it. False
+    /// if its fence has not passed.
+    fn retire_slot(&mut self, id: TenantId, index: usize) -> Result<bool, CallError> {
+        let (capturing, needs) = (self.capturing, &mut self.needs_synchronise);
+        let tenancy = self.tenants.get_mut(&id);
+        let slot = tenancy.and_then(|tenancy| tenancy.slot_mut(index));
+        // Another slot may have its number by now.
+        let Some(slot) = slot.filter(|slot| slot.retiring) else {
+            return Ok(true);
+        };
+        if slot.has_spare() && !Self::poll(capturing, needs, &mut slot.fence)? {
+            return Ok(false);
+        }
+        let Some(mut slot) = self.take_slot(id, index) else {
+            return Ok(true);
+        };
+        // With a lease there is nothing to take, and its end lists the slot again.
+        let outcome = self.take_spare(id, &mut slot);
+        slot.retiring = outcome.is_err();
+        if slot.is_vacant() && slot.space.bytes() == 0 {
+            self.put_away(id, index, slot);
+            self.forget_if_drained(id);
+        } else {
+            self.put_slot(id, index, slot);
+        }
+        outcome.map(|()| true)
+    }
+
+    /// Lets the addresses of an empty slot that was taken out rest, where the pool does that; else
+    /// they go back to the driver.
+    pub(crate) fn put_away(&mut self, id: TenantId, index: usize, slot: Box<Slot>) {
+        let stuck = slot.space.stuck_count() > 0;
+        let Some(hardening) = self.hardening.as_mut().filter(|_| !stuck) else {
+            return self.drop_slot(id, index, slot);
+        };
+        if let Some(tenancy) = self.tenants.get_mut(&id) {
+            tenancy.vacate(index);
+        }
+        self.budget.disown_addresses(id, slot.space.addresses());
+        hardening.resting.add(slot.space);
+        while self.rests_too_much() && self.rouse_one() {}
+    }
+
+    fn rests_too_much(&self) -> bool {
+        let hardening = self.hardening.as_ref();
+        hardening.is_some_and(|hardening| hardening.resting.is_over())
+    }
+
+    /// Gives the addresses that have rested longest back to the driver; false if there are none.
+    fn rouse_one(&mut self) -> bool {
+        let hardening = self.hardening.as_mut();
+        let Some(space) = hardening.and_then(|hardening| hardening.resting.oldest()) else {
+            return false;
+        };
+        self.budget.refund_disowned(space.addresses());
+        drop(space);
+        true
+    }
+
+    /// Gives resting addresses back until `bytes` may be reserved, or none rest.
+    pub(crate) fn rouse_for(&mut self, bytes: u64) {
+        while self.budget.addresses_left() < bytes && self.rouse_one() {}
+    }
+
+    /// Reserves addresses that were charged. Where the driver has none left, those that rest go
+    /// first.
+    pub(crate) fn reserve(&mut self, size: u64, guard: u64) -> Result<Space, ReserveError> {
+        loop {
+            match Space::guarded(&self.device, size, guard) {
+                Err(ReserveError::Call { cause, .. })
+                    if cause.is_out_of_memory() && self.rouse_one() => {}
+                outcome => return outcome,
+            }
+        }
+    }
+}

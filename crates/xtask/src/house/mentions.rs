@@ -6,9 +6,10 @@
 use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
 use syn::spanned::Spanned as _;
 use syn::visit::{self, Visit};
-use syn::{Attribute, Meta, UseTree};
+use syn::{Attribute, UseTree};
 
 use super::tree::Module;
+use super::words::{collect_words, is_for_tests, words_of_attribute};
 
 /// Something that a file mentions.
 #[derive(Clone, Debug)]
@@ -62,18 +63,6 @@ pub(crate) fn mentions(module: &Module) -> Vec<Mention> {
     reader.found
 }
 
-/// Whether an item with these attributes is compiled for tests alone.
-pub(crate) fn is_for_tests(attributes: &[Attribute]) -> bool {
-    attributes.iter().any(|attribute| {
-        attribute.path().is_ident("test")
-            || (attribute.path().is_ident("cfg") && {
-                let words = words_of_attribute(attribute);
-                let says = |wanted: &str| words.iter().any(|word| word == wanted);
-                says("test") && !says("not") && !says("any")
-            })
-    })
-}
-
 /// The paths that a `use` takes in as they are written, each with the name that it gets here.
 pub(crate) fn imports(item: &syn::ItemUse) -> Vec<(Vec<String>, String)> {
     fn walk(tree: &UseTree, before: &[String], found: &mut Vec<(Vec<String>, String)>) {
@@ -104,28 +93,6 @@ pub(crate) fn imports(item: &syn::ItemUse) -> Vec<(Vec<String>, String)> {
     let mut found = Vec::new();
     walk(&item.tree, &[], &mut found);
     found
-}
-
-fn words_of_attribute(attribute: &Attribute) -> Vec<String> {
-    let mut words = Vec::new();
-    if let Meta::List(list) = &attribute.meta {
-        collect_words(list.tokens.clone(), &mut words);
-    }
-    words
-}
-
-/// Identifiers and the contents of literals.
-fn collect_words(tokens: TokenStream, words: &mut Vec<String>) {
-    for token in tokens {
-        match token {
-            TokenTree::Group(group) => collect_words(group.stream(), words),
-            TokenTree::Ident(ident) => words.push(ident.to_string()),
-            TokenTree::Literal(literal) => {
-                words.push(literal.to_string().trim_matches('"').to_owned());
-            }
-            TokenTree::Punct(_) => {}
-        }
-    }
 }
 
 struct Reader {

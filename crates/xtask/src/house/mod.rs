@@ -10,6 +10,7 @@ mod habits;
 mod mentions;
 mod plan;
 mod tree;
+mod words;
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use syn::spanned::Spanned as _;
 
 use super::Complaint;
-use super::mentions::is_for_tests;
+use super::words::is_for_tests;
 
 /// One file with its place in the crate.
 pub(crate) struct Module {

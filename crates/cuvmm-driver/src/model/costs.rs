@@ -274,6 +274,6 @@ mod tests {
         let costs = Costs::default();
         let pages = 4096.0 * (costs.set_access.at(2 << 20) + costs.map.at(2 << 20));
         let large = 16.0 * (costs.set_access.at(512 << 20) + costs.map.at(512 << 20));
-        assert!(pages > 100.0 * large, "few large mappings are the lever");
+        assert!(pages > 50.0 * large, "few large mappings are the lever");
     }
 }

@@ -100,7 +100,8 @@ impl Region {
             return Err(GrantError::Lowers);
         }
         let owners = self.space.owners();
-        for place in self.layout.places().chain(&owners) {
+        let to_come = self.layout.places().filter(|place| !owners.contains(place));
+        for place in to_come.chain(&owners) {
             reachable(device, place)?;
         }
         let guest = Access::device(device, right);

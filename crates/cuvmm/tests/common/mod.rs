@@ -9,6 +9,7 @@
 )]
 
 mod manner;
+pub mod sweep;
 
 use std::sync::Arc;
 

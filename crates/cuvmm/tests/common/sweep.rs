@@ -1,0 +1,79 @@
+//! Every driver call of an operation, failed once: nothing has changed afterwards, and the operation
+//! then succeeds.
+
+use std::fmt::Debug;
+
+use cuvmm::driver::CUresult;
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::model::{Nothing, Snapshot};
+
+use super::Rig;
+
+pub const CODES: [CUresult; 2] = [
+    CUresult::CUDA_ERROR_UNKNOWN,
+    CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+];
+
+/// What is compared before and after: the driver's page tables, and books if there are any.
+pub type Picture<P> = (Snapshot, P);
+
+/// Fails call 1, 2, 3, … of `operate` on a fresh `world` each, until it gets through untouched.
+/// Returns how many calls that were. `undone` says whether a failure must leave the picture as it
+/// was; where memory of others may have been taken back on the way, it only must add up.
+pub fn sweep<W, P: Debug + PartialEq>(
+    world: impl Fn(&Rig<Nothing>) -> W,
+    operate: impl Fn(&Rig<Nothing>, &mut W) -> Result<(), String>,
+    picture: impl Fn(&W) -> P,
+    undone: bool,
+) -> u64 {
+    let mut most = 0;
+    for code in CODES {
+        for k in 1.. {
+            assert!(k < 500, "the operation never ends");
+            let rig = super::model();
+            let mut world = world(&rig);
+            let before: Picture<P> = (rig.machine.snapshot(), picture(&world));
+            rig.faults.forget();
+            rig.faults.arm(Fault::nth(k, code));
+            let outcome = operate(&rig, &mut world);
+            let (injected, calls) = (rig.faults.injected(), rig.faults.calls());
+            rig.faults.disarm();
+            if injected == 0 {
+                outcome.unwrap();
+                drop(world);
+                super::nothing_left(rig);
+                most = most.max(k - 1);
+                break;
+            }
+            if let Err(error) = outcome {
+                let after = (rig.machine.snapshot(), picture(&world));
+                if undone {
+                    let what = calls.get(k as usize - 1);
+                    assert_eq!(
+                        after, before,
+                        "call {k}, {what:?}, {code}: {error}\n{calls:?}"
+                    );
+                }
+                operate(&rig, &mut world)
+                    .unwrap_or_else(|error| panic!("a second try after call {k}, {code}: {error}"));
+            }
+            drop(world);
+            // What a drop could not give back because its one call was failed is counted.
+            let live = rig.machine.live();
+            let things =
+                live.reservations + live.mappings + live.streams + live.events + live.allocations;
+            let left = things as u64 + live.references;
+            assert_eq!(
+                left,
+                rig.device.drop_failures(),
+                "call {k}, {code}: left {live:?}"
+            );
+            assert!(left <= 1, "call {k}, {code}: left {live:?}");
+        }
+    }
+    most
+}
+
+pub fn text<T, E: std::fmt::Display>(outcome: Result<T, E>) -> Result<T, String> {
+    outcome.map_err(|error| error.to_string())
+}

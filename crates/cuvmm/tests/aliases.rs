@@ -11,8 +11,8 @@ use common::{D0, G, Rig};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, Driver};
-use cuvmm::error::{AliasError, CowError, ForkError, RingError, UnshareError};
-use cuvmm::{CowBuffer, Region, Right, RingBuffer, Stream};
+use cuvmm::error::{AliasError, CowError, ForkError, RelocateError, RingError, UnshareError};
+use cuvmm::{CowBuffer, Place, Region, Right, RingBuffer, Stream};
 use proptest::prelude::*;
 
 /// Elements in a granule.
@@ -88,6 +88,35 @@ on_both! {
         region.alias(0..2 * G, 6 * G).unwrap();
         assert!(matches!(region.alias(0..2 * G, 8 * G), Err(AliasError::Place(_))), "the limit");
         assert!(matches!(region.fork(&[]), Err(ForkError::Aliased)));
+    }
+
+    fn what_is_shown_twice_is_neither_moved_nor_forked_and_what_is_forked_not_shown_twice(rig) {
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut region = Region::reserve(&rig.device, 16 * G).unwrap();
+        region.commit(0..2 * G).unwrap();
+        region.alias(0..2 * G, 4 * G).unwrap();
+        region.write(&stream, 0, b"one").unwrap();
+        let host = Place::HostNuma(0);
+        let moved = region.relocate(0..2 * G, &host, &stream);
+        assert!(matches!(moved, Err(RelocateError::Aliased)), "the other would show other bytes");
+        assert!(matches!(region.fork(&[]), Err(ForkError::Aliased)));
+        // With the second showing gone both can be done.
+        region.decommit_after(4 * G..6 * G, &[]).unwrap();
+        region.reclaim().unwrap();
+        region.relocate(0..2 * G, &host, &stream).unwrap();
+        let fork = region.fork(&[]).unwrap();
+        // A second showing could be written, and with it the fork.
+        let shown = region.alias(0..2 * G, 4 * G);
+        assert!(matches!(shown, Err(AliasError::ReadOnly { start: 0, end }) if end == 2 * G));
+        region.unshare(0..2 * G, &stream, &[]).unwrap();
+        region.alias(0..2 * G, 4 * G).unwrap();
+        region.write(&stream, 4 * G, b"two").unwrap();
+        let mut seen = [[0; 3]; 2];
+        region.read(&stream, 0, &mut seen[0]).unwrap();
+        fork.read(&stream, 0, &mut seen[1]).unwrap();
+        if rig.keeps_bytes() {
+            assert_eq!(&seen, &[*b"two", *b"one"]);
+        }
     }
 
     fn a_ring_is_one_run_wherever_it_begins(rig) {

@@ -177,6 +177,9 @@ pub enum RelocateError {
         /// Its size.
         size: u64,
     },
+    /// The region shows memory at two places; moved, they would show different memory.
+    #[error("the region shows memory at two places")]
+    Aliased,
     /// The stream belongs to another device.
     #[error("the stream belongs to another device than the region")]
     WrongDevice,
@@ -216,6 +219,14 @@ pub enum AliasError {
         offset: u64,
         /// Its size.
         size: u64,
+    },
+    /// A fork has part of the range too: it has to be unshared first.
+    #[error("the range {start}..{end} is shared with a fork, and read-only")]
+    ReadOnly {
+        /// First byte.
+        start: u64,
+        /// One past the last byte.
+        end: u64,
     },
     /// Something is at the second place already.
     #[error("something lies at offset {taken} of the second place, {start}..{end}")]

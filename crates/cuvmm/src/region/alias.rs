@@ -21,8 +21,9 @@ impl Region {
     /// CUDA C++ Programming Guide, "Virtual Aliasing Support").
     ///
     /// # Errors
-    /// [`AliasError`] when the range is not committed or cuts an extent, something is at the second
-    /// place, or the driver refuses. Nothing has changed.
+    /// [`AliasError`] when the range is not committed, cuts an extent or has to be
+    /// [unshared](Self::unshare) first, something is at the second place, or the driver refuses.
+    /// Nothing has changed.
     pub fn alias(&mut self, range: Range<u64>, to: u64) -> Result<(), AliasError> {
         self.check(&range)?;
         let (start, end) = (range.start, range.end);
@@ -40,6 +41,10 @@ impl Region {
                 offset: cut.offset,
                 size: cut.size,
             });
+        }
+        // A second showing that could be written would change what a fork has.
+        if self.is_read_only(start..end) {
+            return Err(AliasError::ReadOnly { start, end });
         }
         let taken = self.space.extents_in(second.start, second.end).next();
         let zeros = self.zeros.meeting(&second).first().map(|zeros| zeros.start);
@@ -67,6 +72,11 @@ impl Region {
         self.committed.insert(second);
         self.aliased = true;
         Ok(())
+    }
+
+    /// Whether some memory is shown twice now.
+    pub(super) fn is_aliased(&self) -> bool {
+        self.memory() < self.space.bytes()
     }
 
     /// Bytes of extents, each memory counted once.

@@ -10,7 +10,7 @@ use super::Region;
 use super::fence::Poll;
 use super::place::Piece;
 use super::space::Extent;
-use crate::error::{ForkError, ReplaceError, UnshareError};
+use crate::error::{ForkError, UnshareError};
 use crate::own::{Right, Stream};
 
 impl Region {
@@ -25,7 +25,7 @@ impl Region {
     /// [`ForkError`] while work of those streams is running or queued, when the region shows memory
     /// twice, or the driver refuses. Nothing has changed.
     pub fn fork(&mut self, streams: &[Stream]) -> Result<Self, ForkError> {
-        if self.aliased {
+        if self.is_aliased() {
             return Err(ForkError::Aliased);
         }
         let mut fence = self.fence_of(streams).ok_or(ForkError::WrongDevice)?;
@@ -120,17 +120,7 @@ impl Region {
             for used in streams {
                 used.device().relaxed(|| used.synchronize())??;
             }
-            match self.space.replace(new, Right::ReadWrite, stream) {
-                Ok(old) => drop(old),
-                Err(error) => {
-                    if let ReplaceError::Lost { ranges, .. } = &error {
-                        for range in ranges {
-                            self.committed.remove(range.clone());
-                        }
-                    }
-                    return Err(error.into());
-                }
-            }
+            self.replace(new, stream)?;
         }
         Ok(bytes)
     }

@@ -8,8 +8,8 @@ use super::layout::reachable;
 use super::place::Piece;
 use super::space::Extent;
 use crate::device::Device;
-use crate::error::{RelocateError, ReplaceError};
-use crate::own::{Place, Right, Stream};
+use crate::error::RelocateError;
+use crate::own::{Place, Stream};
 
 impl Region {
     /// Moves a committed range to another place: same addresses, same bytes, other memory. Extents
@@ -20,7 +20,8 @@ impl Region {
     /// and unmapping and mapping twice. All or nothing.
     ///
     /// # Errors
-    /// [`RelocateError`] when the range is not committed or cuts an extent, the place cannot be
+    /// [`RelocateError`] when the range is not committed or cuts an extent, the region shows memory
+    /// twice, the place cannot be
     /// reached or has no memory, or the driver refuses.
     pub fn relocate(
         &mut self,
@@ -35,6 +36,9 @@ impl Region {
         }
         if !self.is_committed(range) {
             return Err(RelocateError::NotCommitted { start, end });
+        }
+        if self.is_aliased() {
+            return Err(RelocateError::Aliased);
         }
         for user in self.space.users() {
             reachable(user, place)?;
@@ -65,17 +69,7 @@ impl Region {
             return Ok(0);
         }
         self.space.users().try_for_each(Device::synchronize)?;
-        match self.space.replace(new, Right::ReadWrite, stream) {
-            Ok(old) => drop(old),
-            Err(error) => {
-                if let ReplaceError::Lost { ranges, .. } = &error {
-                    for range in ranges {
-                        self.committed.remove(range.clone());
-                    }
-                }
-                return Err(error.into());
-            }
-        }
+        self.replace(new, stream)?;
         Ok(bytes)
     }
 }

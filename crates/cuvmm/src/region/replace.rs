@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 
+use super::Region;
 use super::place::Piece;
 use super::space::Space;
 use crate::error::{CommitError, ReplaceError};
@@ -117,6 +118,24 @@ impl Space {
             }
         }
         lost
+    }
+}
+
+impl Region {
+    /// Puts pieces in the places of extents, to be read and written, and lets the old memory go.
+    /// What is lost where even undoing it failed is committed no more.
+    pub(super) fn replace(
+        &mut self,
+        new: Vec<(u64, Piece)>,
+        stream: &Stream,
+    ) -> Result<(), ReplaceError> {
+        let replaced = self.space.replace(new, Right::ReadWrite, stream);
+        if let Err(ReplaceError::Lost { ranges, .. }) = &replaced {
+            for range in ranges {
+                self.committed.remove(range.clone());
+            }
+        }
+        replaced.map(drop)
     }
 }
 

@@ -17,8 +17,8 @@ mod vec;
 pub use call::CallError;
 pub use cow::CowError;
 pub use own::{
-    AccessError, AllocateManagedError, CopyError, CreateError, MapError, OpenError, ReserveError,
-    RetainError,
+    AccessError, AllocateManagedError, CopyError, CreateError, ExportError, ImportError, MapError,
+    OpenError, ProbeError, ReserveError, RetainError,
 };
 pub use plan::PlanError;
 pub use pool::{
@@ -47,6 +47,15 @@ pub enum Error {
     /// Physical memory could not be created.
     #[error(transparent)]
     Create(#[from] CreateError),
+    /// Physical memory could not be exported.
+    #[error(transparent)]
+    Export(#[from] ExportError),
+    /// Memory of another process could not be imported.
+    #[error(transparent)]
+    Import(#[from] ImportError),
+    /// Memory cannot be exported so.
+    #[error(transparent)]
+    Probe(#[from] ProbeError),
     /// Managed memory could not be allocated.
     #[error(transparent)]
     AllocateManaged(#[from] AllocateManagedError),

@@ -1,6 +1,6 @@
 //! Errors of the owners: devices, reservations, physicals, mappings, copies.
 
-use cuvmm_driver::{Location, Ordinal};
+use cuvmm_driver::{HandleTypes, Location, Ordinal};
 
 use super::{CallError, GrantError, LayoutError};
 
@@ -110,6 +110,12 @@ pub enum CreateError {
         /// The bits asked for.
         bits: u32,
     },
+    /// A handle type that only Windows has.
+    #[error("handle types {bits:#x} are of Windows, and there are none here")]
+    WindowsOnly {
+        /// The bits asked for.
+        bits: u32,
+    },
     /// The driver refused.
     #[error("creating {size} bytes of physical memory at {location}: {cause}")]
     Call {
@@ -121,6 +127,77 @@ pub enum CreateError {
         #[source]
         cause: CallError,
     },
+}
+
+/// Why physical memory could not be exported.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExportError {
+    /// Not one of the handle types that there are.
+    #[error("handle types {bits:#x} are not one type: a descriptor or a fabric handle")]
+    NotOneType {
+        /// The bits asked for.
+        bits: u32,
+    },
+    /// A handle type that only Windows has.
+    #[error("handle types {bits:#x} are of Windows, and there are none here")]
+    WindowsOnly {
+        /// The bits asked for.
+        bits: u32,
+    },
+    /// The driver refused. `CUDA_ERROR_INVALID_VALUE` says that the memory was not made to be
+    /// shared so, or was imported itself.
+    #[error(
+        "exporting as {handle_type:?}: {cause}; memory is exportable only if it was created \
+         shareable, and not where it was imported"
+    )]
+    Call {
+        /// The type asked for.
+        handle_type: HandleTypes,
+        /// The driver's answer.
+        #[source]
+        cause: CallError,
+    },
+}
+
+/// Why memory of another process could not be imported.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ImportError {
+    /// The size is zero or not a whole number of granules.
+    #[error("an import of {size} bytes is not a multiple of the granularity, {granularity}")]
+    Misaligned {
+        /// Bytes it was said to have.
+        size: u64,
+        /// The granule in bytes.
+        granularity: u64,
+    },
+    /// A kind of handle that this library does not know.
+    #[error("the handle is of a kind that is not known here")]
+    UnknownHandle,
+    /// The memory lies on another device than it is imported for.
+    #[error("the memory lies on {location}, not on {device}")]
+    WrongDevice {
+        /// Where it lies.
+        location: Location,
+        /// The device named.
+        device: Location,
+    },
+    /// The driver refused. `CUDA_ERROR_UNKNOWN` says that the descriptor is no memory.
+    #[error("importing memory: {0}")]
+    Call(#[source] CallError),
+}
+
+/// Why memory cannot be exported as a handle type.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProbeError {
+    /// The driver does not create such memory.
+    #[error(transparent)]
+    Create(#[from] CreateError),
+    /// The driver does not export it.
+    #[error(transparent)]
+    Export(#[from] ExportError),
 }
 
 /// Why managed memory could not be allocated.

@@ -12,6 +12,7 @@ mod access;
 mod close;
 mod copy;
 mod event;
+mod export;
 mod managed;
 mod mapping;
 mod physical;

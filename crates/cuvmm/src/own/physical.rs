@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cuvmm_driver::{
     Call, DeviceAddress, HandleTypes, Location, LocationKind, PhysicalHandle, PhysicalProps,
@@ -29,6 +30,8 @@ struct Shared {
     handle: PhysicalHandle,
     size: u64,
     location: Location,
+    /// Whether another process may have it too.
+    exported: AtomicBool,
     released: bool,
 }
 
@@ -48,7 +51,8 @@ impl PhysicalBuilder<'_> {
         self
     }
 
-    /// The handle types it may be exported as; none by default, and fixed at creation.
+    /// The handle types it may be [exported](Physical::export) as; none by default, and fixed at
+    /// creation.
     #[must_use]
     pub const fn shareable(mut self, types: HandleTypes) -> Self {
         self.props.handle_types = types;
@@ -99,13 +103,16 @@ impl PhysicalBuilder<'_> {
                 node: props.location.id,
             });
         }
-        let known = HandleTypes::POSIX_FD
-            | HandleTypes::WIN32
-            | HandleTypes::WIN32_KMT
-            | HandleTypes::FABRIC;
+        let windows = HandleTypes::WIN32 | HandleTypes::WIN32_KMT;
+        let known = HandleTypes::POSIX_FD | HandleTypes::FABRIC | windows;
         if !known.contains(props.handle_types) {
             return Err(CreateError::UnknownHandleType {
                 bits: props.handle_types.bits(),
+            });
+        }
+        if props.handle_types.intersects(windows) {
+            return Err(CreateError::WindowsOnly {
+                bits: (props.handle_types & windows).bits(),
             });
         }
         let handle = device
@@ -115,16 +122,7 @@ impl PhysicalBuilder<'_> {
                 location: props.location,
                 cause,
             })?;
-        let shared = Shared {
-            device: device.clone(),
-            handle,
-            size,
-            location: props.location,
-            released: false,
-        };
-        Ok(Physical {
-            shared: Arc::new(shared),
-        })
+        Ok(Physical::owning(device, handle, size, props.location))
     }
 }
 
@@ -157,16 +155,27 @@ impl Physical {
         let handle = device.call(Call::MemRetainAllocationHandle, |driver, _| {
             driver.retain(address)
         })?;
+        Ok(Self::owning(device, handle, size, location))
+    }
+
+    /// Takes a reference that the driver has just counted for us.
+    pub(super) fn owning(
+        device: &Device,
+        handle: PhysicalHandle,
+        size: u64,
+        location: Location,
+    ) -> Self {
         let shared = Shared {
             device: device.clone(),
             handle,
             size,
             location,
+            exported: AtomicBool::new(false),
             released: false,
         };
-        Ok(Self {
+        Self {
             shared: Arc::new(shared),
-        })
+        }
     }
 
     /// The size in bytes.
@@ -194,6 +203,22 @@ impl Physical {
     /// Whether something else holds it: a clone or another mapping.
     pub(crate) fn is_shared(&self) -> bool {
         Arc::strong_count(&self.shared) > 1
+    }
+
+    /// Whether it was [exported](Self::export), so that another process may have it too.
+    #[must_use]
+    pub fn is_exported(&self) -> bool {
+        self.shared.exported.load(Ordering::Acquire)
+    }
+
+    /// The same memory with the place that the driver told, while nobody else has it.
+    pub(super) fn relocated(mut self, location: Location) -> Option<Self> {
+        Arc::get_mut(&mut self.shared)?.location = location;
+        Some(self)
+    }
+
+    pub(super) fn mark_exported(&self) {
+        self.shared.exported.store(true, Ordering::Release);
     }
 
     /// The device it was created through.

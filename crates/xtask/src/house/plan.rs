@@ -79,6 +79,7 @@ pub(crate) const CRATES: &[Place] = &[
             room(&["kv"]),
             room(&["sleep"]),
             room(&["share"]),
+            room(&["dlpack", "cudarc"]),
         ],
     },
     Place {

@@ -11,6 +11,7 @@
 //! - [`plan`]: operations gone through in advance, with what they take.
 //! - [`pool`]: one device's memory under a hard limit, shared by tenants, taken back where it is
 //!   idle.
+//! - [`share`]: memory given to other processes, and published under a name.
 
 pub use cuvmm_driver as driver;
 
@@ -30,6 +31,7 @@ pub mod plan;
 pub mod pool;
 pub mod region;
 pub mod ring;
+pub mod share;
 mod size;
 pub mod sparse;
 mod sync;
@@ -51,6 +53,7 @@ pub use pool::{
 };
 pub use region::{Extent, Layout, Mapper, Region};
 pub use ring::RingBuffer;
+pub use share::{Attachment, Channel, Offer};
 pub use sparse::SparseArray;
 pub use unified::UnifiedBuffer;
 pub use vec::DeviceVec;

@@ -13,9 +13,9 @@ use bytemuck::Pod;
 use cuvmm_driver::DeviceAddress;
 
 use crate::device::Device;
-use crate::error::VecError;
-use crate::own::Stream;
-use crate::region::Region;
+use crate::error::{SealError, VecError};
+use crate::own::{Physical, Stream};
+use crate::region::{Extent, Region};
 use crate::users::Users;
 use crate::view::{View, ViewMut, bytes_of};
 
@@ -48,21 +48,48 @@ impl<T: Pod> DeviceVec<T> {
     /// [`VecError`] when the elements have no size, `most` is zero or too large, or the stream is
     /// another device's.
     pub fn new(device: &Device, home: &Stream, most: usize) -> Result<Self, VecError> {
+        Self::check(device, home)?;
+        let bytes = bytes_of::<T>(most).ok_or(VecError::TooLarge { elements: most })?;
+        Ok(Self::build(Region::reserve(device, bytes)?, home, most))
+    }
+
+    /// An empty vector in a region of the caller's making, with nothing in it yet: to be
+    /// [shareable](crate::region::RegionBuilder::shareable), for RDMA, or in other extents. It may
+    /// grow to as many elements as the region has room for.
+    ///
+    /// # Errors
+    /// [`VecError`] when the elements have no size, the region has memory already, or the stream is
+    /// another device's.
+    pub fn over(region: Region, home: &Stream) -> Result<Self, VecError> {
+        Self::check(region.device(), home)?;
+        if region.mappings() > 0 {
+            return Err(VecError::RegionInUse {
+                held: region.held(),
+            });
+        }
+        let most = usize::try_from(region.size()).unwrap_or(usize::MAX) / size_of::<T>().max(1);
+        Ok(Self::build(region, home, most))
+    }
+
+    fn check(device: &Device, home: &Stream) -> Result<(), VecError> {
         if size_of::<T>() == 0 {
             return Err(VecError::ZeroSizedElements);
         }
         if !home.device().is_same(device) {
             return Err(VecError::WrongDevice);
         }
-        let bytes = bytes_of::<T>(most).ok_or(VecError::TooLarge { elements: most })?;
-        Ok(Self {
-            region: Region::reserve(device, bytes)?,
+        Ok(())
+    }
+
+    fn build(region: Region, home: &Stream, most: usize) -> Self {
+        Self {
+            region,
             users: Users::at(home),
             len: 0,
             most,
             held: 0,
             elements: PhantomData,
-        })
+        }
     }
 
     /// The first element's address; fixed for life.
@@ -329,6 +356,16 @@ impl<T: Pod> DeviceVec<T> {
     #[must_use]
     pub fn view_mut(&mut self) -> ViewMut<'_, T> {
         ViewMut::new(self.address(), self.len)
+    }
+
+    /// The extents that its first bytes lie in, with their memory.
+    pub(crate) fn parts(&self, bytes: u64) -> impl Iterator<Item = (Extent, Physical)> + '_ {
+        self.region.parts(0..bytes)
+    }
+
+    /// Waits for what writes to it, and lets nobody write any more.
+    pub(crate) fn seal(&mut self) -> Result<(), SealError> {
+        self.region.seal()
     }
 
     /// Writes where there is capacity.

@@ -245,7 +245,7 @@ on_both! {
         buffer.advise(.., Advice::ReadMostly).unwrap();
         buffer.set_policy(.., Policy::DeviceFirst).unwrap();
         assert_eq!(in_force(&buffer, 0..0), NOTHING);
-        assert_eq!(buffer.to_vec().unwrap(), []);
+        assert!(buffer.to_vec().unwrap().is_empty());
         buffer.close().unwrap();
     }
 

@@ -10,6 +10,7 @@ mod plan;
 mod pool;
 mod region;
 mod ring;
+mod share;
 mod sparse;
 mod unified;
 mod vec;
@@ -30,6 +31,10 @@ pub use region::{
     RelocateError, ReplaceError, StartMapperError, UnshareError,
 };
 pub use ring::RingError;
+pub use share::{
+    AttachError, ChannelError, DescriptionError, GiveError, ManifestError, OfferError,
+    PublishError, PublishRefusal, SealError, SubscribeError, TakeError, ViewError,
+};
 pub use sparse::SparseError;
 pub use unified::UnifiedError;
 pub use vec::VecError;
@@ -116,6 +121,33 @@ pub enum Error {
     /// An operation on a unified buffer failed.
     #[error(transparent)]
     Unified(#[from] UnifiedError),
+    /// Shared memory was described wrongly.
+    #[error(transparent)]
+    Description(#[from] DescriptionError),
+    /// Memory could not be offered.
+    #[error(transparent)]
+    Offer(#[from] OfferError),
+    /// Shared memory could not be attached.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    /// Elements of shared memory cannot be had.
+    #[error(transparent)]
+    View(#[from] ViewError),
+    /// A connection to another process failed.
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+    /// Memory could not be published.
+    #[error(transparent)]
+    Publish(#[from] PublishRefusal),
+    /// A publication could not be had.
+    #[error(transparent)]
+    Subscribe(#[from] SubscribeError),
+    /// Memory could not be given.
+    #[error(transparent)]
+    Give(#[from] GiveError),
+    /// Memory could not be taken.
+    #[error(transparent)]
+    Take(#[from] TakeError),
     /// A pool could not be built.
     #[error(transparent)]
     BuildPool(#[from] BuildPoolError),

@@ -357,6 +357,9 @@ pub enum CopyError {
         /// Where its memory lies.
         location: Location,
     },
+    /// The memory may only be read.
+    #[error("the memory may only be read")]
+    ReadOnly,
     /// The stream belongs to another device.
     #[error("the stream belongs to another device than the memory")]
     WrongDevice,

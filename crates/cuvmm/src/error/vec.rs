@@ -49,6 +49,12 @@ pub enum VecError {
         /// Elements there are.
         len: usize,
     },
+    /// The region has memory already.
+    #[error("the region holds {held} bytes already, and a vector begins with none")]
+    RegionInUse {
+        /// Bytes that it holds.
+        held: u64,
+    },
     /// The stream belongs to another device.
     #[error("the stream belongs to another device")]
     WrongDevice,

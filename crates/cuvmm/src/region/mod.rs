@@ -39,7 +39,7 @@ use rangemap::RangeSet;
 
 use crate::device::Device;
 use crate::error::{CopyError, RangeError};
-use crate::own::{CloseError, CloseRefusal, Stream};
+use crate::own::{CloseError, CloseRefusal, Physical, Stream};
 use crate::size::range_within;
 use zeros::Zeros;
 
@@ -143,6 +143,11 @@ impl Region {
     #[must_use]
     pub fn extents(&self) -> Vec<Extent> {
         self.space.extents().collect()
+    }
+
+    /// The extents that a range meets, with their memory.
+    pub(crate) fn parts(&self, range: Range<u64>) -> impl Iterator<Item = (Extent, Physical)> + '_ {
+        self.space.parts(range)
     }
 
     /// Writes committed bytes behind what `stream` has queued, and returns when they are there.

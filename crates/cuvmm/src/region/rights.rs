@@ -9,7 +9,7 @@ use super::layout::reachable;
 use super::place::opened_to;
 use super::space::Space;
 use crate::device::Device;
-use crate::error::{AccessError, CallError, GrantError};
+use crate::error::{AccessError, CallError, GrantError, SealError};
 use crate::own::{Access, Place, Right};
 
 impl Space {
@@ -109,6 +109,28 @@ impl Region {
         self.space.let_in(guest).inspect_err(|_| {
             self.zeros.shut_out(device);
         })?;
+        Ok(())
+    }
+
+    /// Waits for the devices that have access, and lets nobody do more than read from now on what is
+    /// committed (`cuMemSetAccess` for each extent). All or nothing.
+    pub(crate) fn seal(&mut self) -> Result<(), SealError> {
+        self.space.users().try_for_each(Device::synchronize)?;
+        let all: Vec<(u64, Right)> = self
+            .space
+            .extents()
+            .map(|extent| (extent.offset, self.space.most_at(extent.offset)))
+            .collect();
+        for (index, &(offset, most)) in all.iter().enumerate() {
+            if let Err(error) = self.space.cap(offset, most.min(Right::Read)) {
+                for &(offset, most) in all.iter().take(index) {
+                    if let Err(failed) = self.space.cap(offset, most) {
+                        tracing::error!(error = %failed, "a right could not be given back");
+                    }
+                }
+                return Err(SealError::Access(error));
+            }
+        }
         Ok(())
     }
 

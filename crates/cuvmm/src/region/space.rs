@@ -72,6 +72,12 @@ impl Space {
         })
     }
 
+    /// The same space, open to others besides.
+    pub(crate) fn open_to(mut self, guests: impl IntoIterator<Item = Access>) -> Self {
+        self.access.extend(guests);
+        self
+    }
+
     /// A space of the same size with nothing in it, open to the same devices.
     pub(super) fn empty_twin(&self) -> Result<Self, ReserveError> {
         let mut twin = Self::reserve(self.device(), self.size())?;
@@ -146,6 +152,13 @@ impl Space {
         self.extents
             .range(self.covering(start, end))
             .map(|(_, placed)| Extent::of(placed))
+    }
+
+    /// The same with their memory.
+    pub(crate) fn parts(&self, range: Range<u64>) -> impl Iterator<Item = (Extent, Physical)> + '_ {
+        self.extents
+            .range(self.covering(range.start, range.end))
+            .map(|(_, placed)| (Extent::of(placed), placed.mapping.physical().clone()))
     }
 
     /// Where the extents that meet a range begin.

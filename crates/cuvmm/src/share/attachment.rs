@@ -1,0 +1,435 @@
+//! Memory of another process under addresses of our own.
+//!
+//! Everything that its description says is checked before a handle is imported, everything that the
+//! driver says of the handles before one is mapped; and what is mapped is seen by nobody before all of
+//! it is. Sizes the driver checks as it maps: a handle fits its extent exactly or not at all.
+
+use std::fmt;
+use std::ops::Range;
+
+use bytemuck::Pod;
+use cuvmm_driver::{DeviceAddress, Exported, HandleTypes};
+
+use super::parcel::Parcel;
+use super::wire::{Description, Origin};
+use crate::device::Device;
+use crate::error::{AttachError, CallError, CopyError, ImportError, ViewError};
+use crate::own::{Access, CloseError, CloseRefusal, Physical, Place, Right, Stream};
+use crate::region::{Extent, Piece, PlaceError, Space};
+use crate::size::range_within;
+use crate::view::{View, ViewMut};
+
+/// How memory of another process is to be attached.
+#[derive(Clone, Debug)]
+pub struct AttachmentBuilder<'a> {
+    home: &'a Device,
+    others: Vec<&'a Device>,
+    right: Right,
+}
+
+impl<'a> AttachmentBuilder<'a> {
+    /// Names another device of this process: memory may lie on it, and it has access too.
+    #[must_use]
+    pub fn also(mut self, device: &'a Device) -> Self {
+        self.others.push(device);
+        self
+    }
+
+    /// Wants to write as well, which is an error where the giver lets others only read.
+    #[must_use]
+    pub const fn read_write(mut self) -> Self {
+        self.right = Right::ReadWrite;
+        self
+    }
+
+    /// Attaches what came over a transport of the caller's own.
+    ///
+    /// Per extent: `cuMemImportFromShareableHandle`, `cuMemGetAllocationPropertiesFromHandle`,
+    /// `cuMemMap`, `cuMemSetAccess`.
+    ///
+    /// # Errors
+    /// [`AttachError`]; nothing of it is held then.
+    pub fn open(&self, parcel: &Parcel) -> Result<Attachment, AttachError> {
+        let mut arriving = self.agree(&parcel.description)?;
+        arriving.add(&parcel.handles)?;
+        arriving.map()
+    }
+
+    /// Looks at a description before any handle of it is asked for.
+    pub(super) fn agree(&self, description: &Description) -> Result<Arriving, AttachError> {
+        if self.right > description.right() {
+            return Err(AttachError::ReadOnly);
+        }
+        if self
+            .others
+            .iter()
+            .any(|other| !other.same_driver(self.home))
+        {
+            return Err(AttachError::WrongDriver);
+        }
+        let granule = self.home.granule();
+        let fits = |bytes: u64| granule.divides(bytes);
+        let extents = description.extents();
+        if !extents
+            .iter()
+            .all(|extent| fits(extent.offset) && fits(extent.size))
+        {
+            return Err(AttachError::Granularity {
+                theirs: description.granularity(),
+                ours: granule.bytes(),
+            });
+        }
+        let places = extents.iter().map(|extent| self.place(extent.origin));
+        Ok(Arriving {
+            description: description.clone(),
+            right: self.right,
+            home: self.home.clone(),
+            others: self.others.iter().map(|&other| other.clone()).collect(),
+            places: places.collect::<Result<_, _>>()?,
+            pieces: vec![],
+        })
+    }
+
+    fn place(&self, origin: Origin) -> Result<Place, AttachError> {
+        match origin {
+            Origin::HostNuma(node) => Ok(Place::HostNuma(node)),
+            Origin::Device(uuid) => std::iter::once(&self.home)
+                .chain(&self.others)
+                .find(|device| device.uuid() == uuid)
+                .map(|&device| Place::from(device))
+                .ok_or(AttachError::NoSuchDevice { uuid }),
+        }
+    }
+}
+
+/// Memory of which the description was found good, and whose handles are coming.
+#[derive(Debug)]
+pub(super) struct Arriving {
+    description: Description,
+    right: Right,
+    home: Device,
+    others: Vec<Device>,
+    /// One for each extent.
+    places: Vec<Place>,
+    /// What has come, from the first extent on.
+    pieces: Vec<Piece>,
+}
+
+impl Arriving {
+    /// How many handles have come.
+    pub(super) fn arrived(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// Whether all have.
+    pub(super) fn is_complete(&self) -> bool {
+        self.pieces.len() == self.places.len()
+    }
+
+    /// Imports the next handles. They may be closed afterwards.
+    pub(super) fn add(&mut self, handles: &[Exported]) -> Result<(), AttachError> {
+        let all = self.arrived() + handles.len();
+        if all > self.places.len() {
+            return Err(AttachError::Handles {
+                handles: all,
+                extents: self.places.len(),
+            });
+        }
+        for handle in handles {
+            let piece = self.import(self.arrived(), handle)?;
+            self.pieces.push(piece);
+        }
+        Ok(())
+    }
+
+    fn import(&self, index: usize, handle: &Exported) -> Result<Piece, AttachError> {
+        let handle_type = match handle {
+            Exported::Fabric(_) => HandleTypes::FABRIC,
+            _ => HandleTypes::POSIX_FD,
+        };
+        let wanted = self.description.handle_type();
+        if handle_type != wanted {
+            return Err(AttachError::HandleType { wanted });
+        }
+        let (Some(extent), Some(place)) = (
+            self.description.extents().get(index),
+            self.places.get(index),
+        ) else {
+            return Err(AttachError::Handles {
+                handles: index + 1,
+                extents: self.places.len(),
+            });
+        };
+        let offset = extent.offset;
+        let imported = Physical::import(place.through(&self.home), handle, extent.size);
+        let physical = imported.map_err(|cause| match cause {
+            ImportError::WrongDevice { location, .. } => {
+                AttachError::Elsewhere { offset, location }
+            }
+            cause => AttachError::Import { offset, cause },
+        })?;
+        if physical.location() != place.location() {
+            return Err(AttachError::Elsewhere {
+                offset,
+                location: physical.location(),
+            });
+        }
+        Ok(Piece::fresh(physical))
+    }
+
+    /// Maps all that came: whole, or not at all.
+    pub(super) fn map(self) -> Result<Attachment, AttachError> {
+        if !self.is_complete() {
+            return Err(AttachError::Handles {
+                handles: self.pieces.len(),
+                extents: self.places.len(),
+            });
+        }
+        let guests = self
+            .others
+            .iter()
+            .map(|other| Access::device(other, self.right));
+        let mut space = Space::reserve(&self.home, self.description.size())?.open_to(guests);
+        for (extent, piece) in self.description.extents().iter().zip(self.pieces) {
+            // What is placed when a later one fails goes with the space: nothing has used it.
+            space
+                .place_for(extent.offset, vec![piece], self.right)
+                .map_err(|PlaceError { error, .. }| AttachError::Commit(error))?;
+        }
+        Ok(Attachment {
+            space,
+            runs: self.description.runs(),
+            right: self.right,
+            description: self.description,
+        })
+    }
+}
+
+/// Memory of another process, mapped here. Not a copy: what the other writes is seen here.
+///
+/// It lives on when the process that gave it has gone, and the other way round. It is unmapped when
+/// this is dropped, after waiting for the devices that have access.
+///
+/// Whoever has it can write to it, whatever right was given, and at any time: so bytes come by
+/// copies, and a kernel that reads while another process writes sees what it sees. A
+/// [publication](super::Publication) is not written to any more.
+pub struct Attachment {
+    space: Space,
+    /// Where there is memory.
+    runs: Vec<Range<u64>>,
+    right: Right,
+    description: Description,
+}
+
+impl Attachment {
+    /// Sets out to attach memory for a device of this process. It will be read only.
+    #[must_use]
+    pub const fn builder(device: &Device) -> AttachmentBuilder<'_> {
+        AttachmentBuilder {
+            home: device,
+            others: Vec::new(),
+            right: Right::Read,
+        }
+    }
+
+    /// The first address here; the giver has another.
+    #[must_use]
+    pub fn address(&self) -> DeviceAddress {
+        self.space.address()
+    }
+
+    /// The size of the range in bytes, memory or not.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.space.size()
+    }
+
+    /// Bytes of memory in it. The device has them once, however many attach them.
+    #[must_use]
+    pub fn held(&self) -> u64 {
+        self.space.bytes()
+    }
+
+    /// The device it was attached for.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        self.space.device()
+    }
+
+    /// What may be done with it here.
+    #[must_use]
+    pub const fn right(&self) -> Right {
+        self.right
+    }
+
+    /// What its giver said of it.
+    #[must_use]
+    pub const fn description(&self) -> &Description {
+        &self.description
+    }
+
+    /// Every extent in order: what whoever registers memory must register.
+    #[must_use]
+    pub fn extents(&self) -> Vec<Extent> {
+        self.space.extents().collect()
+    }
+
+    /// Where there is memory, in order.
+    #[must_use]
+    pub fn runs(&self) -> &[Range<u64>] {
+        &self.runs
+    }
+
+    /// Reads bytes behind what `stream` has queued.
+    ///
+    /// # Errors
+    /// [`CopyError`] when they are not all there, or the stream is another device's.
+    pub fn read(&self, stream: &Stream, offset: u64, bytes: &mut [u8]) -> Result<(), CopyError> {
+        self.check_copy(offset, bytes.len() as u64)?;
+        self.space.read(stream, offset, bytes)
+    }
+
+    /// Writes bytes behind what `stream` has queued, and returns when they are there.
+    ///
+    /// # Errors
+    /// [`CopyError`] when it may only be read, they do not all fit, or the stream is another
+    /// device's.
+    pub fn write(&self, stream: &Stream, offset: u64, bytes: &[u8]) -> Result<(), CopyError> {
+        if self.right != Right::ReadWrite {
+            return Err(CopyError::ReadOnly);
+        }
+        self.check_copy(offset, bytes.len() as u64)?;
+        self.space.write(stream, offset, bytes)
+    }
+
+    /// All elements, where it was given as such: a vector.
+    ///
+    /// # Errors
+    /// [`ViewError`] when it was given otherwise, or elements have another size.
+    pub fn view<T: Pod>(&self) -> Result<View<'_, T>, ViewError> {
+        let given = self.description.elements();
+        match given {
+            Some((count, size)) if size as usize == size_of::<T>() => {
+                let len = usize::try_from(count).unwrap_or(usize::MAX);
+                Ok(View::new(self.address(), len))
+            }
+            _ => Err(ViewError::ElementSize {
+                wanted: size_of::<T>(),
+                given: given.map(|(_, size)| size),
+            }),
+        }
+    }
+
+    /// A range of bytes as elements, for a kernel to read.
+    ///
+    /// # Errors
+    /// [`ViewError`] when it is not all there, or is no whole elements.
+    pub fn view_of<T: Pod>(&self, range: Range<u64>) -> Result<View<'_, T>, ViewError> {
+        let (offset, size) = (range.start, range.end.saturating_sub(range.start));
+        if !self.is_there(offset, size) {
+            return Err(ViewError::NotThere { offset, size });
+        }
+        let element = size_of::<T>();
+        let whole = |bytes: u64, of: usize| of != 0 && bytes.is_multiple_of(of as u64);
+        match self.address().checked_add(offset) {
+            Some(address) if whole(size, element) && whole(address.0, align_of::<T>()) => {
+                let len = usize::try_from(size).unwrap_or(usize::MAX) / element.max(1);
+                Ok(View::new(address, len))
+            }
+            _ => Err(ViewError::Misaligned {
+                offset,
+                size,
+                element,
+            }),
+        }
+    }
+
+    /// The same for a kernel to write; other processes see it.
+    ///
+    /// # Errors
+    /// [`ViewError`] besides when the memory may only be read.
+    pub fn view_mut_of<T: Pod>(&mut self, range: Range<u64>) -> Result<ViewMut<'_, T>, ViewError> {
+        if self.right != Right::ReadWrite {
+            return Err(ViewError::ReadOnly);
+        }
+        let (address, len) = {
+            let view = self.view_of::<T>(range)?;
+            (view.address(), view.len())
+        };
+        Ok(ViewMut::new(address, len))
+    }
+
+    /// Waits for the devices that have access and unmaps everything. On failure it is handed back
+    /// with what could not be unmapped.
+    ///
+    /// # Errors
+    /// [`CloseError`] with the attachment in it.
+    #[expect(
+        clippy::result_large_err,
+        reason = "the attachment itself is handed back"
+    )]
+    pub fn close(mut self) -> Result<(), CloseError<Self>> {
+        match self.empty() {
+            Ok(()) => Ok(()),
+            Err(cause) => Err(CloseError {
+                owner: self,
+                reason: CloseRefusal::Call(cause),
+            }),
+        }
+    }
+
+    fn empty(&mut self) -> Result<(), CallError> {
+        if let Some(forked) = self.device().forked() {
+            return Err(forked);
+        }
+        if self.space.count() > 0 {
+            self.space.users().try_for_each(Device::drain)?;
+        }
+        let offsets: Vec<u64> = self.space.extents().map(|extent| extent.offset).collect();
+        for offset in offsets {
+            self.space.withdraw(offset)?;
+        }
+        self.runs.clear();
+        Ok(())
+    }
+
+    fn is_there(&self, offset: u64, size: u64) -> bool {
+        let after = self.runs.partition_point(|run| run.start <= offset);
+        let run = after.checked_sub(1).and_then(|index| self.runs.get(index));
+        run.is_some_and(|run| range_within(offset, size, run.end).is_some())
+    }
+
+    fn check_copy(&self, offset: u64, size: u64) -> Result<(), CopyError> {
+        if size == 0 && offset <= self.size() || self.is_there(offset, size) {
+            return Ok(());
+        }
+        match range_within(offset, size, self.size()) {
+            None => Err(CopyError::OutOfRange {
+                offset,
+                size,
+                bytes: self.size(),
+            }),
+            Some(_) => Err(CopyError::NotCommitted { offset, size }),
+        }
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        let held = self.held();
+        if let Err(error) = self.empty() {
+            self.device().report_drop("attachment", held, error);
+        }
+    }
+}
+
+impl fmt::Debug for Attachment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Attachment")
+            .field("address", &self.address())
+            .field("size", &self.size())
+            .field("held", &self.held())
+            .field("right", &self.right)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,194 @@
+//! Memory given over a channel: described, agreed to, and only then handed over, a few handles at a
+//! time, so that neither side has many of them open at once.
+
+use std::os::fd::AsFd as _;
+
+use cuvmm_driver::Exported;
+
+use super::attachment::{Attachment, AttachmentBuilder};
+use super::channel::{Channel, Deadline, Message};
+use super::frame::{Kind, MOST_HANDLES};
+use super::offer::Offer;
+use super::wire::{Description, MOST_DESCRIPTION};
+use crate::error::{AttachError, ChannelError, GiveError, OfferError, TakeError};
+
+/// The most of a reason that is sent or read.
+const MOST_REASON: usize = 4096;
+
+/// The bytes of a fabric handle.
+const FABRIC: usize = 64;
+
+impl Channel {
+    /// Gives memory to the peer, which [takes](Self::take) it, and returns when it has it.
+    ///
+    /// Per extent `cuMemExportToShareableHandle`; not before the peer has agreed.
+    ///
+    /// # Errors
+    /// [`GiveError`]. The peer holds nothing of it then, unless the error is of the channel: a peer
+    /// whose last answer was lost may hold it.
+    pub fn give(&mut self, offer: &Offer) -> Result<(), GiveError> {
+        let deadline = self.deadline();
+        self.give_before(offer, deadline)
+    }
+
+    pub(super) fn give_before(
+        &mut self,
+        offer: &Offer,
+        deadline: Deadline,
+    ) -> Result<(), GiveError> {
+        let description = offer.description();
+        self.send(Kind::Description, &description.to_bytes(), deadline)?;
+        self.hear_verdict(deadline)?;
+        let all = description.extents().len();
+        let mut given = 0;
+        while given < all {
+            let next = all.min(given + MOST_HANDLES);
+            match offer.handles(given..next) {
+                Ok(handles) => self.send_batch(&handles, deadline)?,
+                Err(error) => {
+                    self.send_verdict(Some(&error.to_string()), deadline)?;
+                    return Err(GiveError::Offer(error));
+                }
+            }
+            self.hear_verdict(deadline)?;
+            given = next;
+        }
+        Ok(())
+    }
+
+    /// Takes memory that the peer [gives](Self::give).
+    ///
+    /// Its description is checked before a handle is asked for, all handles before any is mapped.
+    /// Per extent: `cuMemImportFromShareableHandle`, `cuMemGetAllocationPropertiesFromHandle`,
+    /// `cuMemMap`, `cuMemSetAccess`.
+    ///
+    /// # Errors
+    /// [`TakeError`]; nothing of it is held then, and the peer is told why.
+    pub fn take(&mut self, how: &AttachmentBuilder<'_>) -> Result<Attachment, TakeError> {
+        let deadline = self.deadline();
+        self.take_before(how, deadline)
+    }
+
+    pub(super) fn take_before(
+        &mut self,
+        how: &AttachmentBuilder<'_>,
+        deadline: Deadline,
+    ) -> Result<Attachment, TakeError> {
+        let kinds = [Kind::Description, Kind::Verdict];
+        let message = self.receive(&kinds, MOST_DESCRIPTION, deadline)?;
+        let message = given_up(message)?;
+        let described = Description::from_bytes(&message.body).map_err(AttachError::Description);
+        let agreed = described.and_then(|description| how.agree(&description));
+        let mut arriving = self.answer(agreed, deadline)?;
+        loop {
+            let kinds = [Kind::Handles, Kind::Verdict];
+            let message = self.receive(&kinds, MOST_HANDLES * FABRIC, deadline)?;
+            let added = arriving.add(&handles_of(given_up(message)?)?);
+            if added.is_err() || arriving.is_complete() {
+                let attached = added.and_then(|()| arriving.map());
+                return self.answer(attached, deadline);
+            }
+            self.send_verdict(None, deadline)?;
+        }
+    }
+
+    /// Tells the peer how something ended, and hands it on.
+    fn answer<T>(
+        &mut self,
+        outcome: Result<T, AttachError>,
+        deadline: Deadline,
+    ) -> Result<T, TakeError> {
+        match outcome {
+            Ok(value) => {
+                self.send_verdict(None, deadline)?;
+                Ok(value)
+            }
+            Err(error) => {
+                // What went wrong first is what the caller must hear of.
+                if let Err(unsaid) = self.send_verdict(Some(&error.to_string()), deadline) {
+                    tracing::debug!(%unsaid, "the peer was not told of a refusal");
+                }
+                Err(TakeError::Attach(error))
+            }
+        }
+    }
+
+    fn send_batch(&mut self, handles: &[Exported], deadline: Deadline) -> Result<(), GiveError> {
+        let mut body = vec![];
+        let mut fds = vec![];
+        for handle in handles {
+            match handle {
+                Exported::Fd(fd) => fds.push(fd.as_fd()),
+                Exported::Fabric(name) => body.extend_from_slice(name),
+                _ => {
+                    return Err(GiveError::Offer(OfferError::UnknownHandle));
+                }
+            }
+        }
+        Ok(self.send_handles(&body, &fds, deadline)?)
+    }
+
+    /// Says yes, or no and why.
+    pub(super) fn send_verdict(
+        &mut self,
+        reason: Option<&str>,
+        deadline: Deadline,
+    ) -> Result<(), ChannelError> {
+        let body = match reason {
+            None => vec![0],
+            Some(reason) => {
+                let mut body = vec![1];
+                body.extend(reason.bytes().take(MOST_REASON - 1));
+                body
+            }
+        };
+        self.send(Kind::Verdict, &body, deadline)
+    }
+
+    /// Waits for a yes.
+    pub(super) fn hear_verdict(&mut self, deadline: Deadline) -> Result<(), GiveError> {
+        let message = self.receive(&[Kind::Verdict], MOST_REASON, deadline)?;
+        match verdict(&message)? {
+            None => Ok(()),
+            Some(reason) => Err(GiveError::Refused { reason }),
+        }
+    }
+}
+
+/// The reason for a no; nothing for a yes.
+fn verdict(message: &Message) -> Result<Option<String>, ChannelError> {
+    match message.body.split_first() {
+        Some((0, [])) => Ok(None),
+        Some((1, reason)) => Ok(Some(String::from_utf8_lossy(reason).into_owned())),
+        _ => Err(ChannelError::Malformed {
+            what: "neither yes nor no",
+        }),
+    }
+}
+
+/// The message, unless it says that the peer gives nothing after all.
+fn given_up(message: Message) -> Result<Message, TakeError> {
+    if message.kind != Kind::Verdict {
+        return Ok(message);
+    }
+    match verdict(&message)? {
+        Some(reason) => Err(TakeError::Withdrawn { reason }),
+        None => Err(TakeError::Channel(ChannelError::Malformed {
+            what: "a yes to nothing",
+        })),
+    }
+}
+
+/// The handles in a message, or beside it: at least one, and of one kind.
+fn handles_of(message: Message) -> Result<Vec<Exported>, ChannelError> {
+    let inside = message.body.chunks_exact(FABRIC);
+    let whole = inside.remainder().is_empty();
+    if !whole || message.body.is_empty() == message.handles.is_empty() {
+        return Err(ChannelError::Malformed {
+            what: "without handles, or with more than them",
+        });
+    }
+    let fabric = inside.filter_map(|name| Some(Exported::Fabric(*name.first_chunk()?)));
+    let fds = message.handles.into_iter().map(Exported::Fd);
+    Ok(fds.chain(fabric).collect())
+}

@@ -1,0 +1,132 @@
+//! What goes over a channel in one piece: a head, a body, and the number of descriptors beside it.
+//!
+//! Pure: what a peer sent is read here, whatever it is.
+
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::wire::VERSION;
+use crate::error::ChannelError;
+
+const MAGIC: [u8; 4] = *b"cvmm";
+
+/// The most bytes behind a head.
+pub(super) const MOST_BODY: usize = 64 << 10;
+
+/// The most descriptors that the system takes beside one message.
+pub(super) const MOST_HANDLES: usize = 253;
+
+/// The most bytes of a whole frame.
+pub(super) const MOST_FRAME: usize = MOST_BODY + size_of::<Head>();
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Head {
+    magic: [u8; 4],
+    version: U16,
+    kind: U16,
+    /// Counts the frames of one direction.
+    serial: U32,
+    length: U32,
+    handles: U16,
+    /// Whether the message goes on in the next frame.
+    more: U16,
+}
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A description of shared memory.
+    Description,
+    /// Handles: descriptors beside it, or fabric handles in it.
+    Handles,
+    /// Yes, or no and why.
+    Verdict,
+    /// A request or what answers it.
+    Text,
+}
+
+impl Kind {
+    const fn number(self) -> u16 {
+        match self {
+            Self::Description => 1,
+            Self::Handles => 2,
+            Self::Verdict => 3,
+            Self::Text => 4,
+        }
+    }
+
+    const fn of(number: u16) -> Option<Self> {
+        match number {
+            1 => Some(Self::Description),
+            2 => Some(Self::Handles),
+            3 => Some(Self::Verdict),
+            4 => Some(Self::Text),
+            _ => None,
+        }
+    }
+}
+
+/// One frame as it came.
+#[derive(Debug)]
+pub(super) struct Frame<'a> {
+    pub(super) kind: Kind,
+    pub(super) more: bool,
+    pub(super) body: &'a [u8],
+}
+
+/// Reads a frame that came with so many descriptors, and should be the one with this number.
+pub(super) fn read(bytes: &[u8], serial: u32, handles: usize) -> Result<Frame<'_>, ChannelError> {
+    let malformed = |what| Err(ChannelError::Malformed { what });
+    let Ok((head, body)) = Head::ref_from_prefix(bytes) else {
+        return malformed("shorter than its head");
+    };
+    if head.magic != MAGIC {
+        return malformed("not one of this library");
+    }
+    if head.version.get() != VERSION {
+        return malformed("of another version of this library");
+    }
+    if head.serial.get() != serial {
+        return malformed("out of order");
+    }
+    if head.length.get() as usize != body.len() {
+        return malformed("shorter or longer than its head says");
+    }
+    if usize::from(head.handles.get()) != handles {
+        return malformed("without the descriptors that its head tells of, or with others");
+    }
+    let more = match head.more.get() {
+        0 => false,
+        1 => true,
+        _ => return malformed("neither the last of a message nor followed by more"),
+    };
+    let Some(kind) = Kind::of(head.kind.get()) else {
+        return malformed("of an unknown kind");
+    };
+    if handles > 0 && (kind != Kind::Handles || more) {
+        return malformed("with descriptors where none belong");
+    }
+    Ok(Frame { kind, more, body })
+}
+
+/// The head of a frame.
+pub(super) fn head(
+    kind: Kind,
+    serial: u32,
+    body: usize,
+    handles: usize,
+    more: bool,
+) -> [u8; size_of::<Head>()] {
+    let head = Head {
+        magic: MAGIC,
+        version: VERSION.into(),
+        kind: kind.number().into(),
+        serial: serial.into(),
+        // Both are bounded by their sender, far below what fits.
+        length: u32::try_from(body).unwrap_or(u32::MAX).into(),
+        handles: u16::try_from(handles).unwrap_or(u16::MAX).into(),
+        more: u16::from(more).into(),
+    };
+    zerocopy::transmute!(head)
+}

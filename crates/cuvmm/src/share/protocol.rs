@@ -1,0 +1,90 @@
+//! What a publisher and those who read from it say to each other.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::channel::{Channel, Deadline};
+use super::frame::Kind;
+use super::manifest::Manifest;
+use crate::error::ChannelError;
+
+/// The most bytes of a request.
+pub(super) const MOST_REQUEST: usize = 4096;
+
+/// The most bytes of what answers one: a manifest of some hundred thousand tensors.
+pub(super) const MOST_REPLY: usize = 64 << 20;
+
+/// The most bytes of a publication's name.
+pub(super) const MOST_NAME: usize = 255;
+
+/// What a reader asks.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Request {
+    /// What is there.
+    List,
+    /// The newest edition of a name.
+    Attach { name: String },
+    /// To be told when there is a newer edition than this, for so long.
+    Watch {
+        name: String,
+        publisher: u64,
+        version: u64,
+        millis: u64,
+    },
+}
+
+/// What a publisher answers.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Reply {
+    Publications(Vec<Listing>),
+    /// The memory comes next.
+    Edition {
+        publisher: u64,
+        version: u64,
+        manifest: Manifest,
+    },
+    /// The newest version, if it is another one.
+    Newest(Option<u64>),
+    /// There is nothing of that name.
+    NotPublished,
+}
+
+/// Something published.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Listing {
+    /// Its name.
+    pub name: String,
+    /// Its newest version.
+    pub version: u64,
+    /// Bytes of memory that it holds.
+    pub held: u64,
+    /// In how many extents.
+    pub extents: u64,
+    /// How many tensors are in it.
+    pub tensors: u64,
+}
+
+impl Channel {
+    pub(super) fn tell<T: Serialize>(
+        &mut self,
+        what: &T,
+        deadline: Deadline,
+    ) -> Result<(), ChannelError> {
+        let text = serde_json::to_vec(what).map_err(|_| ChannelError::Malformed {
+            what: "not to be written down",
+        })?;
+        self.send(Kind::Text, &text, deadline)
+    }
+
+    pub(super) fn hear<T: DeserializeOwned>(
+        &mut self,
+        most: usize,
+        deadline: Deadline,
+    ) -> Result<T, ChannelError> {
+        let message = self.receive(&[Kind::Text], most, deadline)?;
+        serde_json::from_slice(&message.body).map_err(|_| ChannelError::Malformed {
+            what: "not what is said in a publication's protocol",
+        })
+    }
+}

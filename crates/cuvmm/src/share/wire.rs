@@ -1,0 +1,463 @@
+//! The form in which shared memory is described to another process: sizes, places and rights, which
+//! the driver's handles do not tell.
+//!
+//! All numbers are little-endian. What is read here came from somebody else: nothing of it is
+//! believed before [`Description::from_bytes`] has checked all of it, and nothing here asks the
+//! driver or the system.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use cuvmm_driver::{HandleTypes, LocationKind};
+use zerocopy::little_endian::{I32, U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::error::DescriptionError;
+use crate::own::Right;
+use crate::size::{Granularity, range_within};
+
+const MAGIC: [u8; 8] = *b"cuvmm-sh";
+
+/// The version of everything that travels.
+pub(super) const VERSION: u16 = 1;
+
+/// As many mappings as a device can have.
+const MOST_EXTENTS: usize = 524_288;
+
+/// More devices and nodes than a machine has.
+const MOST_PLACES: usize = 256;
+
+/// The most bytes that a description may have.
+pub(super) const MOST_DESCRIPTION: usize = size_of::<Head>()
+    + MOST_PLACES * size_of::<PlaceRecord>()
+    + MOST_EXTENTS * size_of::<ExtentRecord>();
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Head {
+    magic: [u8; 8],
+    version: U16,
+    right: U16,
+    handle_type: U32,
+    granularity: U64,
+    size: U64,
+    elements: U64,
+    element_size: U32,
+    places: U32,
+    extents: U32,
+    reserved: U32,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct PlaceRecord {
+    kind: I32,
+    id: I32,
+    uuid: [u8; 16],
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct ExtentRecord {
+    offset: U64,
+    size: U64,
+    place: U32,
+    reserved: U32,
+}
+
+const READ: u16 = 1;
+const READ_WRITE: u16 = 3;
+
+/// Where shared memory lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// On the device with this identity, which is the same in every process.
+    Device([u8; 16]),
+    /// On a NUMA node of the host.
+    HostNuma(i32),
+}
+
+/// An extent of shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SharedExtent {
+    /// Where in the range it begins, in bytes.
+    pub offset: u64,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Where it lies.
+    pub origin: Origin,
+}
+
+impl SharedExtent {
+    pub(super) const fn new(offset: u64, size: u64, origin: Origin) -> Self {
+        Self {
+            offset,
+            size,
+            origin,
+        }
+    }
+
+    const fn end(&self) -> u64 {
+        self.offset + self.size
+    }
+}
+
+/// Elements of one size, from the first byte on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Elements {
+    pub(super) count: u64,
+    pub(super) size: u32,
+}
+
+impl Elements {
+    /// How many bytes they take; nothing if that cannot be counted.
+    const fn bytes(self) -> Option<u64> {
+        self.count.checked_mul(self.size as u64)
+    }
+}
+
+/// What shared memory is like: everything that its handles do not tell.
+///
+/// One that was made [from bytes](Self::from_bytes) is consistent in itself: its extents follow one
+/// another, in whole granules, within its size. That they are what it says shows when they are
+/// imported and mapped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Description {
+    right: Right,
+    handle_type: HandleTypes,
+    granularity: u64,
+    size: u64,
+    elements: Option<Elements>,
+    extents: Vec<SharedExtent>,
+}
+
+impl Description {
+    /// Checked as one that came from elsewhere.
+    pub(super) fn new(
+        right: Right,
+        handle_type: HandleTypes,
+        granularity: u64,
+        size: u64,
+        elements: Option<Elements>,
+        extents: Vec<SharedExtent>,
+    ) -> Result<Self, DescriptionError> {
+        let new = Self {
+            right,
+            handle_type,
+            granularity,
+            size,
+            elements,
+            extents,
+        };
+        new.check()?;
+        Ok(new)
+    }
+
+    pub(super) fn with_right(self, right: Right) -> Self {
+        Self { right, ..self }
+    }
+
+    pub(super) fn with_handle_type(self, handle_type: HandleTypes) -> Self {
+        Self {
+            handle_type,
+            ..self
+        }
+    }
+
+    /// The size of the range in bytes, memory or not.
+    #[must_use]
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Bytes of memory in it.
+    #[must_use]
+    pub fn held(&self) -> u64 {
+        self.extents.iter().map(|extent| extent.size).sum()
+    }
+
+    /// What its giver allows. The driver does not enforce it.
+    #[must_use]
+    pub const fn right(&self) -> Right {
+        self.right
+    }
+
+    /// What its handles are.
+    #[must_use]
+    pub const fn handle_type(&self) -> HandleTypes {
+        self.handle_type
+    }
+
+    /// The granule on the giver's side, in bytes.
+    #[must_use]
+    pub const fn granularity(&self) -> u64 {
+        self.granularity
+    }
+
+    /// Its extents in order: one handle for each.
+    #[must_use]
+    pub fn extents(&self) -> &[SharedExtent] {
+        &self.extents
+    }
+
+    /// How many elements of which size in bytes it holds, where it was given as elements.
+    #[must_use]
+    pub fn elements(&self) -> Option<(u64, u32)> {
+        let Elements { count, size } = self.elements?;
+        Some((count, size))
+    }
+
+    /// Where it has memory, neighbours joined.
+    pub(super) fn runs(&self) -> Vec<Range<u64>> {
+        let mut runs: Vec<Range<u64>> = vec![];
+        for extent in &self.extents {
+            match runs.last_mut() {
+                Some(run) if run.end == extent.offset => run.end = extent.end(),
+                _ => runs.push(extent.offset..extent.end()),
+            }
+        }
+        runs
+    }
+
+    fn check(&self) -> Result<(), DescriptionError> {
+        if self.right == Right::None {
+            return Err(DescriptionError::NoRight);
+        }
+        if !matches!(
+            self.handle_type,
+            HandleTypes::POSIX_FD | HandleTypes::FABRIC
+        ) {
+            return Err(DescriptionError::HandleType {
+                bits: self.handle_type.bits(),
+            });
+        }
+        let Some(granule) = Granularity::new(self.granularity) else {
+            return Err(DescriptionError::Granularity {
+                granularity: self.granularity,
+            });
+        };
+        if self.extents.is_empty() || self.extents.len() > MOST_EXTENTS {
+            return Err(DescriptionError::Count {
+                what: "extents",
+                count: self.extents.len() as u64,
+                most: MOST_EXTENTS as u64,
+            });
+        }
+        let mut at = 0;
+        for extent in &self.extents {
+            let wrong = DescriptionError::Extent {
+                offset: extent.offset,
+                size: extent.size,
+                within: self.size,
+                granularity: self.granularity,
+            };
+            let whole = granule.divides(extent.offset) && granule.divides(extent.size);
+            match range_within(extent.offset, extent.size, self.size) {
+                Some(range) if whole && range.start >= at => at = range.end,
+                _ => return Err(wrong),
+            }
+        }
+        self.check_elements()
+    }
+
+    fn check_elements(&self) -> Result<(), DescriptionError> {
+        let Some(elements) = self.elements else {
+            return Ok(());
+        };
+        let there = self
+            .runs()
+            .first()
+            .filter(|run| run.start == 0)
+            .map_or(0, |run| run.end);
+        if elements.size == 0 || elements.bytes().is_none_or(|bytes| bytes > there) {
+            return Err(DescriptionError::Elements {
+                count: elements.count,
+                size: elements.size,
+                bytes: there,
+            });
+        }
+        Ok(())
+    }
+
+    /// As it travels.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut places: Vec<Origin> = vec![];
+        let mut records = Vec::with_capacity(self.extents.len());
+        for extent in &self.extents {
+            let known = places.iter().position(|place| *place == extent.origin);
+            let place = known.unwrap_or(places.len());
+            if known.is_none() {
+                places.push(extent.origin);
+            }
+            records.push(ExtentRecord {
+                offset: extent.offset.into(),
+                size: extent.size.into(),
+                place: count(place),
+                reserved: U32::ZERO,
+            });
+        }
+        let elements = self.elements.unwrap_or(Elements { count: 0, size: 0 });
+        let head = Head {
+            magic: MAGIC,
+            version: VERSION.into(),
+            right: if self.right == Right::ReadWrite {
+                READ_WRITE
+            } else {
+                READ
+            }
+            .into(),
+            handle_type: self.handle_type.bits().into(),
+            granularity: self.granularity.into(),
+            size: self.size.into(),
+            elements: elements.count.into(),
+            element_size: elements.size.into(),
+            places: count(places.len()),
+            extents: count(records.len()),
+            reserved: U32::ZERO,
+        };
+        let mut bytes = head.as_bytes().to_vec();
+        for place in places {
+            bytes.extend_from_slice(PlaceRecord::of(place).as_bytes());
+        }
+        for record in records {
+            bytes.extend_from_slice(record.as_bytes());
+        }
+        bytes
+    }
+
+    /// Reads one that somebody else has written, and checks all that can be checked without asking
+    /// the driver.
+    ///
+    /// # Errors
+    /// [`DescriptionError`] says what is wrong with it.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, DescriptionError> {
+        let short = |wanted: u64| DescriptionError::Length {
+            length: bytes.len() as u64,
+            wanted,
+        };
+        let Ok((head, rest)) = Head::ref_from_prefix(bytes) else {
+            return Err(short(size_of::<Head>() as u64));
+        };
+        let (places, extents) = head.counts()?;
+        let wanted = head.length()?;
+        if bytes.len() as u64 != wanted {
+            return Err(short(wanted));
+        }
+        let tables = <[PlaceRecord]>::ref_from_prefix_with_elems(rest, places);
+        let Ok((places, rest)) = tables else {
+            return Err(short(wanted));
+        };
+        let Ok(records) = <[ExtentRecord]>::ref_from_bytes_with_elems(rest, extents) else {
+            return Err(short(wanted));
+        };
+        let origins: Vec<Origin> = places.iter().map(Origin::read).collect::<Result<_, _>>()?;
+        let mut named = BTreeSet::new();
+        let mut read = Vec::with_capacity(records.len());
+        for record in records {
+            let place = record.place.get();
+            let origin = origins
+                .get(place as usize)
+                .filter(|_| record.reserved == U32::ZERO);
+            let &origin = origin.ok_or(DescriptionError::Place { place })?;
+            named.insert(place);
+            read.push(SharedExtent::new(
+                record.offset.get(),
+                record.size.get(),
+                origin,
+            ));
+        }
+        // A table that names what nobody uses was not written by us.
+        if named.len() != origins.len() {
+            return Err(DescriptionError::Place {
+                place: count(origins.len()).get(),
+            });
+        }
+        let right = match head.right.get() {
+            READ => Right::Read,
+            READ_WRITE => Right::ReadWrite,
+            _ => return Err(DescriptionError::NoRight),
+        };
+        let elements = Elements {
+            count: head.elements.get(),
+            size: head.element_size.get(),
+        };
+        Self::new(
+            right,
+            HandleTypes::from_bits_retain(head.handle_type.get()),
+            head.granularity.get(),
+            head.size.get(),
+            (elements.size > 0 || elements.count > 0).then_some(elements),
+            read,
+        )
+    }
+}
+
+impl Head {
+    /// Its two counts, if it is such a head at all.
+    fn counts(&self) -> Result<(usize, usize), DescriptionError> {
+        if self.magic != MAGIC {
+            return Err(DescriptionError::Magic);
+        }
+        let version = self.version.get();
+        if version != VERSION || self.reserved != U32::ZERO {
+            return Err(DescriptionError::Version {
+                version,
+                known: VERSION,
+            });
+        }
+        let places = bounded("places", self.places, MOST_PLACES)?;
+        let extents = bounded("extents", self.extents, MOST_EXTENTS)?;
+        Ok((places, extents))
+    }
+
+    /// Bytes with its tables.
+    fn length(&self) -> Result<u64, DescriptionError> {
+        let (places, extents) = self.counts()?;
+        let tables = places * size_of::<PlaceRecord>() + extents * size_of::<ExtentRecord>();
+        Ok((size_of::<Self>() + tables) as u64)
+    }
+}
+
+fn bounded(what: &'static str, count: U32, most: usize) -> Result<usize, DescriptionError> {
+    let count = count.get() as usize;
+    if count == 0 || count > most {
+        return Err(DescriptionError::Count {
+            what,
+            count: count as u64,
+            most: most as u64,
+        });
+    }
+    Ok(count)
+}
+
+/// A count that a check has bounded far below what fits.
+fn count(value: usize) -> U32 {
+    u32::try_from(value).unwrap_or(u32::MAX).into()
+}
+
+impl PlaceRecord {
+    fn of(origin: Origin) -> Self {
+        let (kind, id, uuid) = match origin {
+            Origin::Device(uuid) => (LocationKind::DEVICE, 0, uuid),
+            Origin::HostNuma(node) => (LocationKind::HOST_NUMA, node, [0; 16]),
+        };
+        Self {
+            kind: kind.0.into(),
+            id: id.into(),
+            uuid,
+        }
+    }
+}
+
+impl Origin {
+    fn read(record: &PlaceRecord) -> Result<Self, DescriptionError> {
+        let (kind, id) = (record.kind.get(), record.id.get());
+        match LocationKind(kind) {
+            LocationKind::DEVICE if id == 0 => Ok(Self::Device(record.uuid)),
+            LocationKind::HOST_NUMA if id >= 0 && record.uuid == [0; 16] => Ok(Self::HostNuma(id)),
+            _ => Err(DescriptionError::Origin { kind, id }),
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Memory given over a channel and published under a name, between two drivers that know nothing of
+//! each other, as two processes have them.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use std::thread;
+use std::time::Duration;
+
+use common::{G, MIB};
+use cuvmm::driver::HandleTypes;
+use cuvmm::error::{
+    AttachError, CopyError, GiveError, OfferError, PublishRefusal, SubscribeError, TakeError,
+    ViewError,
+};
+use cuvmm::share::{Manifest, Publisher, Subscriber, Tensor};
+use cuvmm::{Attachment, Channel, Device, DeviceVec, Offer, Region, Right, Stream};
+
+const FD: HandleTypes = HandleTypes::POSIX_FD;
+
+fn region(device: &Device, granules: u64) -> Region {
+    Region::builder(device, granules * G)
+        .shareable(FD)
+        .reserve()
+        .unwrap()
+}
+
+/// Gives on one thread and takes on another.
+fn give(
+    offer: &Offer,
+    how: &cuvmm::share::AttachmentBuilder<'_>,
+) -> (Result<(), GiveError>, Result<Attachment, TakeError>) {
+    let (mut one, mut other) = Channel::pair().unwrap();
+    thread::scope(|scope| {
+        let given = scope.spawn(move || one.give(offer));
+        let taken = other.take(how);
+        (given.join().unwrap(), taken)
+    })
+}
+
+#[test]
+fn a_region_with_holes_is_seen_as_it_is() {
+    let (giver, taker) = (common::host(), common::host());
+    let stream = Stream::legacy(&giver.device);
+    let mut mine = region(&giver.device, 16);
+    mine.commit(G..4 * G).unwrap();
+    mine.commit(8 * G..9 * G).unwrap();
+    mine.write(&stream, 3 * G, b"third").unwrap();
+    mine.write(&stream, 9 * G - 3, b"end").unwrap();
+    let extents = mine.extents();
+
+    let offer = Offer::region(&mine, 0..16 * G).unwrap();
+    let how = Attachment::builder(&taker.device);
+    let (given, taken) = give(&offer, &how);
+    given.unwrap();
+    let theirs = taken.unwrap();
+    drop((offer, mine));
+
+    let stream = Stream::legacy(&taker.device);
+    assert_eq!(
+        (theirs.size(), theirs.held(), theirs.right()),
+        (16 * G, 4 * G, Right::Read)
+    );
+    assert_eq!(theirs.runs(), [G..4 * G, 8 * G..9 * G]);
+    let places = |extents: &[cuvmm::Extent]| -> Vec<(u64, u64)> {
+        extents
+            .iter()
+            .map(|extent| (extent.offset, extent.size))
+            .collect()
+    };
+    assert_eq!(places(&theirs.extents()), places(&extents));
+    let mut bytes = [0; 5];
+    theirs.read(&stream, 3 * G, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"third", "the giver has gone, its memory has not");
+    theirs.read(&stream, 9 * G - 3, &mut bytes[..3]).unwrap();
+    assert_eq!(&bytes[..3], b"end");
+    assert!(matches!(
+        theirs.read(&stream, 4 * G - 2, &mut bytes),
+        Err(CopyError::NotCommitted { .. })
+    ));
+    assert!(matches!(
+        theirs.read(&stream, 16 * G - 2, &mut bytes),
+        Err(CopyError::OutOfRange { .. })
+    ));
+    assert!(matches!(
+        theirs.write(&stream, G, b"x"),
+        Err(CopyError::ReadOnly)
+    ));
+    assert_eq!(theirs.view_of::<u64>(G..2 * G).unwrap().len() as u64, G / 8);
+    assert!(matches!(
+        theirs.view_of::<u64>(0..8),
+        Err(ViewError::NotThere { .. })
+    ));
+    assert!(matches!(
+        theirs.view_of::<u64>(G + 4..G + 12),
+        Err(ViewError::Misaligned { .. })
+    ));
+    theirs.close().unwrap();
+    common::nothing_left(giver);
+    common::nothing_left(taker);
+}
+
+#[test]
+fn a_vector_arrives_with_its_elements_and_may_be_written_where_that_was_given() {
+    let (giver, taker) = (common::host(), common::host());
+    let stream = Stream::new(&giver.device).unwrap();
+    let mut mine: DeviceVec<u32> = DeviceVec::over(region(&giver.device, 2), &stream).unwrap();
+    assert_eq!(mine.max_len() as u64, 2 * G / 4);
+    assert!(matches!(Offer::vec(&mine), Err(OfferError::Empty { .. })));
+    mine.try_extend_from_slice(&[3, 1, 4, 1, 5]).unwrap();
+    let reading = Offer::vec(&mine).unwrap();
+    let wants_more = Attachment::builder(&taker.device).read_write();
+    let (given, taken) = give(&reading, &wants_more);
+    assert!(matches!(given, Err(GiveError::Refused { reason }) if reason.contains("only read")));
+    assert!(matches!(
+        taken,
+        Err(TakeError::Attach(AttachError::ReadOnly))
+    ));
+    let (given, taken) = give(&reading.read_write(), &wants_more);
+    given.unwrap();
+    let mut theirs = taken.unwrap();
+    assert_eq!(theirs.view::<u32>().unwrap().len(), 5);
+    assert!(matches!(
+        theirs.view::<u64>(),
+        Err(ViewError::ElementSize {
+            wanted: 8,
+            given: Some(4)
+        })
+    ));
+    assert_eq!(
+        theirs.view_mut_of::<u32>(0..20).unwrap().address(),
+        theirs.address()
+    );
+    let there = Stream::legacy(&taker.device);
+    theirs.write(&there, 4, &9u32.to_ne_bytes()).unwrap();
+    assert_eq!(mine.to_vec().unwrap(), [3, 9, 4, 1, 5]);
+    drop((theirs, mine, stream));
+    common::nothing_left(giver);
+    common::nothing_left(taker);
+}
+
+#[test]
+fn editions_are_whole_and_readers_hear_of_newer_ones() {
+    let (writer, reader) = (common::host(), common::host());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("models");
+    let publisher = Publisher::bind(&path).unwrap();
+    let edition = |text: &[u8]| {
+        let mut region = region(&writer.device, 2);
+        region.commit(0..2 * G).unwrap();
+        region
+            .write(&Stream::legacy(&writer.device), MIB, text)
+            .unwrap();
+        region
+    };
+    let manifest = |size| Manifest {
+        tensors: vec![Tensor {
+            name: "weight".to_owned(),
+            dtype: "U8".to_owned(),
+            shape: vec![size],
+            offset: MIB,
+            size,
+        }],
+        ..Manifest::default()
+    };
+    let mut subscriber = Subscriber::connect(&path).unwrap();
+    assert_eq!(subscriber.list().unwrap(), []);
+    let how = Attachment::builder(&reader.device);
+    assert!(matches!(
+        subscriber.attach("llama", &how),
+        Err(SubscribeError::NotPublished { .. })
+    ));
+
+    let refused = publisher
+        .publish("llama", manifest(4 * G), edition(b"first"))
+        .unwrap_err();
+    assert!(matches!(refused.reason, PublishRefusal::Manifest(_)));
+    let version = publisher
+        .publish("llama", manifest(5), refused.memory)
+        .unwrap();
+    assert_eq!(version, 1);
+    let first = subscriber.attach("llama", &how).unwrap();
+    let bytes = |publication: &cuvmm::share::Publication| {
+        let tensor = publication.manifest().tensor("weight").unwrap();
+        let mut bytes = vec![0; tensor.size as usize];
+        let stream = Stream::legacy(&reader.device);
+        publication
+            .memory()
+            .read(&stream, tensor.offset, &mut bytes)
+            .unwrap();
+        bytes
+    };
+    assert_eq!((first.version(), bytes(&first)), (1, b"first".to_vec()));
+    let listed = &subscriber.list().unwrap()[0];
+    assert_eq!((listed.held, listed.version, listed.tensors), (2 * G, 1, 1));
+    let soon = Duration::from_millis(20);
+    assert_eq!(subscriber.wait_for_newer(&first, soon).unwrap(), None);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| subscriber.wait_for_newer(&first, Duration::from_secs(20)));
+        thread::sleep(soon);
+        publisher
+            .publish("llama", manifest(6), edition(b"second"))
+            .unwrap();
+        assert_eq!(waiting.join().unwrap().unwrap(), Some(2));
+    });
+    let second = subscriber.attach("llama", &how).unwrap();
+    assert_eq!((second.version(), bytes(&second)), (2, b"second".to_vec()));
+    assert_eq!(bytes(&first), b"first", "the old one stays as it was");
+    drop(publisher);
+    assert!(subscriber.list().is_err());
+    assert!(Subscriber::connect(&path).is_err());
+    assert_eq!(bytes(&second), b"second", "readers outlive the publisher");
+    drop((first, second));
+    assert_eq!(
+        std::fs::read_dir(folder.path()).unwrap().count(),
+        0,
+        "nothing is left there"
+    );
+    common::nothing_left(writer);
+    common::nothing_left(reader);
+}

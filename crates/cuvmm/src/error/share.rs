@@ -71,8 +71,9 @@ pub enum DescriptionError {
         /// The granule in bytes.
         granularity: u64,
     },
-    /// An extent lies at a place that is not listed, or a place is listed for none.
-    #[error("place {place} is not listed, or for nothing")]
+    /// An extent lies at a place that is not listed, or a place is listed for none, twice, or out of
+    /// order.
+    #[error("place {place} is not listed, or for nothing, twice or out of order")]
     Place {
         /// Its number.
         place: u32,
@@ -384,6 +385,14 @@ pub enum ManifestError {
         offset: u64,
         /// How many bytes it has.
         size: u64,
+    },
+    /// It is too large to be read by anybody.
+    #[error("a manifest of {bytes} bytes; the most is {most}")]
+    TooLarge {
+        /// Its bytes as it travels.
+        bytes: usize,
+        /// The most there may be.
+        most: usize,
     },
 }
 

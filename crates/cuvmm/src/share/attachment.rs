@@ -394,13 +394,16 @@ impl Attachment {
     }
 
     fn is_there(&self, offset: u64, size: u64) -> bool {
+        if size == 0 {
+            return offset <= self.size();
+        }
         let after = self.runs.partition_point(|run| run.start <= offset);
         let run = after.checked_sub(1).and_then(|index| self.runs.get(index));
         run.is_some_and(|run| range_within(offset, size, run.end).is_some())
     }
 
     fn check_copy(&self, offset: u64, size: u64) -> Result<(), CopyError> {
-        if size == 0 && offset <= self.size() || self.is_there(offset, size) {
+        if self.is_there(offset, size) {
             return Ok(());
         }
         match range_within(offset, size, self.size()) {

@@ -10,6 +10,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -42,6 +43,8 @@ pub struct Channel {
     sent: u32,
     received: u32,
     broken: bool,
+    /// Once this can be read, the peer is not waited for any more.
+    stop: Option<Arc<OwnedFd>>,
 }
 
 impl Channel {
@@ -78,21 +81,26 @@ impl Channel {
         let path = path.as_ref();
         let address = address(path)?;
         let socket = new_socket()?;
-        // A listener that is busy holds up a connection until it accepts it.
-        set_socket_timeout(&socket, Timeout::Send, Some(DEFAULT_TIMEOUT))
-            .map_err(system("setsockopt(SO_SNDTIMEO)"))?;
-        match connect(&socket, &address) {
-            Ok(()) => Self::over(socket, users),
-            Err(Errno::NOENT | Errno::CONNREFUSED) => Err(ChannelError::NobodyThere {
-                path: path.to_owned(),
-            }),
-            Err(Errno::PROTOTYPE | Errno::NOTSOCK) => Err(ChannelError::NoSocket {
-                path: path.to_owned(),
-            }),
-            Err(Errno::AGAIN) => Err(ChannelError::TimedOut {
-                waited: DEFAULT_TIMEOUT,
-            }),
-            Err(errno) => Err(system("connect")(errno)),
+        let deadline = Deadline::after(DEFAULT_TIMEOUT);
+        loop {
+            deadline.check()?;
+            // A listener that is busy holds up a connection until it accepts it.
+            let left = deadline.left().max(AGAIN);
+            set_socket_timeout(&socket, Timeout::Send, Some(left))
+                .map_err(system("setsockopt(SO_SNDTIMEO)"))?;
+            let path = || path.to_owned();
+            return match connect(&socket, &address) {
+                Ok(()) => Self::over(socket, users),
+                // A signal ends the wait, whatever its handler was registered with.
+                Err(Errno::INTR | Errno::AGAIN) => continue,
+                Err(Errno::NOENT | Errno::CONNREFUSED) => {
+                    Err(ChannelError::NobodyThere { path: path() })
+                }
+                Err(Errno::PROTOTYPE | Errno::NOTSOCK) => {
+                    Err(ChannelError::NoSocket { path: path() })
+                }
+                Err(errno) => Err(system("connect")(errno)),
+            };
         }
     }
 
@@ -116,7 +124,14 @@ impl Channel {
             sent: 0,
             received: 0,
             broken: false,
+            stop: None,
         })
+    }
+
+    /// Waits for the peer only until `stop` can be read; then it has [closed](ChannelError::Closed).
+    pub(super) fn until(mut self, stop: Arc<OwnedFd>) -> Self {
+        self.stop = Some(stop);
+        self
     }
 
     /// Who is at the other end.
@@ -192,12 +207,19 @@ impl Channel {
         deadline: Deadline,
     ) -> Result<Message, ChannelError> {
         let mut message: Option<Message> = None;
+        let mut buffer = vec![0; MOST_FRAME];
         loop {
-            let mut buffer = vec![0; MOST_FRAME];
             let (length, handles) = self.receive_frame(&mut buffer, deadline)?;
             let bytes = buffer.get(..length).unwrap_or_default();
             let frame = frame::read(bytes, self.received, handles.len())?;
             self.received = self.received.wrapping_add(1);
+            // What follows has to be worth its head: a peer that sends a byte at a time would keep us
+            // busy for as long as a large message may have bytes.
+            if frame.more && frame.body.len() < MOST_BODY {
+                return Err(ChannelError::Malformed {
+                    what: "followed by more, and not full itself",
+                });
+            }
             if !kinds.contains(&frame.kind) {
                 return Err(ChannelError::Malformed {
                     what: "not the one that comes now",
@@ -217,11 +239,6 @@ impl Channel {
                 return Err(ChannelError::TooLarge { most });
             }
             whole.body.extend_from_slice(frame.body);
-            if frame.more && frame.body.is_empty() {
-                return Err(ChannelError::Malformed {
-                    what: "followed by more, and empty itself",
-                });
-            }
             if !frame.more {
                 return message.ok_or(ChannelError::Broken);
             }
@@ -239,6 +256,7 @@ impl Channel {
         if self.broken {
             return Err(ChannelError::Broken);
         }
+        deadline.check()?;
         let head = frame::head(kind, self.sent, body.len(), handles.len(), more);
         let parts = [IoSlice::new(&head), IoSlice::new(body)];
         let sent = loop {
@@ -255,8 +273,13 @@ impl Channel {
                     Err(error) => break Err(error),
                 },
                 // So many descriptors are on their way already.
-                Err(Errno::TOOMANYREFS) if !deadline.is_over() => std::thread::sleep(AGAIN),
-                Err(Errno::TOOMANYREFS) => break Err(ChannelError::NoRoomForHandles),
+                Err(Errno::TOOMANYREFS) => match self.pause(deadline) {
+                    Ok(()) => {}
+                    Err(ChannelError::TimedOut { .. }) => {
+                        break Err(ChannelError::NoRoomForHandles);
+                    }
+                    Err(error) => break Err(error),
+                },
                 Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {
                     break Err(ChannelError::Closed);
                 }
@@ -276,6 +299,8 @@ impl Channel {
         if self.broken {
             return Err(ChannelError::Broken);
         }
+        // A peer that never stops talking is not listened to for ever either.
+        deadline.check()?;
         loop {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_HANDLES))];
             let mut beside = RecvAncillaryBuffer::new(&mut space);
@@ -312,7 +337,37 @@ impl Channel {
     }
 
     fn wait(&self, what: PollFlags, deadline: Deadline) -> Result<(), ChannelError> {
-        wait_for(&[(self.socket.as_fd(), what)], Some(deadline)).map(drop)
+        let stop = self.stop.as_ref().map(|stop| (stop.as_fd(), PollFlags::IN));
+        let wanted: Vec<_> = [(self.socket.as_fd(), what)]
+            .into_iter()
+            .chain(stop)
+            .collect();
+        if wait_for(&wanted, Some(deadline))?.contains(&1) {
+            return Err(ChannelError::Closed);
+        }
+        Ok(())
+    }
+
+    /// Lets a moment pass, if the exchange has one left.
+    fn pause(&self, deadline: Deadline) -> Result<(), ChannelError> {
+        deadline.check()?;
+        let stop = self.stop.as_ref().map(|stop| (stop.as_fd(), PollFlags::IN));
+        match wait_for(stop.as_slice(), Some(Deadline::after(AGAIN))) {
+            Err(ChannelError::TimedOut { .. }) => Ok(()),
+            Ok(_) => Err(ChannelError::Closed),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Something was said that makes no sense, or not all of it was: nothing that follows can.
+    pub(super) fn give_up(&mut self) {
+        self.broken = true;
+    }
+
+    /// What came is no answer.
+    pub(super) fn malformed(&mut self, what: &'static str) -> ChannelError {
+        self.give_up();
+        ChannelError::Malformed { what }
     }
 
     /// Waits until the peer has something to say, or `other` can be read; which of the two.
@@ -363,8 +418,13 @@ impl Deadline {
         })
     }
 
-    fn is_over(&self) -> bool {
-        self.left().is_zero()
+    fn check(&self) -> Result<(), ChannelError> {
+        if self.left().is_zero() {
+            return Err(ChannelError::TimedOut {
+                waited: self.allowed,
+            });
+        }
+        Ok(())
     }
 }
 

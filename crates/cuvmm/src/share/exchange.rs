@@ -1,7 +1,7 @@
 //! Memory given over a channel: described, agreed to, and only then handed over, a few handles at a
 //! time, so that neither side has many of them open at once.
 
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use cuvmm_driver::Exported;
 
@@ -14,6 +14,11 @@ use crate::error::{AttachError, ChannelError, GiveError, OfferError, TakeError};
 
 /// The most of a reason that is sent or read.
 const MOST_REASON: usize = 4096;
+
+/// How many handles are made and sent at a time. A peer takes as many as the system lets through at
+/// once; but a publisher with many readers makes them for all at the same time, and a process may
+/// have 1024 files open unless it asked for more.
+const BATCH: usize = 32;
 
 /// The bytes of a fabric handle.
 const FABRIC: usize = 64;
@@ -36,17 +41,25 @@ impl Channel {
         offer: &Offer,
         deadline: Deadline,
     ) -> Result<(), GiveError> {
+        let given = self.give_all(offer, deadline);
+        if matches!(given, Err(GiveError::Channel(_))) {
+            self.give_up();
+        }
+        given
+    }
+
+    fn give_all(&mut self, offer: &Offer, deadline: Deadline) -> Result<(), GiveError> {
         let description = offer.description();
         self.send(Kind::Description, &description.to_bytes(), deadline)?;
         self.hear_verdict(deadline)?;
         let all = description.extents().len();
         let mut given = 0;
         while given < all {
-            let next = all.min(given + MOST_HANDLES);
-            match offer.handles(given..next) {
-                Ok(handles) => self.send_batch(&handles, deadline)?,
+            let next = all.min(given + BATCH);
+            match offer.handles(given..next).and_then(Batch::of) {
+                Ok(batch) => self.send_handles(&batch.names, &batch.fds(), deadline)?,
                 Err(error) => {
-                    self.send_verdict(Some(&error.to_string()), deadline)?;
+                    self.refuse(&error.to_string(), deadline);
                     return Err(GiveError::Offer(error));
                 }
             }
@@ -70,6 +83,18 @@ impl Channel {
     }
 
     pub(super) fn take_before(
+        &mut self,
+        how: &AttachmentBuilder<'_>,
+        deadline: Deadline,
+    ) -> Result<Attachment, TakeError> {
+        let taken = self.take_all(how, deadline);
+        if matches!(taken, Err(TakeError::Channel(_))) {
+            self.give_up();
+        }
+        taken
+    }
+
+    fn take_all(
         &mut self,
         how: &AttachmentBuilder<'_>,
         deadline: Deadline,
@@ -104,28 +129,18 @@ impl Channel {
                 Ok(value)
             }
             Err(error) => {
-                // What went wrong first is what the caller must hear of.
-                if let Err(unsaid) = self.send_verdict(Some(&error.to_string()), deadline) {
-                    tracing::debug!(%unsaid, "the peer was not told of a refusal");
-                }
+                self.refuse(&error.to_string(), deadline);
                 Err(TakeError::Attach(error))
             }
         }
     }
 
-    fn send_batch(&mut self, handles: &[Exported], deadline: Deadline) -> Result<(), GiveError> {
-        let mut body = vec![];
-        let mut fds = vec![];
-        for handle in handles {
-            match handle {
-                Exported::Fd(fd) => fds.push(fd.as_fd()),
-                Exported::Fabric(name) => body.extend_from_slice(name),
-                _ => {
-                    return Err(GiveError::Offer(OfferError::UnknownHandle));
-                }
-            }
+    /// Says no, and why, if that can still be said: what went wrong first is what the caller must
+    /// hear of.
+    fn refuse(&mut self, reason: &str, deadline: Deadline) {
+        if let Err(unsaid) = self.send_verdict(Some(reason), deadline) {
+            tracing::debug!(%unsaid, "the peer was not told of a refusal");
         }
-        Ok(self.send_handles(&body, &fds, deadline)?)
     }
 
     /// Says yes, or no and why.
@@ -152,6 +167,31 @@ impl Channel {
             None => Ok(()),
             Some(reason) => Err(GiveError::Refused { reason }),
         }
+    }
+}
+
+/// Handles as they travel: fabric handles in a message, descriptors beside it.
+#[derive(Debug, Default)]
+struct Batch {
+    names: Vec<u8>,
+    descriptors: Vec<OwnedFd>,
+}
+
+impl Batch {
+    fn of(handles: Vec<Exported>) -> Result<Self, OfferError> {
+        let mut batch = Self::default();
+        for handle in handles {
+            match handle {
+                Exported::Fd(fd) => batch.descriptors.push(fd),
+                Exported::Fabric(name) => batch.names.extend_from_slice(&name),
+                _ => return Err(OfferError::UnknownHandle),
+            }
+        }
+        Ok(batch)
+    }
+
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.descriptors.iter().map(OwnedFd::as_fd).collect()
     }
 }
 

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::event::PollFlags;
-use rustix::fs::{FlockOperation, Mode, fchmod, flock};
-use rustix::io::{Errno, retry_on_intr};
+use rustix::fs::{FlockOperation, Mode, OFlags, chmod, fchmod, flock};
+use rustix::io::{Errno, ioctl_fionbio, retry_on_intr};
 use rustix::net::{SocketFlags, accept_with, bind, listen};
 
 use super::channel::{Channel, Deadline, address, new_socket, system, wait_for};
@@ -64,9 +64,11 @@ impl Listener {
         })?;
         remove_dead(path)?;
         let socket = new_socket()?;
-        // The file that `bind` makes has the mode that the socket has before.
-        let mode = if users.is_own_only() { 0o600 } else { 0o666 };
-        fchmod(&socket, Mode::from_raw_mode(mode)).map_err(system("fchmod"))?;
+        // `accept` must not wait for another connection where somebody else was quicker.
+        ioctl_fionbio(&socket, true).map_err(system("ioctl(FIONBIO)"))?;
+        // The file that `bind` makes has the mode that the socket has before, less what the process
+        // takes from all its files.
+        fchmod(&socket, Mode::from_raw_mode(0o600)).map_err(system("fchmod"))?;
         bind(&socket, &address).map_err(system("bind"))?;
         let listener = Self {
             socket,
@@ -75,6 +77,9 @@ impl Listener {
             made_by: std::process::id(),
             _lock: lock,
         };
+        if !listener.users.is_own_only() {
+            chmod(path, Mode::from_raw_mode(0o666)).map_err(system("chmod"))?;
+        }
         listen(&listener.socket, BACKLOG).map_err(system("listen"))?;
         Ok(listener)
     }
@@ -90,18 +95,22 @@ impl Listener {
     /// # Errors
     /// [`ChannelError`] when nobody comes in time, or another user's process does. It listens still.
     pub fn accept(&self, timeout: Duration) -> Result<Channel, ChannelError> {
-        wait_for(
-            &[(self.socket.as_fd(), PollFlags::IN)],
-            Some(Deadline::after(timeout)),
-        )?;
-        self.accept_now()
+        let deadline = Deadline::after(timeout);
+        loop {
+            wait_for(&[(self.socket.as_fd(), PollFlags::IN)], Some(deadline))?;
+            if let Some(channel) = self.accept_now()? {
+                return Ok(channel);
+            }
+        }
     }
 
-    /// Accepts one that waits; the next to come if there is none.
-    pub(super) fn accept_now(&self) -> Result<Channel, ChannelError> {
-        let socket = retry_on_intr(|| accept_with(&self.socket, SocketFlags::CLOEXEC))
-            .map_err(system("accept"))?;
-        Channel::over(socket, &self.users)
+    /// Accepts one that waits, if one does.
+    pub(super) fn accept_now(&self) -> Result<Option<Channel>, ChannelError> {
+        match retry_on_intr(|| accept_with(&self.socket, SocketFlags::CLOEXEC)) {
+            Ok(socket) => Channel::over(socket, &self.users).map(Some),
+            Err(Errno::AGAIN) => Ok(None),
+            Err(errno) => Err(system("accept")(errno)),
+        }
     }
 
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -163,13 +172,15 @@ impl Lock {
         let mut path = socket.as_os_str().to_owned();
         path.push(LOCK);
         let path = PathBuf::from(path);
+        // Neither led elsewhere nor held up, by a pipe that somebody has put there.
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
         loop {
             let file = File::options()
                 .write(true)
                 .create(true)
                 .truncate(false)
                 .mode(0o600)
-                .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
+                .custom_flags(flags.bits().cast_signed())
                 .open(&path)
                 .map_err(failed("open"))?;
             match retry_on_intr(|| flock(&file, FlockOperation::NonBlockingLockExclusive)) {

@@ -9,7 +9,7 @@
 //!        │                                        │
 //!   channel.give(&offer)  ── description ──▶  checked: sizes, places, rights
 //!                         ◀── yes, or why not ──
-//!                         ── handles, 253 at a time ──▶  imported, checked, mapped
+//!                         ── handles, some at a time ─▶  imported, checked, mapped
 //!                         ◀── yes ──
 //! ```
 //!

@@ -1,8 +1,12 @@
 //! Who may be at the other end.
+//!
+//! `unsafe` here: asking for a peer's credentials. A process that this one's PID namespace does not
+//! show, as in another container, has the id 0, for which the safe wrappers have no room.
+#![allow(unsafe_code)]
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd as _};
 
-use rustix::net::sockopt::socket_peercred;
+use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::channel::system;
@@ -12,7 +16,7 @@ use crate::error::ChannelError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Peer {
-    /// Its process id.
+    /// Its process id; 0 where this process does not see it, as in another container.
     pub pid: u32,
     /// Its user id.
     pub uid: u32,
@@ -46,11 +50,7 @@ impl Users {
 
     /// Who is at the other end of a socket, if that is one of them.
     pub(super) fn admit(&self, socket: impl AsFd) -> Result<Peer, ChannelError> {
-        let credentials = socket_peercred(socket).map_err(system("getsockopt(SO_PEERCRED)"))?;
-        let peer = Peer {
-            pid: u32::try_from(credentials.pid.as_raw_nonzero().get()).unwrap_or(0),
-            uid: credentials.uid.as_raw(),
-        };
+        let peer = peer_of(socket).map_err(system("getsockopt(SO_PEERCRED)"))?;
         if peer.uid == geteuid().as_raw() || self.others.contains(&peer.uid) {
             return Ok(peer);
         }
@@ -59,4 +59,34 @@ impl Users {
             uid: peer.uid,
         })
     }
+}
+
+/// Who is at the other end of a Unix socket.
+fn peer_of(socket: impl AsFd) -> Result<Peer, Errno> {
+    let mut found = libc::ucred {
+        pid: 0,
+        // Nobody's, should the system write nothing.
+        uid: u32::MAX,
+        gid: u32::MAX,
+    };
+    let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).unwrap_or(0);
+    // SAFETY: the socket is open for the call, and `length` says how much there is to write to, all
+    // of it plain numbers.
+    let answer = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut found).cast(),
+            &raw mut length,
+        )
+    };
+    if answer != 0 {
+        let error = std::io::Error::last_os_error();
+        return Err(Errno::from_io_error(&error).unwrap_or(Errno::INVAL));
+    }
+    Ok(Peer {
+        pid: u32::try_from(found.pid).unwrap_or(0),
+        uid: found.uid,
+    })
 }

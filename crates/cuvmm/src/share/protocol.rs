@@ -14,6 +14,9 @@ pub(super) const MOST_REQUEST: usize = 4096;
 /// The most bytes of what answers one: a manifest of some hundred thousand tensors.
 pub(super) const MOST_REPLY: usize = 64 << 20;
 
+/// The most bytes of a manifest, with room for what is around it.
+pub(super) const MOST_MANIFEST: usize = MOST_REPLY - 4096;
+
 /// The most bytes of a publication's name.
 pub(super) const MOST_NAME: usize = 255;
 
@@ -83,8 +86,7 @@ impl Channel {
         deadline: Deadline,
     ) -> Result<T, ChannelError> {
         let message = self.receive(&[Kind::Text], most, deadline)?;
-        serde_json::from_slice(&message.body).map_err(|_| ChannelError::Malformed {
-            what: "not what is said in a publication's protocol",
-        })
+        serde_json::from_slice(&message.body)
+            .map_err(|_| self.malformed("not what is said in a publication's protocol"))
     }
 }

@@ -10,19 +10,20 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use rustix::event::{EventfdFlags, PollFlags, eventfd};
+use rustix::io::retry_on_intr;
 
 use super::channel::{Channel, Deadline, Woken, system, wait_for};
 use super::listener::Listener;
 use super::manifest::Manifest;
 use super::offer::Offer;
 use super::peer::Users;
-use super::protocol::{Listing, MOST_NAME, MOST_REQUEST, Reply, Request};
+use super::protocol::{Listing, MOST_MANIFEST, MOST_NAME, MOST_REQUEST, Reply, Request};
 use super::seal::Publishable;
-use crate::error::{ChannelError, GiveError, PublishError, PublishRefusal};
+use crate::error::{ChannelError, GiveError, ManifestError, PublishError, PublishRefusal};
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Mutex, MutexGuard};
 
@@ -46,8 +47,10 @@ struct Catalogue {
     newest: BTreeMap<String, Arc<Edition>>,
     /// The last version of each name that there ever was.
     versions: BTreeMap<String, u64>,
-    /// Rung when anything is published.
-    bells: Vec<Weak<OwnedFd>>,
+    /// Rung when anything is published or withdrawn: one for each reader that waits.
+    bells: BTreeMap<u64, Arc<OwnedFd>>,
+    /// How many bells there ever were.
+    hung: u64,
 }
 
 struct Shared {
@@ -55,7 +58,7 @@ struct Shared {
     id: u64,
     catalogue: Mutex<Catalogue>,
     /// Readable once it is over.
-    stop: OwnedFd,
+    stop: Arc<OwnedFd>,
 }
 
 /// Publishes memory under names, for other processes of this machine to read
@@ -87,7 +90,7 @@ impl Publisher {
         let shared = Arc::new(Shared {
             id: new_id(),
             catalogue: Mutex::new(Catalogue::default()),
-            stop: bell()?,
+            stop: Arc::new(bell()?),
         });
         let (readers, accepts) = (Arc::clone(&shared), Arc::clone(&listener));
         let thread = thread::Builder::new()
@@ -149,6 +152,14 @@ impl Publisher {
         }
         let offer = memory.offer()?;
         manifest.check(&offer.description().runs())?;
+        // Nobody would read a larger one.
+        let bytes = serde_json::to_vec(manifest).map_or(usize::MAX, |text| text.len());
+        if bytes > MOST_MANIFEST {
+            return Err(PublishRefusal::Manifest(ManifestError::TooLarge {
+                bytes,
+                most: MOST_MANIFEST,
+            }));
+        }
         // Asked for once before it is promised to anybody.
         drop(offer.handles(0..1)?);
         memory.seal()?;
@@ -157,7 +168,11 @@ impl Publisher {
 
     /// Lets nobody attach a name any more. Says whether there was such a name.
     pub fn withdraw(&self, name: &str) -> bool {
-        let gone = self.shared.lock().newest.remove(name);
+        let gone = {
+            let mut catalogue = self.shared.lock();
+            catalogue.ring();
+            catalogue.newest.remove(name)
+        };
         gone.is_some()
     }
 
@@ -172,12 +187,21 @@ impl Drop for Publisher {
     fn drop(&mut self) {
         // A forked child has none of the threads.
         if self.made_by != std::process::id() {
+            std::mem::forget(self.thread.take());
             return;
         }
         ring(&self.shared.stop);
         let ended = self.thread.take().map(JoinHandle::join);
         if let Some(Err(_)) = ended {
             tracing::error!("a publisher's thread ended by a panic");
+        }
+    }
+}
+
+impl Catalogue {
+    fn ring(&self) {
+        for bell in self.bells.values() {
+            ring(bell);
         }
     }
 }
@@ -207,13 +231,7 @@ impl Shared {
             _memory: memory,
         });
         let before = catalogue.newest.insert(name.to_owned(), edition);
-        catalogue.bells.retain(|bell| match bell.upgrade() {
-            Some(bell) => {
-                ring(&bell);
-                true
-            }
-            None => false,
-        });
+        catalogue.ring();
         drop(catalogue);
         // Its memory may go with it, which waits for the device.
         drop(before);
@@ -259,19 +277,24 @@ fn accept_all(shared: &Arc<Shared>, listener: &Listener) {
         serving.retain(|thread| !thread.is_finished());
         let accepted = listener.accept_now();
         let spawned = accepted.and_then(|channel| {
-            if serving.len() >= MOST_READERS {
-                return Err(ChannelError::Busy { most: MOST_READERS });
+            let Some(channel) = channel else {
+                return Ok(None);
+            };
+            let most = serving.len();
+            if most >= MOST_READERS {
+                tracing::warn!(most, "a reader was turned away: there are so many");
+                return Ok(None);
             }
+            let channel = channel.until(Arc::clone(&shared.stop));
             let shared = Arc::clone(shared);
             thread::Builder::new()
                 .name("cuvmm-reader".to_owned())
                 .spawn(move || serve(&shared, channel))
-                .map_err(|_| ChannelError::Busy {
-                    most: serving.len(),
-                })
+                .map(Some)
+                .map_err(|_| ChannelError::Busy { most })
         });
         match spawned {
-            Ok(thread) => serving.push(thread),
+            Ok(thread) => serving.extend(thread),
             Err(ChannelError::NotAllowed { pid, uid }) => {
                 tracing::warn!(pid, uid, "a reader was turned away");
             }
@@ -360,10 +383,9 @@ fn watch(
     time: Duration,
 ) -> Result<Reply, ChannelError> {
     let deadline = Deadline::after(time);
-    let bell = Arc::new(bell()?);
-    shared.lock().bells.push(Arc::downgrade(&bell));
+    let bell = Bell::hang(shared)?;
     let wanted = [
-        (bell.as_fd(), PollFlags::IN),
+        (bell.fd.as_fd(), PollFlags::IN),
         (channel.as_fd(), PollFlags::IN),
         (shared.stop.as_fd(), PollFlags::IN),
     ];
@@ -376,10 +398,35 @@ fn watch(
             return Ok(Reply::Newest(Some(newest)));
         }
         match wait_for(&wanted, Some(deadline)) {
-            Ok(ready) if ready == [0] => silence(&bell),
+            Ok(ready) if ready == [0] => silence(&bell.fd),
+            Ok(ready) if ready.contains(&2) => return Err(ChannelError::Closed),
             Ok(_) | Err(ChannelError::TimedOut { .. }) => return Ok(Reply::Newest(None)),
             Err(error) => return Err(error),
         }
+    }
+}
+
+/// A bell that hangs for as long as somebody waits for it.
+struct Bell<'a> {
+    shared: &'a Shared,
+    number: u64,
+    fd: Arc<OwnedFd>,
+}
+
+impl<'a> Bell<'a> {
+    fn hang(shared: &'a Shared) -> Result<Self, ChannelError> {
+        let fd = Arc::new(bell()?);
+        let mut catalogue = shared.lock();
+        catalogue.hung += 1;
+        let number = catalogue.hung;
+        catalogue.bells.insert(number, Arc::clone(&fd));
+        Ok(Self { shared, number, fd })
+    }
+}
+
+impl Drop for Bell<'_> {
+    fn drop(&mut self) {
+        self.shared.lock().bells.remove(&self.number);
     }
 }
 
@@ -389,7 +436,7 @@ fn bell() -> Result<OwnedFd, ChannelError> {
 
 fn ring(bell: &OwnedFd) {
     // One that is full rings already.
-    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+    let _ = retry_on_intr(|| rustix::io::write(bell, &1u64.to_ne_bytes()));
 }
 
 fn silence(bell: &OwnedFd) {

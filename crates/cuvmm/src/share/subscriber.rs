@@ -10,7 +10,7 @@ use super::attachment::{Attachment, AttachmentBuilder};
 use super::channel::Channel;
 use super::manifest::{Manifest, Tensor};
 use super::peer::Users;
-use super::protocol::{Listing, MOST_REPLY, Reply, Request};
+use super::protocol::{Listing, MOST_NAME, MOST_REPLY, Reply, Request};
 use crate::error::{ChannelError, SubscribeError, ViewError};
 use crate::view::View;
 
@@ -68,7 +68,7 @@ impl Subscriber {
         self.channel.tell(&Request::List, deadline)?;
         match self.channel.hear(MOST_REPLY, deadline)? {
             Reply::Publications(listings) => Ok(listings),
-            _ => Err(unexpected()),
+            _ => Err(self.unexpected()),
         }
     }
 
@@ -84,6 +84,10 @@ impl Subscriber {
     ) -> Result<Publication, SubscribeError> {
         let deadline = self.channel.deadline();
         let name = name.to_owned();
+        // Nothing has such a name, and a request could not hold every one.
+        if name.len() > MOST_NAME {
+            return Err(SubscribeError::NotPublished { name });
+        }
         let request = Request::Attach { name: name.clone() };
         self.channel.tell(&request, deadline)?;
         let (publisher, version, manifest) = match self.channel.hear(MOST_REPLY, deadline)? {
@@ -93,7 +97,7 @@ impl Subscriber {
                 manifest,
             } => (publisher, version, manifest),
             Reply::NotPublished => return Err(SubscribeError::NotPublished { name }),
-            Reply::Publications(_) | Reply::Newest(_) => return Err(unexpected()),
+            Reply::Publications(_) | Reply::Newest(_) => return Err(self.unexpected()),
         };
         let memory = self.channel.take_before(how, deadline)?;
         manifest.check(memory.runs())?;
@@ -129,15 +133,13 @@ impl Subscriber {
         match self.channel.hear(MOST_REPLY, deadline)? {
             Reply::Newest(version) => Ok(version),
             Reply::NotPublished => Err(SubscribeError::NotPublished { name }),
-            _ => Err(unexpected()),
+            _ => Err(self.unexpected()),
         }
     }
-}
 
-fn unexpected() -> SubscribeError {
-    SubscribeError::Channel(ChannelError::Malformed {
-        what: "not an answer to what was asked",
-    })
+    fn unexpected(&mut self) -> SubscribeError {
+        SubscribeError::Channel(self.channel.malformed("not an answer to what was asked"))
+    }
 }
 
 impl Publication {

@@ -5,7 +5,6 @@
 //! believed before [`Description::from_bytes`] has checked all of it, and nothing here asks the
 //! driver or the system.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 
 use cuvmm_driver::{HandleTypes, LocationKind};
@@ -353,25 +352,30 @@ impl Description {
             return Err(short(wanted));
         };
         let origins: Vec<Origin> = places.iter().map(Origin::read).collect::<Result<_, _>>()?;
-        let mut named = BTreeSet::new();
+        // The table names each place once, in the order in which the extents come to them: a
+        // description has one form, and no place that nobody uses.
+        let unlike = |(index, origin): (usize, &Origin)| {
+            origins.iter().take(index).all(|before| before != origin)
+        };
+        let mut named = 0;
         let mut read = Vec::with_capacity(records.len());
         for record in records {
             let place = record.place.get();
+            let index = place as usize;
             let origin = origins
-                .get(place as usize)
-                .filter(|_| record.reserved == U32::ZERO);
+                .get(index)
+                .filter(|_| index <= named && record.reserved == U32::ZERO);
             let &origin = origin.ok_or(DescriptionError::Place { place })?;
-            named.insert(place);
+            named = named.max(index + 1);
             read.push(SharedExtent::new(
                 record.offset.get(),
                 record.size.get(),
                 origin,
             ));
         }
-        // A table that names what nobody uses was not written by us.
-        if named.len() != origins.len() {
+        if named != origins.len() || !origins.iter().enumerate().all(unlike) {
             return Err(DescriptionError::Place {
-                place: count(origins.len()).get(),
+                place: count(named).get(),
             });
         }
         let right = match head.right.get() {

@@ -1,0 +1,810 @@
+//! Peers that are wrong, short, silent or out of order: an error each time, in time, with no
+//! descriptor left open and nothing mapped.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+mod share_support;
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{G, Rig, cases};
+use cuvmm::driver::model::Nothing;
+use cuvmm::driver::{Exported, HandleTypes, LocationKind};
+use cuvmm::error::{
+    AttachError, ChannelError, DescriptionError, GiveError, ImportError, ManifestError,
+    SubscribeError, TakeError,
+};
+use cuvmm::share::Subscriber;
+use cuvmm::{Attachment, Channel, Device, Offer, Physical, Region};
+use proptest::prelude::*;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use share_support::{
+    DESCRIPTION, HANDLES, Head, MOST_BODY, PROMPT, Raw, SHORT, TEXT, Told, VERDICT, Words,
+    leaves_nothing_open, lend,
+};
+
+const FD: HandleTypes = HandleTypes::POSIX_FD;
+
+fn region(rig: &Rig<Nothing>, granules: u64) -> Region {
+    let mut region = Region::builder(&rig.device, granules * G)
+        .largest_extent(G)
+        .shareable(FD)
+        .reserve()
+        .unwrap();
+    region.commit(0..granules * G).unwrap();
+    region
+}
+
+/// A handle of memory.
+fn handle(device: &Device, size: u64) -> OwnedFd {
+    let physical = Physical::builder(device, size).shareable(FD).create();
+    match physical.unwrap().export(FD).unwrap() {
+        Exported::Fd(fd) => fd,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What a taker makes of what somebody says. It holds nothing afterwards, and a peer whose memory is
+/// refused has been told.
+fn take_from(said: impl FnOnce(&mut Raw, &Device)) -> TakeError {
+    let (giver, taker) = (common::model(), common::model());
+    let (mut channel, mut peer) = Raw::pair();
+    said(&mut peer, &giver.device);
+    let begun = Instant::now();
+    let error = channel
+        .take(&Attachment::builder(&taker.device))
+        .unwrap_err();
+    assert!(begun.elapsed() < PROMPT, "{error}");
+    if matches!(error, TakeError::Channel(_)) {
+        let after = channel.take(&Attachment::builder(&taker.device));
+        assert!(
+            matches!(after, Err(TakeError::Channel(ChannelError::Broken))),
+            "{error}, and then {after:?}"
+        );
+    }
+    drop(channel);
+    let heard = std::iter::from_fn(|| peer.hear()).last();
+    if matches!(error, TakeError::Attach(_)) {
+        let (kind, reason, handles) = heard.expect("a refusal");
+        assert!(handles.is_empty());
+        assert_eq!((kind, reason[0]), (VERDICT, 1));
+        assert_eq!(String::from_utf8_lossy(&reason[1..]), error.to_string());
+    }
+    drop(peer);
+    common::nothing_left(giver);
+    common::nothing_left(taker);
+    error
+}
+
+/// The same of what comes behind a description of so many granules.
+fn take_after(granules: u64, said: impl FnOnce(&mut Raw, &Device)) -> TakeError {
+    take_from(|peer, device| {
+        let told = Told::of(device.uuid(), G, granules);
+        assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
+        said(peer, device);
+    })
+}
+
+#[track_caller]
+fn malformed(error: &TakeError, expected: &str) {
+    let TakeError::Channel(ChannelError::Malformed { what }) = error else {
+        panic!("{error:?} where it should be {expected}");
+    };
+    assert!(what.contains(expected), "{what} should be {expected}");
+}
+
+#[track_caller]
+fn closed(error: &TakeError) {
+    let right = matches!(error, TakeError::Channel(ChannelError::Closed));
+    assert!(right, "{error:?}");
+}
+
+#[track_caller]
+fn timed_out(error: &TakeError) {
+    let right = matches!(
+        error,
+        TakeError::Channel(ChannelError::TimedOut { waited: SHORT })
+    );
+    assert!(right, "{error:?}");
+}
+
+#[test]
+fn heads_that_lie() {
+    let lies: [(&str, fn(&mut Head)); 11] = [
+        ("not one of this library", |head| head.magic = *b"http"),
+        ("of another version", |head| head.version = 2),
+        ("out of order", |head| head.serial = 1),
+        ("out of order", |head| head.serial = u32::MAX),
+        ("shorter or longer", |head| head.length += 1),
+        ("shorter or longer", |head| head.length = u32::MAX),
+        ("without the descriptors", |head| head.handles = 1),
+        ("neither the last of a message", |head| head.more = 2),
+        ("not full itself", |head| head.more = 1),
+        ("of an unknown kind", |head| head.kind = 5),
+        ("not the one that comes now", |head| head.kind = HANDLES),
+    ];
+    leaves_nothing_open(|| {
+        for (expected, lie) in lies {
+            let error = take_from(|peer, device| {
+                let body = Told::of(device.uuid(), G, 1).bytes();
+                let mut head = peer.head(DESCRIPTION, &body, 0);
+                lie(&mut head);
+                assert!(peer.frame(head, &body, &[]));
+            });
+            malformed(&error, expected);
+        }
+    });
+}
+
+#[test]
+fn frames_that_are_short_long_twice_or_mixed_up() {
+    leaves_nothing_open(|| {
+        let error = take_from(|peer, _| assert!(peer.send(b"cvmm", &[])));
+        malformed(&error, "shorter than its head");
+        let error = take_from(|peer, _| assert!(peer.send(&[0; MOST_BODY + 21], &[])));
+        assert!(matches!(
+            error,
+            TakeError::Channel(ChannelError::TooLarge { .. })
+        ));
+        // A message of no bytes looks as the end does.
+        closed(&take_from(|peer, device| {
+            let memory = handle(device, G);
+            assert!(peer.send(&[], &[memory.as_fd()]));
+        }));
+        let error = take_after(1, |peer, device| {
+            let memory = handle(device, G);
+            let head = peer.head(HANDLES, &[], 1);
+            let again = Head { serial: 0, ..head };
+            assert!(peer.frame(again, &[], &[memory.as_fd()]));
+        });
+        malformed(&error, "out of order");
+        let error = take_after(1, |peer, device| {
+            let told = Told::of(device.uuid(), G, 1);
+            assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
+        });
+        malformed(&error, "not the one that comes now");
+        let error = take_from(|peer, _| {
+            let body = [0; MOST_BODY];
+            let head = peer.head(DESCRIPTION, &body, 0);
+            assert!(peer.frame(Head { more: 1, ..head }, &body, &[]));
+            assert!(peer.yes());
+        });
+        malformed(&error, "mixed up");
+    });
+}
+
+#[test]
+fn descriptors_where_none_belong() {
+    leaves_nothing_open(|| {
+        let error = take_from(|peer, device| {
+            let body = Told::of(device.uuid(), G, 1).bytes();
+            let memory = handle(device, G);
+            assert!(peer.say(DESCRIPTION, &body, &[memory.as_fd()]));
+        });
+        malformed(&error, "where none belong");
+        // Said to be none, one, and two where there is one.
+        for said in [0, 2] {
+            let error = take_after(2, |peer, device| {
+                let memory = handle(device, G);
+                let head = Head {
+                    handles: said,
+                    ..peer.head(HANDLES, &[], 1)
+                };
+                assert!(peer.frame(head, &[], &[memory.as_fd()]));
+            });
+            malformed(&error, "without the descriptors that its head tells of");
+        }
+        let error = take_after(1, |peer, device| {
+            let memory = handle(device, G);
+            assert!(peer.say(VERDICT, &[0], &[memory.as_fd()]));
+        });
+        malformed(&error, "where none belong");
+    });
+}
+
+#[test]
+fn messages_without_end() {
+    leaves_nothing_open(|| {
+        let taker = common::model();
+        let how = Attachment::builder(&taker.device);
+        // As fast as it can: until it is more than a description can be.
+        let (mut channel, mut peer) = Raw::pair();
+        channel.set_timeout(PROMPT);
+        let body = [0; MOST_BODY];
+        let talk = thread::spawn(move || {
+            let more = |peer: &Raw| Head {
+                more: 1,
+                ..peer.head(DESCRIPTION, &body, 0)
+            };
+            while peer.frame(more(&peer), &body, &[]) {}
+        });
+        let error = channel.take(&how).unwrap_err();
+        assert!(
+            matches!(error, TakeError::Channel(ChannelError::TooLarge { .. })),
+            "{error}"
+        );
+        drop(channel);
+        talk.join().unwrap();
+        // Slowly, each frame well within the time for all of them.
+        let (mut channel, mut peer) = Raw::pair();
+        let begun = Instant::now();
+        let talk = thread::spawn(move || {
+            let more = |peer: &Raw| Head {
+                more: 1,
+                ..peer.head(DESCRIPTION, &body, 0)
+            };
+            while peer.frame(more(&peer), &body, &[]) {
+                thread::sleep(SHORT / 6);
+            }
+        });
+        timed_out(&channel.take(&how).unwrap_err());
+        assert!(begun.elapsed() < 10 * SHORT);
+        drop(channel);
+        talk.join().unwrap();
+        common::nothing_left(taker);
+    });
+}
+
+#[test]
+fn handles_that_come_one_by_one_come_in_time_or_not_at_all() {
+    leaves_nothing_open(|| {
+        let (giver, taker) = (common::model(), common::model());
+        let (mut channel, mut peer) = Raw::pair();
+        let told = Told::of(giver.device.uuid(), G, 300);
+        let device = giver.device.clone();
+        let talk = thread::spawn(move || {
+            assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
+            let memory = handle(&device, G);
+            while peer.hear().is_some() && peer.say(HANDLES, &[], &[memory.as_fd()]) {
+                thread::sleep(SHORT / 12);
+            }
+        });
+        let how = Attachment::builder(&taker.device);
+        timed_out(&channel.take(&how).unwrap_err());
+        drop(channel);
+        talk.join().unwrap();
+        common::nothing_left(giver);
+        common::nothing_left(taker);
+    });
+}
+
+#[test]
+fn handles_of_something_else() {
+    leaves_nothing_open(|| {
+        let (reader, _writer) = std::io::pipe().unwrap();
+        let unsealed = memfd_create("cuvmm-1-0", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&unsealed, G).unwrap();
+        let (socket, _other) = Raw::pair();
+        drop(socket);
+        let others: [OwnedFd; 4] = [
+            std::fs::File::open("/dev/null").unwrap().into(),
+            reader.into(),
+            unsealed,
+            _other.socket,
+        ];
+        for other in &others {
+            // Behind one that is good.
+            let error = take_after(2, |peer, device| {
+                let good = handle(device, G);
+                assert!(peer.say(HANDLES, &[], &[good.as_fd(), other.as_fd()]));
+            });
+            let TakeError::Attach(AttachError::Import { offset: G, cause }) = error else {
+                panic!("{error:?}");
+            };
+            assert!(matches!(cause, ImportError::Call(_)), "{cause}");
+        }
+        // Larger and smaller than it is said to be: which shows when it is mapped.
+        for (size, said) in [(2 * G, G), (G, 2 * G), (G, 1 << 40)] {
+            let error = take_from(|peer, device| {
+                let mut told = Told::of(device.uuid(), G, 1);
+                told.size = said;
+                told.extents[0].1 = said;
+                assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
+                let memory = handle(device, size);
+                assert!(peer.say(HANDLES, &[], &[memory.as_fd()]));
+            });
+            let right = matches!(
+                error,
+                TakeError::Attach(AttachError::Commit(_) | AttachError::Reserve(_))
+            );
+            assert!(right, "{size} said to be {said}: {error:?}");
+        }
+    });
+}
+
+#[test]
+fn memory_of_another_place() {
+    leaves_nothing_open(|| {
+        // On no device of ours.
+        let error = take_from(|peer, _| {
+            let told = Told::of([9; 16], G, 1);
+            assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
+        });
+        assert!(matches!(
+            error,
+            TakeError::Attach(AttachError::NoSuchDevice { uuid }) if uuid == [9; 16]
+        ));
+        // Said to lie on the host.
+        let error = take_from(|peer, device| {
+            let mut told = Told::of(device.uuid(), G, 1);
+            told.places[0] = (LocationKind::HOST_NUMA.0, 0, [0; 16]);
+            assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
+            let memory = handle(device, G);
+            assert!(peer.say(HANDLES, &[], &[memory.as_fd()]));
+        });
+        let elsewhere = matches!(
+            error,
+            TakeError::Attach(AttachError::Elsewhere { offset: 0, location })
+                if location.kind == LocationKind::DEVICE
+        );
+        assert!(elsewhere, "{error:?}");
+        // Said to lie on this device, and lying on the host.
+        let error = take_after(1, |peer, device| {
+            let host = Physical::builder(device, G)
+                .on_host_numa(1)
+                .shareable(FD)
+                .create()
+                .unwrap();
+            let Exported::Fd(memory) = host.export(FD).unwrap() else {
+                panic!("a descriptor")
+            };
+            assert!(peer.say(HANDLES, &[], &[memory.as_fd()]));
+        });
+        let elsewhere = matches!(
+            error,
+            TakeError::Attach(AttachError::Elsewhere { offset: 0, location })
+                if location.kind == LocationKind::HOST_NUMA
+        );
+        assert!(elsewhere, "{error:?}");
+    });
+}
+
+#[test]
+fn too_many_handles_and_none() {
+    leaves_nothing_open(|| {
+        let error = take_after(2, |peer, device| {
+            let handles = [handle(device, G), handle(device, G), handle(device, G)];
+            assert!(peer.say(HANDLES, &[], &lend(&handles)));
+        });
+        let right = matches!(
+            error,
+            TakeError::Attach(AttachError::Handles {
+                handles: 3,
+                extents: 2
+            })
+        );
+        assert!(right, "{error:?}");
+        let error = take_after(1, |peer, _| assert!(peer.say(HANDLES, &[], &[])));
+        malformed(&error, "without handles");
+        let error = take_after(1, |peer, _| assert!(peer.say(HANDLES, &[0; 63], &[])));
+        malformed(&error, "without handles, or with more");
+        let error = take_after(1, |peer, device| {
+            let memory = handle(device, G);
+            assert!(peer.say(HANDLES, &[0; 64], &[memory.as_fd()]));
+        });
+        malformed(&error, "without handles, or with more");
+        let error = take_after(1, |peer, _| assert!(peer.say(HANDLES, &[0; 64], &[])));
+        let right = matches!(
+            error,
+            TakeError::Attach(AttachError::HandleType { wanted: FD })
+        );
+        assert!(right, "{error:?}");
+        let error = take_after(1, |peer, _| {
+            let body = [0; MOST_BODY];
+            let head = peer.head(HANDLES, &body, 0);
+            assert!(peer.frame(Head { more: 1, ..head }, &body, &[]));
+        });
+        let right = matches!(error, TakeError::Channel(ChannelError::TooLarge { .. }));
+        assert!(right, "{error:?}");
+    });
+}
+
+/// Nobody can tell that two handles are of the same memory; it is had twice then, and given back
+/// twice. As many as fit beside a message may come at once.
+#[test]
+fn the_same_memory_twice_and_as_many_as_fit() {
+    leaves_nothing_open(|| {
+        let (giver, taker) = (common::model(), common::model());
+        let (mut channel, mut peer) = Raw::pair();
+        channel.set_timeout(PROMPT);
+        let told = Told::of(giver.device.uuid(), G, 253 + 7);
+        assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
+        let memory = handle(&giver.device, G);
+        assert!(peer.say(HANDLES, &[], &[memory.as_fd(); 253]));
+        assert!(peer.say(HANDLES, &[], &[memory.as_fd(); 7]));
+        let taken = channel.take(&Attachment::builder(&taker.device)).unwrap();
+        assert_eq!(taken.held(), 260 * G);
+        assert_eq!(taken.extents().len(), 260);
+        taken.close().unwrap();
+        drop((peer, memory));
+        common::nothing_left(giver);
+        common::nothing_left(taker);
+    });
+}
+
+#[test]
+fn descriptions_that_are_refused_before_a_handle_is_asked_for() {
+    leaves_nothing_open(|| {
+        let error = take_from(|peer, _| assert!(peer.say(DESCRIPTION, b"", &[])));
+        let right = matches!(
+            error,
+            TakeError::Attach(AttachError::Description(DescriptionError::Length { .. }))
+        );
+        assert!(right, "{error:?}");
+        let error = take_from(|peer, device| {
+            let mut told = Told::of(device.uuid(), 4096, 1);
+            told.size = G;
+            assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
+        });
+        let right = matches!(
+            error,
+            TakeError::Attach(AttachError::Granularity {
+                theirs: 4096,
+                ours: G
+            })
+        );
+        assert!(right, "{error:?}");
+    });
+}
+
+#[test]
+fn more_addresses_than_there_are() {
+    leaves_nothing_open(|| {
+        for size in [1 << 62, u64::MAX - 1, u64::MAX] {
+            let error = take_from(|peer, device| {
+                let mut told = Told::of(device.uuid(), G, 1);
+                told.size = size;
+                assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
+                let memory = handle(device, G);
+                assert!(peer.say(HANDLES, &[], &[memory.as_fd()]));
+            });
+            let right = matches!(error, TakeError::Attach(AttachError::Reserve(_)));
+            assert!(right, "{size}: {error:?}");
+        }
+    });
+}
+
+#[test]
+fn givers_that_give_up_or_say_yes_to_nothing() {
+    leaves_nothing_open(|| {
+        for error in [
+            take_from(|peer, _| assert!(peer.say(VERDICT, b"\x01not today", &[]))),
+            take_after(1, |peer, _| {
+                assert!(peer.say(VERDICT, b"\x01not today", &[]));
+            }),
+            take_after(2, |peer, device| {
+                let memory = handle(device, G);
+                assert!(peer.say(HANDLES, &[], &[memory.as_fd()]));
+                assert!(peer.say(VERDICT, b"\x01not today", &[]));
+            }),
+        ] {
+            let right = matches!(&error, TakeError::Withdrawn { reason } if reason == "not today");
+            assert!(right, "{error:?}");
+        }
+        malformed(
+            &take_after(1, |peer, _| assert!(peer.yes())),
+            "a yes to nothing",
+        );
+        for neither in [&[] as &[u8], &[2], &[0, 0]] {
+            let error = take_after(1, |peer, _| assert!(peer.say(VERDICT, neither, &[])));
+            malformed(&error, "neither yes nor no");
+        }
+        let error = take_after(1, |peer, _| {
+            assert!(peer.say(VERDICT, &[1; 5000], &[]));
+        });
+        assert!(matches!(error, TakeError::Withdrawn { .. }), "{error:?}");
+    });
+}
+
+#[test]
+fn silence_and_closing_at_each_step_of_a_taking() {
+    let half = |peer: &mut Raw, device: &Device| {
+        let memory = handle(device, G);
+        assert!(peer.say(HANDLES, &[], &[memory.as_fd()]));
+    };
+    leaves_nothing_open(|| {
+        timed_out(&take_from(|_, _| {}));
+        timed_out(&take_after(2, |_, _| {}));
+        timed_out(&take_after(2, half));
+        let close = |peer: &mut Raw| {
+            rustix::net::shutdown(&peer.socket, rustix::net::Shutdown::Both).unwrap();
+        };
+        closed(&take_from(|peer, _| close(peer)));
+        closed(&take_after(2, |peer, _| close(peer)));
+        closed(&take_after(2, |peer, device| {
+            half(peer, device);
+            close(peer);
+        }));
+    });
+}
+
+/// What a giver of forty granules makes of what somebody says, and what that has heard by then.
+fn give_to(said: impl FnOnce(&mut Raw)) -> GiveError {
+    let giver = common::model();
+    let region = region(&giver, 40);
+    let before = giver.machine.snapshot();
+    let offer = Offer::region(&region, 0..40 * G).unwrap();
+    let (mut channel, mut peer) = Raw::pair();
+    said(&mut peer);
+    let begun = Instant::now();
+    let error = channel.give(&offer).unwrap_err();
+    assert!(begun.elapsed() < PROMPT, "{error}");
+    if matches!(error, GiveError::Channel(_)) {
+        assert!(matches!(
+            channel.give(&offer),
+            Err(GiveError::Channel(ChannelError::Broken))
+        ));
+    }
+    drop((channel, peer, offer));
+    assert_eq!(giver.machine.snapshot(), before, "{error}");
+    drop(region);
+    common::nothing_left(giver);
+    error
+}
+
+#[test]
+fn takers_that_are_wrong_silent_or_gone() {
+    leaves_nothing_open(|| {
+        let wrong = |error: GiveError, expected: &str| {
+            let GiveError::Channel(ChannelError::Malformed { what }) = error else {
+                panic!("{error:?} where it should be {expected}");
+            };
+            assert!(what.contains(expected), "{what} should be {expected}");
+        };
+        for yes in 0..3 {
+            let after = |said: &dyn Fn(&mut Raw)| {
+                give_to(|peer| {
+                    (0..yes).for_each(|_| assert!(peer.yes()));
+                    said(peer);
+                })
+            };
+            let error = after(&|_| {});
+            let right = matches!(
+                error,
+                GiveError::Channel(ChannelError::TimedOut { waited: SHORT })
+            );
+            assert!(right, "{yes}: {error:?}");
+            let error = after(&|peer| {
+                rustix::net::shutdown(&peer.socket, rustix::net::Shutdown::Write).unwrap();
+            });
+            let right = matches!(error, GiveError::Channel(ChannelError::Closed));
+            assert!(right, "{yes}: {error:?}");
+            let error = after(&|peer| assert!(peer.say(VERDICT, b"\x01no \xff", &[])));
+            let right = matches!(&error, GiveError::Refused { reason } if reason == "no \u{fffd}");
+            assert!(right, "{yes}: {error:?}");
+            for neither in [&[] as &[u8], &[7], &[0, 1]] {
+                let error = after(&|peer| assert!(peer.say(VERDICT, neither, &[])));
+                wrong(error, "neither yes nor no");
+            }
+            wrong(
+                after(&|peer| assert!(peer.say(TEXT, b"\"List\"", &[]))),
+                "not the one that comes now",
+            );
+            wrong(
+                after(&|peer| {
+                    let null = std::fs::File::open("/dev/null").unwrap();
+                    assert!(peer.say(VERDICT, &[0], &[null.as_fd()]));
+                }),
+                "where none belong",
+            );
+        }
+    });
+}
+
+/// A peer that does not read: what cannot be sent is not waited for without end.
+#[test]
+fn a_description_that_nobody_reads() {
+    leaves_nothing_open(|| {
+        let giver = common::model();
+        let region = region(&giver, 16 << 10);
+        let offer = Offer::region(&region, 0..region.size()).unwrap();
+        assert!(offer.description().to_bytes().len() > 5 * MOST_BODY);
+        let (mut channel, peer) = Raw::pair();
+        let error = channel.give(&offer).unwrap_err();
+        let right = matches!(
+            error,
+            GiveError::Channel(ChannelError::TimedOut { waited: SHORT })
+        );
+        assert!(right, "{error:?}");
+        drop((channel, peer, offer, region));
+        common::nothing_left(giver);
+    });
+}
+
+/// What a reader makes of what a publisher answers.
+fn attach_from(said: impl FnOnce(&mut Raw, &Device)) -> SubscribeError {
+    let (writer, reader) = (common::model(), common::model());
+    let (channel, mut peer) = Raw::pair();
+    let mut subscriber = Subscriber::over(channel);
+    said(&mut peer, &writer.device);
+    let begun = Instant::now();
+    let error = subscriber
+        .attach("llama", &Attachment::builder(&reader.device))
+        .unwrap_err();
+    assert!(begun.elapsed() < PROMPT, "{error}");
+    drop((subscriber, peer));
+    common::nothing_left(writer);
+    common::nothing_left(reader);
+    error
+}
+
+#[test]
+fn answers_that_are_none() {
+    let deep = "[".repeat(60_000);
+    let deep_inside = format!(r#"{{"Edition":{{"manifest":{{"other":{deep}"#);
+    let nonsense = [
+        "",
+        "{",
+        "null",
+        "\u{0}",
+        r#""Newest""#,
+        r#"{"Edition":{}}"#,
+        r#"{"Edition":{"publisher":1,"version":-1,"manifest":{"tensors":[]}}}"#,
+        r#"{"Edition":{"publisher":1,"version":1e400,"manifest":{"tensors":[]}}}"#,
+        r#"{"Edition":{"publisher":1,"version":1,"manifest":{"tensors":[{}]}}}"#,
+        r#"{"Edition":{"publisher":1,"publisher":1,"version":1,"manifest":{"tensors":[]}}}"#,
+        r#"{"NotPublished":7}"#,
+        r#""NotPublished" "NotPublished""#,
+        // Answers to other questions.
+        r#"{"Newest":null}"#,
+        r#"{"Publications":[]}"#,
+        &deep,
+        &deep_inside,
+    ];
+    leaves_nothing_open(|| {
+        for answer in nonsense {
+            let error = attach_from(|peer, _| {
+                assert!(peer.say(TEXT, answer.as_bytes(), &[]));
+            });
+            let right = matches!(
+                error,
+                SubscribeError::Channel(ChannelError::Malformed { .. })
+            );
+            assert!(right, "{answer:.40}: {error:?}");
+        }
+        let error = attach_from(|peer, _| assert!(peer.say(TEXT, b"\xff\xfe", &[])));
+        let right = matches!(
+            error,
+            SubscribeError::Channel(ChannelError::Malformed { .. })
+        );
+        assert!(right, "{error:?}");
+        let error = attach_from(|peer, device| {
+            let told = Told::of(device.uuid(), G, 1);
+            assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
+        });
+        let right = matches!(
+            error,
+            SubscribeError::Channel(ChannelError::Malformed {
+                what: "not the one that comes now"
+            })
+        );
+        assert!(right, "{error:?}");
+        let error = attach_from(|_, _| {});
+        let right = matches!(
+            error,
+            SubscribeError::Channel(ChannelError::TimedOut { waited: SHORT })
+        );
+        assert!(right, "{error:?}");
+    });
+}
+
+#[test]
+fn an_answer_that_makes_no_sense_ends_the_connection() {
+    leaves_nothing_open(|| {
+        let (channel, mut peer) = Raw::pair();
+        let mut subscriber = Subscriber::over(channel);
+        assert!(peer.say(TEXT, br#"{"Newest":3}"#, &[]));
+        assert!(peer.say(TEXT, br#"{"Publications":[]}"#, &[]));
+        assert!(matches!(
+            subscriber.list(),
+            Err(SubscribeError::Channel(ChannelError::Malformed { .. }))
+        ));
+        assert!(
+            matches!(
+                subscriber.list(),
+                Err(SubscribeError::Channel(ChannelError::Broken))
+            ),
+            "what comes next might be the answer to the question before"
+        );
+    });
+}
+
+#[test]
+fn manifests_that_lie() {
+    let tensor = |name: &str, offset: u64, size: u64| {
+        format!(r#"{{"name":"{name}","dtype":"U8","shape":[1],"offset":{offset},"size":{size}}}"#)
+    };
+    let outside = [(G, 1), (0, G + 1), (u64::MAX, 2), (1, u64::MAX)];
+    leaves_nothing_open(|| {
+        let publish = |tensors: String| {
+            attach_from(|peer, device| {
+                let edition = format!(
+                    r#"{{"Edition":{{"publisher":1,"version":1,"manifest":{{"tensors":[{tensors}]}}}}}}"#
+                );
+                assert!(peer.say(TEXT, edition.as_bytes(), &[]));
+                let told = Told::of(device.uuid(), G, 1);
+                assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
+                let memory = handle(device, G);
+                assert!(peer.say(HANDLES, &[], &[memory.as_fd()]));
+            })
+        };
+        for (at, many) in outside {
+            let error = publish(tensor("a", at, many));
+            let right = matches!(
+                &error,
+                SubscribeError::Manifest(ManifestError::Outside { name, offset, size })
+                    if name == "a" && (*offset, *size) == (at, many)
+            );
+            assert!(right, "{error:?}");
+        }
+        let error = publish([tensor("a", 0, 1), tensor("a", 1, 1)].join(","));
+        let right = matches!(
+            &error,
+            SubscribeError::Manifest(ManifestError::Twice { name }) if name == "a"
+        );
+        assert!(right, "{error:?}");
+    });
+}
+
+#[test]
+fn an_answer_larger_than_any() {
+    leaves_nothing_open(|| {
+        let (mut channel, mut peer) = Raw::pair();
+        channel.set_timeout(Duration::from_secs(60));
+        let talk = thread::spawn(move || {
+            let body = [b' '; MOST_BODY];
+            let more = |peer: &Raw| Head {
+                more: 1,
+                ..peer.head(TEXT, &body, 0)
+            };
+            while peer.frame(more(&peer), &body, &[]) {}
+        });
+        let mut subscriber = Subscriber::over(channel);
+        let error = subscriber.list().unwrap_err();
+        let right = matches!(
+            error,
+            SubscribeError::Channel(ChannelError::TooLarge { most }) if most == 64 << 20
+        );
+        assert!(right, "{error:?}");
+        drop(subscriber);
+        talk.join().unwrap();
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(cases(400)))]
+
+    /// Anybody who says anything, in any order. `fuzz/fuzz_targets/channel.rs` goes on with it.
+    #[test]
+    fn a_peer_that_says_anything(script in proptest::collection::vec(0u8..24, 0..40)) {
+        leaves_nothing_open(|| {
+            let (giver, taker) = (common::model(), common::model());
+            let mine = region(&giver, 3);
+            let offer = Offer::region(&mine, 0..3 * G).unwrap();
+            let (told, handles) = offer.parcel().unwrap().into_parts();
+            let handles = handles.into_iter().map(|handle| match handle {
+                Exported::Fd(fd) => fd,
+                other => panic!("{other:?}"),
+            });
+            let words = Words::new(told.to_bytes(), handles.collect());
+            let how = Attachment::builder(&taker.device);
+            let begun = Instant::now();
+            // What nobody received waits in the sockets, and goes with them.
+            let hears = |listens: &dyn Fn(Channel)| {
+                let (channel, mut peer) = Raw::pair();
+                words.speak(&mut peer, &script);
+                listens(channel);
+            };
+            hears(&|mut channel| drop(channel.take(&how)));
+            hears(&|mut channel| drop(channel.give(&offer)));
+            hears(&|channel| drop(Subscriber::over(channel).attach("llama", &how)));
+            prop_assert!(begun.elapsed() < PROMPT);
+            drop((words, offer, mine));
+            common::nothing_left(giver);
+            common::nothing_left(taker);
+            Ok(())
+        })?;
+    }
+}

@@ -1,0 +1,383 @@
+//! Publishers with readers that are wrong, silent, many or gone, and the other way round.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+mod share_support;
+
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{G, Rig};
+use cuvmm::driver::HandleTypes;
+use cuvmm::driver::host::HostMemory;
+use cuvmm::error::{ChannelError, ManifestError, PublishRefusal, SubscribeError};
+use cuvmm::share::{Listener, Manifest, Publication, Publisher, Subscriber};
+use cuvmm::{Attachment, Channel, Offer, Region, Stream};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use share_support::{
+    DESCRIPTION, Head, MOST_BODY, PROMPT, Raw, TEXT, VERDICT, drop_in_child, ended, fork,
+    in_a_child, leaves_nothing_open, open_files,
+};
+
+type Host = Rig<HostMemory>;
+
+/// Two extents with a text at the beginning.
+fn edition(rig: &Host, text: &[u8]) -> Region {
+    let mut region = Region::builder(&rig.device, 2 * G)
+        .largest_extent(G)
+        .shareable(HandleTypes::POSIX_FD)
+        .reserve()
+        .unwrap();
+    region.commit(0..2 * G).unwrap();
+    let stream = Stream::legacy(&rig.device);
+    region.write(&stream, 0, text).unwrap();
+    region
+}
+
+fn text<const N: usize>(rig: &Host, memory: &Attachment) -> [u8; N] {
+    let mut bytes = [0; N];
+    memory
+        .read(&Stream::legacy(&rig.device), 0, &mut bytes)
+        .unwrap();
+    bytes
+}
+
+/// A publisher with one publication, and where it listens.
+fn publisher(rig: &Host) -> (tempfile::TempDir, PathBuf, Publisher) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let publisher = Publisher::bind(&path).unwrap();
+    publisher
+        .publish("llama", Manifest::default(), edition(rig, b"first"))
+        .unwrap();
+    (folder, path, publisher)
+}
+
+fn attach(rig: &Host, subscriber: &mut Subscriber) -> Publication {
+    subscriber
+        .attach("llama", &Attachment::builder(&rig.device))
+        .unwrap()
+}
+
+const ATTACH: &[u8] = br#"{"Attach":{"name":"llama"}}"#;
+
+fn watch(millis: u64) -> String {
+    format!(r#"{{"Watch":{{"name":"llama","publisher":0,"version":0,"millis":{millis}}}}}"#)
+}
+
+#[test]
+fn readers_that_are_wrong_are_let_go_and_others_are_served() {
+    leaves_nothing_open(|| {
+        let (writer, reader) = (common::host(), common::host());
+        let (_folder, path, publisher) = publisher(&writer);
+        let before = open_files().len();
+        let wrong: [&dyn Fn(&mut Raw); 9] = [
+            &|peer| assert!(peer.send(b"GET / HTTP/1.1", &[])),
+            &|peer| assert!(peer.say(TEXT, b"\"Dance\"", &[])),
+            &|peer| assert!(peer.say(TEXT, b"[[[[[[[[[[[[[[[[[[[[[", &[])),
+            &|peer| assert!(peer.say(TEXT, &[b' '; 4097], &[])),
+            &|peer| assert!(peer.say(DESCRIPTION, ATTACH, &[])),
+            &|peer| assert!(peer.yes()),
+            &|peer| {
+                let head = Head {
+                    more: 1,
+                    ..peer.head(TEXT, &[0; MOST_BODY], 0)
+                };
+                assert!(peer.frame(head, &[0; MOST_BODY], &[]));
+            },
+            // A verdict that is none, where the description was to be agreed to.
+            &|peer| {
+                assert!(peer.say(TEXT, ATTACH, &[]));
+                assert!(peer.say(TEXT, ATTACH, &[]));
+            },
+            // One that is gone.
+            &|peer| {
+                assert!(peer.say(TEXT, ATTACH, &[]));
+                rustix::net::shutdown(&peer.socket, rustix::net::Shutdown::Both).unwrap();
+            },
+        ];
+        for wrong in wrong {
+            let mut peer = Raw::connect(&path);
+            wrong(&mut peer);
+            while peer.hear().is_some() {}
+        }
+        // A no is none of these: the connection goes on.
+        let mut peer = Raw::connect(&path);
+        for _ in 0..3 {
+            assert!(peer.say(TEXT, ATTACH, &[]));
+            assert_eq!(peer.hear().unwrap().0, TEXT);
+            assert_eq!(peer.hear().unwrap().0, DESCRIPTION);
+            assert!(peer.say(VERDICT, b"\x01no", &[]));
+        }
+        let mut subscriber = Subscriber::connect(&path).unwrap();
+        assert!(matches!(
+            subscriber.attach(&"x".repeat(9000), &Attachment::builder(&reader.device)),
+            Err(SubscribeError::NotPublished { .. })
+        ));
+        let read = attach(&reader, &mut subscriber);
+        assert_eq!(&text(&reader, read.memory()), b"first");
+        drop((read, peer, subscriber));
+        let begun = Instant::now();
+        while open_files().len() > before && begun.elapsed() < PROMPT {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(open_files().len(), before, "of those that went");
+        drop(publisher);
+        common::nothing_left(writer);
+        common::nothing_left(reader);
+    });
+}
+
+/// It waits for nobody: not for one that says nothing, nor in the middle of anything.
+#[test]
+fn a_publisher_ends_at_once_whoever_is_silent() {
+    let silent: [&dyn Fn(&mut Raw); 6] = [
+        &|_| {},
+        &|peer| assert!(peer.say(TEXT, watch(u64::MAX).as_bytes(), &[])),
+        &|peer| {
+            let head = Head {
+                more: 1,
+                ..peer.head(TEXT, &[0; MOST_BODY], 0)
+            };
+            assert!(peer.frame(head, &[b' '; MOST_BODY], &[]));
+        },
+        // It does not say what it makes of the description, nor of the handles.
+        &|peer| assert!(peer.say(TEXT, ATTACH, &[])),
+        &|peer| {
+            assert!(peer.say(TEXT, ATTACH, &[]));
+            assert!(peer.yes());
+        },
+        // It asks and asks, and reads nothing.
+        &|peer| {
+            rustix::io::ioctl_fionbio(&peer.socket, true).unwrap();
+            while peer.say(TEXT, b"\"List\"", &[]) {
+                thread::yield_now();
+            }
+        },
+    ];
+    leaves_nothing_open(|| {
+        for (index, silent) in silent.iter().enumerate() {
+            let writer = common::host();
+            let (folder, path, publisher) = publisher(&writer);
+            let mut peer = Raw::connect(&path);
+            silent(&mut peer);
+            thread::sleep(Duration::from_millis(20));
+            let begun = Instant::now();
+            drop(publisher);
+            let took = begun.elapsed();
+            assert!(took < Duration::from_secs(1), "case {index}: {took:?}");
+            assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+            while peer.hear().is_some() {}
+            drop(peer);
+            common::nothing_left(writer);
+        }
+    });
+}
+
+#[test]
+fn waiting_for_ever_ends_with_an_edition_a_withdrawal_or_the_publisher() {
+    leaves_nothing_open(|| {
+        let (writer, reader) = (common::host(), common::host());
+        let (_folder, path, publisher) = publisher(&writer);
+        let mut subscriber = Subscriber::connect(&path).unwrap();
+        let first = attach(&reader, &mut subscriber);
+        let mut wait = |meanwhile: &mut dyn FnMut()| {
+            thread::scope(|scope| {
+                let waiting = scope.spawn(|| subscriber.wait_for_newer(&first, Duration::MAX));
+                thread::sleep(Duration::from_millis(20));
+                assert!(!waiting.is_finished());
+                let begun = Instant::now();
+                meanwhile();
+                let woken = waiting.join().unwrap();
+                assert!(begun.elapsed() < Duration::from_secs(1));
+                woken
+            })
+        };
+        let newer = wait(&mut || {
+            let version = publisher.publish("llama", Manifest::default(), edition(&writer, b"b"));
+            assert_eq!(version.unwrap(), 2);
+        });
+        assert_eq!(newer.unwrap(), Some(2));
+        // The one before is not the newest: it is told at once.
+        let begun = Instant::now();
+        let mut subscriber = Subscriber::connect(&path).unwrap();
+        let newer = subscriber.wait_for_newer(&first, Duration::MAX).unwrap();
+        assert_eq!(newer, Some(2));
+        assert!(begun.elapsed() < Duration::from_secs(1));
+        let second = attach(&reader, &mut subscriber);
+        let mut wait = |meanwhile: &mut dyn FnMut()| {
+            thread::scope(|scope| {
+                let waiting = scope.spawn(|| subscriber.wait_for_newer(&second, Duration::MAX));
+                thread::sleep(Duration::from_millis(20));
+                assert!(!waiting.is_finished());
+                let begun = Instant::now();
+                meanwhile();
+                let woken = waiting.join().unwrap();
+                assert!(begun.elapsed() < Duration::from_secs(1));
+                woken
+            })
+        };
+        let withdrawn = wait(&mut || assert!(publisher.withdraw("llama")));
+        let right = matches!(withdrawn, Err(SubscribeError::NotPublished { .. }));
+        assert!(right, "{withdrawn:?}");
+        assert!(!publisher.withdraw("llama"));
+        // Its version counts on, so that nobody takes a new one for one that was.
+        let again = publisher.publish("llama", Manifest::default(), edition(&writer, b"c"));
+        assert_eq!(again.unwrap(), 3);
+        let third = attach(&reader, &mut subscriber);
+        let mut publisher = Some(publisher);
+        let gone = thread::scope(|scope| {
+            let waiting = scope.spawn(|| subscriber.wait_for_newer(&third, Duration::MAX));
+            thread::sleep(Duration::from_millis(20));
+            drop(publisher.take());
+            waiting.join().unwrap()
+        });
+        let right = matches!(gone, Err(SubscribeError::Channel(ChannelError::Closed)));
+        assert!(right, "{gone:?}");
+        assert_eq!(&text(&reader, first.memory()), b"first");
+        assert_eq!(&text(&reader, second.memory()), b"b");
+        assert_eq!(&text(&reader, third.memory()), b"c");
+        drop((first, second, third));
+        drop(subscriber);
+        common::nothing_left(writer);
+        common::nothing_left(reader);
+    });
+}
+
+/// A publisher that came after another at the same path has other editions, whatever their versions.
+#[test]
+fn another_publisher_has_other_editions() {
+    leaves_nothing_open(|| {
+        let (writer, reader) = (common::host(), common::host());
+        let (_folder, path, first) = publisher(&writer);
+        let mut subscriber = Subscriber::connect(&path).unwrap();
+        let old = attach(&reader, &mut subscriber);
+        drop((first, subscriber));
+        let second = Publisher::bind(&path).unwrap();
+        let version = second.publish("llama", Manifest::default(), edition(&writer, b"other"));
+        assert_eq!(version.unwrap(), old.version());
+        let mut subscriber = Subscriber::connect(&path).unwrap();
+        let newer = subscriber.wait_for_newer(&old, Duration::MAX).unwrap();
+        assert_eq!(newer, Some(1));
+        assert_eq!(
+            &text(&reader, attach(&reader, &mut subscriber).memory()),
+            b"other"
+        );
+        assert_eq!(&text(&reader, old.memory()), b"first");
+        drop((old, subscriber, second));
+        common::nothing_left(writer);
+        common::nothing_left(reader);
+    });
+}
+
+#[test]
+fn a_manifest_that_nobody_would_read_is_refused() {
+    leaves_nothing_open(|| {
+        let writer = common::host();
+        let (_folder, _path, publisher) = publisher(&writer);
+        let mut manifest = Manifest::default();
+        manifest
+            .metadata
+            .insert("notes".to_owned(), "x".repeat(64 << 20));
+        let refused = publisher
+            .publish("large", manifest, edition(&writer, b"x"))
+            .unwrap_err();
+        let right = matches!(
+            refused.reason,
+            PublishRefusal::Manifest(ManifestError::TooLarge { bytes, most })
+                if bytes > 64 << 20 && most < 64 << 20
+        );
+        assert!(right, "{refused:?}");
+        let stream = Stream::legacy(&writer.device);
+        let memory = refused.memory;
+        memory.write(&stream, 0, b"still to be written").unwrap();
+        drop((memory, publisher));
+        common::nothing_left(writer);
+    });
+}
+
+/// More connections than a publisher serves: those that are served are served still, the others hear
+/// that there is no room, and nothing of it stays.
+#[test]
+fn idle_connections_are_bounded() {
+    in_a_child(|| {
+        let limit = getrlimit(Resource::Nofile);
+        let enough = limit.maximum.unwrap_or(u64::MAX).min(4096);
+        let raised = Rlimit {
+            current: Some(enough),
+            ..limit
+        };
+        setrlimit(Resource::Nofile, raised).unwrap();
+        // Each has a descriptor on either side.
+        let many = (enough as usize - 100).min(2 * 1100) / 2;
+        let writer = common::host();
+        let (_folder, path, publisher) = publisher(&writer);
+        let mut served = Subscriber::connect(&path).unwrap();
+        assert_eq!(served.list().unwrap().len(), 1);
+        let before = open_files().len();
+        let mut idle: Vec<Raw> = (0..many).map(|_| Raw::connect(&path)).collect();
+        assert_eq!(served.list().unwrap().len(), 1);
+        if many > 1024 {
+            let mut last = idle.pop().unwrap();
+            assert!(last.hear().is_none(), "there is no room for it");
+        }
+        drop(idle);
+        let begun = Instant::now();
+        while open_files().len() > before && begun.elapsed() < PROMPT {
+            thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(open_files().len(), before);
+        let mut again = Subscriber::connect(&path).unwrap();
+        assert_eq!(again.list().unwrap().len(), 1);
+        drop((served, again));
+        let begun = Instant::now();
+        drop(publisher);
+        assert!(begun.elapsed() < PROMPT);
+        common::nothing_left(writer);
+    });
+}
+
+#[test]
+fn a_forked_child_ends_nothing_of_its_parent_s() {
+    leaves_nothing_open(|| {
+        let (writer, reader) = (common::host(), common::host());
+        let (folder, path, publisher) = publisher(&writer);
+        let mut subscriber = Subscriber::connect(&path).unwrap();
+        let read = attach(&reader, &mut subscriber);
+        let listening = folder.path().join("listening");
+        let listener = Listener::bind(&listening).unwrap();
+        let (mut here, mut there) = Channel::pair().unwrap();
+        let mine = edition(&writer, b"mine");
+        let offer = Offer::region(&mine, 0..2 * G).unwrap();
+        let parcel = offer.parcel().unwrap();
+        let child = fork(|| {
+            drop_in_child(&publisher);
+            drop_in_child(&subscriber);
+            drop_in_child(&read);
+            drop_in_child(&listener);
+            drop_in_child(&here);
+            drop_in_child(&there);
+            drop_in_child(&offer);
+            drop_in_child(&parcel);
+            assert_eq!(writer.device.drop_failures(), 0);
+            assert_eq!(reader.device.drop_failures(), 0);
+        });
+        assert_eq!(ended(child, PROMPT), Some(0));
+        assert_eq!(&text(&reader, read.memory()), b"first");
+        assert_eq!(subscriber.list().unwrap().len(), 1);
+        drop(Subscriber::connect(&path).unwrap());
+        let one = Channel::connect(&listening).unwrap();
+        drop((one, listener.accept(PROMPT).unwrap()));
+        let how = Attachment::builder(&reader.device);
+        thread::scope(|scope| {
+            scope.spawn(|| here.give(&offer).unwrap());
+            assert_eq!(&text(&reader, &there.take(&how).unwrap()), b"mine");
+        });
+        assert_eq!(&text(&reader, &how.open(&parcel).unwrap()), b"mine");
+        drop((publisher, subscriber, read, listener, offer, parcel, mine));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        common::nothing_left(writer);
+        common::nothing_left(reader);
+    });
+}

@@ -358,9 +358,11 @@ impl<T: Pod> DeviceVec<T> {
         ViewMut::new(self.address(), self.len)
     }
 
-    /// The extents that its first bytes lie in, with their memory.
-    pub(crate) fn parts(&self, bytes: u64) -> impl Iterator<Item = (Extent, Physical)> + '_ {
-        self.region.parts(0..bytes)
+    /// The extents that its elements lie in, with their memory, which counts as exported from here
+    /// on.
+    pub(crate) fn promise(&self) -> Vec<(Extent, Physical)> {
+        let used = bytes_of::<T>(self.len).unwrap_or_default();
+        self.region.promise(0..used).unwrap_or_default()
     }
 
     /// Waits for what writes to it, and lets nobody write any more.

@@ -1,5 +1,6 @@
 //! Random programs of operations on a pool, held against a small reference: with streams that are
-//! held back, kernels that write late, faults in the middle, tenants that come and go.
+//! held back, kernels that write late, faults in the middle, tenants that come and go, and peers
+//! that write to what was exported to them once nobody should look there any more.
 //!
 //! The reference knows which block holds which byte in which granule, who uses how much, and what
 //! each tenant can always have. It knows nothing of extents, fences or the driver.
@@ -7,14 +8,20 @@
 
 mod common;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 
 use common::{D0, G, Rig};
 use cuvmm::driver::fault::Fault;
+use cuvmm::driver::host::HostMemory;
 use cuvmm::driver::model::{Backing, Machine, Spite};
-use cuvmm::driver::{CUresult, Driver};
+use cuvmm::driver::{CUresult, Driver, Exported, HandleTypes};
 use cuvmm::error::{AllocateError, RegisterError};
-use cuvmm::{Block, Hardened, Lease, Limit, Pool, Region, Stream, Tenant};
+use cuvmm::{
+    Access, Block, Device, Extent, Hardened, Lease, Limit, Mapping, Physical, Pool, PoolStats,
+    Region, Reservation, Right, Stream, Tenant,
+};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -24,6 +31,8 @@ const TENANTS: usize = 3;
 const STREAMS: usize = 3;
 /// What a hardened pool fills memory with: no tenant's byte.
 const FILL: u8 = 0xFF;
+/// What a peer writes to the memory of a block that is gone: no tenant's byte either.
+const STAMP: u8 = 0xFA;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -60,6 +69,11 @@ enum Step {
     },
     EndLease {
         lease: usize,
+    },
+    /// Exports a block to a peer, and keeps the lease if told to.
+    Export {
+        block: usize,
+        keep: bool,
     },
     Hold {
         stream: usize,
@@ -109,6 +123,25 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// Fewer shapes and more work held back, so that what was exported would soon be found again if it
+/// could be.
+fn sharing_step() -> impl Strategy<Value = Step> {
+    let block = || 0usize..3;
+    prop_oneof![
+        30 => step(),
+        5 => (0..2usize, 1u64..4, 0..2usize, any::<bool>()).prop_map(
+            |(tenant, granules, stream, zeroed)| Step::Allocate {
+                tenant, granules, spare: 4 - granules, stream, home: true, zeroed
+            }
+        ),
+        6 => (block(), any::<bool>()).prop_map(|(block, keep)| Step::Export { block, keep }),
+        4 => block().prop_map(|block| Step::Kernel { block }),
+        4 => block().prop_map(|block| Step::Drop { block }),
+        3 => (0..2usize).prop_map(|stream| Step::Hold { stream }),
+        3 => Just(Step::Check),
+    ]
+}
+
 /// What the reference knows of a granule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Content {
@@ -119,8 +152,82 @@ enum Content {
     Own,
 }
 
+/// What a peer has of a block.
+struct Import {
+    extents: Vec<(u64, Mapping)>,
+    /// Up to where it has been the block's memory ever since.
+    valid: u64,
+    stamped: bool,
+}
+
+impl Import {
+    fn of(peer: &Device, handles: &[(Extent, Exported)], size: u64) -> Self {
+        let extents = handles.iter().map(|(extent, handle)| {
+            let physical = Physical::import(peer, handle, extent.size).unwrap();
+            let reservation = Reservation::new(peer, extent.size).unwrap();
+            let mapping = reservation.map(0, &physical).unwrap();
+            let access = [Access::device(peer, Right::ReadWrite)];
+            mapping.set_access(&access).unwrap();
+            (extent.offset, mapping)
+        });
+        Self {
+            extents: extents.collect(),
+            valid: size,
+            stamped: false,
+        }
+    }
+
+    /// The peer sees what the block holds, as far as that is known.
+    fn shows(&self, granules: &[Content]) {
+        for (start, mapping) in &self.extents {
+            for offset in (0..mapping.size()).step_by(G as usize) {
+                let at = start + offset;
+                let content = granules.get((at / G) as usize);
+                if let (Some(Content::Byte(byte)), true) = (content, at < self.valid) {
+                    assert_eq!(
+                        ends(mapping, offset),
+                        [[*byte; 4]; 2],
+                        "of the block's at {at}"
+                    );
+                }
+            }
+        }
+    }
+
+    /// The peer's bytes are its own once the block is gone; the first time it writes them.
+    fn stamp(&mut self) {
+        for (start, mapping) in &self.extents {
+            for offset in (0..mapping.size()).step_by(G as usize) {
+                if self.stamped {
+                    let seen = ends(mapping, offset);
+                    assert_eq!(
+                        seen,
+                        [[STAMP; 4]; 2],
+                        "the peer's own at {}",
+                        start + offset
+                    );
+                }
+                for at in [offset, offset + G - 4] {
+                    mapping.write(at, &[STAMP; 4]).unwrap();
+                }
+            }
+        }
+        self.stamped = true;
+    }
+}
+
+/// The first and the last bytes of a granule.
+fn ends(mapping: &Mapping, granule: u64) -> [[u8; 4]; 2] {
+    [granule, granule + G - 4].map(|at| {
+        let mut bytes = [0; 4];
+        mapping.read(at, &mut bytes).unwrap();
+        bytes
+    })
+}
+
 struct Known {
     block: Block,
+    imports: Vec<Import>,
     tenant: usize,
     stream: usize,
     zeroed: bool,
@@ -129,8 +236,39 @@ struct Known {
     granules: Vec<Content>,
 }
 
+/// What peers have. They keep it to the end.
+#[derive(Default)]
+struct Peers {
+    /// Made when it is first needed.
+    rig: Option<Rig<HostMemory>>,
+    /// Of blocks that are gone, with what these held in the end.
+    gone: Vec<(Import, Vec<Content>)>,
+    /// Where there is nothing to be seen.
+    handles: Vec<(Extent, Exported)>,
+    /// The bytes of each memory that was exported, by what tells one from another.
+    exported: BTreeMap<(u64, u64), u64>,
+}
+
+impl Peers {
+    fn device(&mut self) -> &Device {
+        &self.rig.get_or_insert_with(common::host).device
+    }
+
+    fn count(&mut self, handles: &[(Extent, Exported)]) {
+        for (extent, handle) in handles {
+            let Exported::Fd(fd) = handle else {
+                panic!("no descriptor: {handle:?}");
+            };
+            let seen = File::from(fd.try_clone().unwrap()).metadata().unwrap();
+            self.exported.insert((seen.dev(), seen.ino()), extent.size);
+        }
+    }
+}
+
 struct World<'a, B: Backing> {
     rig: &'a Rig<B>,
+    /// Where blocks are exported.
+    peers: Option<Peers>,
     known: Vec<Known>,
     leases: Vec<Lease>,
     tenants: Vec<Tenant>,
@@ -153,12 +291,20 @@ impl<'a, B: Backing + 'static> World<'a, B>
 where
     Machine<B>: Driver,
 {
-    fn new(rig: &'a Rig<B>, hardened: Option<Hardened>) -> Self {
+    fn new(
+        rig: &'a Rig<B>,
+        Kind {
+            hardened, peers, ..
+        }: Kind,
+    ) -> Self {
         let mut builder = Pool::builder(&rig.device)
             .limit(Limit::Bytes(LIMIT * G))
             .largest_extent(4 * G);
         if let Some(hardened) = hardened {
             builder = builder.hardened(hardened);
+        }
+        if peers {
+            builder = builder.shareable(HandleTypes::POSIX_FD);
         }
         let pool = builder.build().unwrap();
         let tenants = (0..TENANTS)
@@ -169,6 +315,7 @@ where
             .collect();
         Self {
             rig,
+            peers: peers.then(Peers::default),
             known: vec![],
             leases: vec![],
             tenants,
@@ -249,6 +396,7 @@ where
                         let granules = vec![fresh; granules as usize];
                         self.known.push(Known {
                             block,
+                            imports: vec![],
                             tenant,
                             stream,
                             zeroed,
@@ -292,12 +440,22 @@ where
                 let size = known.block.size().saturating_sub(by * G).max(G);
                 known.block.shrink_to(size).unwrap();
                 known.granules.truncate((size / G) as usize);
+                for import in &mut known.imports {
+                    import.valid = import.valid.min(size);
+                }
             }
             Step::Drop { block } => {
                 if let Some(index) = self.index(block) {
-                    self.known.remove(index);
+                    let Known {
+                        imports, granules, ..
+                    } = self.known.remove(index);
+                    if let Some(peers) = &mut self.peers {
+                        let gone = imports.into_iter().map(|it| (it, granules.clone()));
+                        peers.gone.extend(gone);
+                    }
                 }
             }
+            Step::Export { block, keep } => self.export(block, keep, faulted),
             Step::Kernel { block } => {
                 let Some(index) = self.index(block) else {
                     return;
@@ -359,6 +517,35 @@ where
         self.books();
     }
 
+    fn export(&mut self, block: usize, keep: bool, faulted: bool) {
+        let (Some(index), Some(peers)) = (self.index(block), &mut self.peers) else {
+            return;
+        };
+        let known = &mut self.known[index];
+        let before = self.pool.stats().exported;
+        let exported = match known.block.export(HandleTypes::POSIX_FD) {
+            Ok(exported) => exported,
+            Err(error) => {
+                assert!(faulted, "{error}");
+                assert_eq!(self.pool.stats().exported, before);
+                return;
+            }
+        };
+        let extents: Vec<Extent> = known.block.extents();
+        let used = extents.partition_point(|extent| extent.offset < known.block.size());
+        let handed = exported.handles().iter().map(|(extent, _)| *extent);
+        assert!(handed.eq(extents[..used].iter().copied()));
+        let (handles, lease) = exported.into_parts();
+        self.leases.extend(keep.then_some(lease));
+        peers.count(&handles);
+        if self.rig.keeps_bytes() {
+            let import = Import::of(peers.device(), &handles, known.block.size());
+            known.imports.push(import);
+        } else {
+            peers.handles.extend(handles);
+        }
+    }
+
     /// Queues a kernel that fills a block with a byte of its tenant's.
     fn launch(&mut self, index: usize, stream: usize) -> u8 {
         let known = &self.known[index];
@@ -387,12 +574,7 @@ where
             stats.committed + stats.free + stats.quarantined <= LIMIT * G,
             "{stats:#?}"
         );
-        let obtained = self.rig.machine.live().physical_bytes;
-        assert_eq!(
-            stats.committed + stats.free + stats.quarantined,
-            obtained,
-            "{stats:#?}"
-        );
+        self.physical_books(&stats);
         let in_use: u64 = self.known.iter().map(|known| known.block.size()).sum();
         assert_eq!(stats.in_use, in_use);
         assert_eq!(stats.mappings, self.rig.machine.live().mappings as u64);
@@ -407,14 +589,44 @@ where
         );
     }
 
+    fn physical_books(&self, stats: &PoolStats) {
+        let held = stats.committed + stats.free + stats.quarantined;
+        let physical = self.rig.machine.live().physical_bytes;
+        let Some(peers) = &self.peers else {
+            assert_eq!(held, physical, "{stats:#?}");
+            return;
+        };
+        // What has no handle here any more lives on with the peers alone.
+        let handles = self.rig.machine.snapshot().physicals;
+        let here: u64 = handles.iter().map(|physical| physical.size).sum();
+        assert_eq!(held, here, "{stats:#?}");
+        let tenants: u64 = stats.tenants.iter().map(|tenant| tenant.exported).sum();
+        assert_eq!(stats.exported, tenants);
+        assert!(stats.exported <= stats.committed, "{stats:#?}");
+        let exported: u64 = peers.exported.values().sum();
+        let counted = stats.exported + (physical - here);
+        let quarantined = counted..=counted + stats.quarantined;
+        assert!(quarantined.contains(&exported), "{exported}: {stats:#?}");
+    }
+
     /// Lets all work run, and looks at every byte that the reference knows.
     fn check(&mut self) {
         for stream in 0..STREAMS {
             self.run_stream(stream);
         }
         let hardened = self.hardened.is_some();
+        if let Some(peers) = &mut self.peers {
+            // All before any is written to: a block may have been exported twice.
+            let fresh = peers.gone.iter().filter(|(import, _)| !import.stamped);
+            fresh.for_each(|(import, granules)| import.shows(granules));
+            peers.gone.iter_mut().for_each(|(import, _)| import.stamp());
+        }
         for known in &mut self.known {
             known.elsewhere = false;
+            known
+                .imports
+                .iter()
+                .for_each(|import| import.shows(&known.granules));
             for (granule, content) in known.granules.iter().enumerate() {
                 let mut bytes = [0; 4];
                 for offset in [0, G - 4] {
@@ -461,16 +673,28 @@ const fn hasty() -> Hardened {
     Hardened::new().fill(Some(FILL)).rest_blocks(2).guard(2 * G)
 }
 
-/// With `spite`, one driver call in so many fails out of the blue besides.
-fn program<B: Backing + 'static>(
-    rig: Rig<B>,
-    steps: &[Step],
+/// What pool a program runs on.
+#[derive(Clone, Copy)]
+struct Kind {
     hardened: Option<Hardened>,
+    /// One driver call in so many fails out of the blue.
     spite: Option<u64>,
-) where
+    /// Whether blocks are exported.
+    peers: bool,
+}
+
+const PLAIN: Kind = Kind {
+    hardened: None,
+    spite: None,
+    peers: false,
+};
+
+fn program<B: Backing + 'static>(rig: Rig<B>, steps: &[Step], kind: Kind)
+where
     Machine<B>: Driver,
 {
-    let mut world = World::new(&rig, hardened);
+    let spite = kind.spite;
+    let mut world = World::new(&rig, kind);
     let mut next: Option<(u64, bool)> = None;
     for (seed, step) in (0..).zip(steps) {
         if let Step::Fault { k, memory } = *step {
@@ -505,6 +729,7 @@ fn program<B: Backing + 'static>(
     }
     world.check();
     let World {
+        peers,
         known,
         leases,
         tenants,
@@ -514,6 +739,7 @@ fn program<B: Backing + 'static>(
     } = world;
     drop((known, leases, tenants, streams));
     pool.close().unwrap();
+    drop(peers);
     let live = rig.machine.live();
     let things = live.reservations + live.mappings + live.streams + live.events;
     assert_eq!(
@@ -524,13 +750,17 @@ fn program<B: Backing + 'static>(
 }
 
 fn run(cases: u32, program: impl Fn(&[Step])) {
+    run_of(cases, step(), program);
+}
+
+fn run_of(cases: u32, step: impl Strategy<Value = Step>, program: impl Fn(&[Step])) {
     let config = Config {
         cases: common::cases(cases),
         max_shrink_iters: 4000,
         failure_persistence: None,
         ..Config::default()
     };
-    let steps = prop::collection::vec(step(), 1..40);
+    let steps = prop::collection::vec(step, 1..40);
     TestRunner::new(config)
         .run(&steps, |steps| {
             program(&steps);
@@ -541,22 +771,51 @@ fn run(cases: u32, program: impl Fn(&[Step])) {
 
 #[test]
 fn programs_on_the_model() {
-    run(8000, |steps| program(common::model(), steps, None, None));
+    run(8000, |steps| program(common::model(), steps, PLAIN));
 }
 
 #[test]
 fn programs_on_the_host() {
-    run(2500, |steps| program(common::host(), steps, None, None));
+    run(2500, |steps| program(common::host(), steps, PLAIN));
 }
 
 #[test]
 fn programs_in_spite_of_failures() {
     for hardened in [None, Some(hasty())] {
-        run(600, |steps| {
-            program(common::model(), steps, hardened, Some(6));
+        let spite = Some(6);
+        let kind = Kind {
+            hardened,
+            spite,
+            peers: false,
+        };
+        run(600, |steps| program(common::model(), steps, kind));
+        run(200, |steps| program(common::host(), steps, kind));
+        let kind = Kind {
+            peers: true,
+            ..kind
+        };
+        run_of(600, sharing_step(), |steps| {
+            program(common::model(), steps, kind);
         });
-        run(200, |steps| {
-            program(common::host(), steps, hardened, Some(6));
+        run_of(200, sharing_step(), |steps| {
+            program(common::host(), steps, kind);
+        });
+    }
+}
+
+#[test]
+fn programs_that_export() {
+    for (hardened, cases) in [(None, 1500), (Some(hasty()), 500)] {
+        let kind = Kind {
+            hardened,
+            peers: true,
+            ..PLAIN
+        };
+        run_of(2 * cases, sharing_step(), |steps| {
+            program(common::model(), steps, kind);
+        });
+        run_of(cases, sharing_step(), |steps| {
+            program(common::host(), steps, kind);
         });
     }
 }
@@ -564,12 +823,12 @@ fn programs_in_spite_of_failures() {
 #[test]
 fn programs_in_hardened_pools() {
     for hardened in [resting_for_ever(), hasty()] {
-        run(2000, |steps| {
-            program(common::model(), steps, Some(hardened), None);
-        });
-        run(700, |steps| {
-            program(common::host(), steps, Some(hardened), None);
-        });
+        let kind = Kind {
+            hardened: Some(hardened),
+            ..PLAIN
+        };
+        run(2000, |steps| program(common::model(), steps, kind));
+        run(700, |steps| program(common::host(), steps, kind));
     }
 }
 

@@ -14,7 +14,7 @@ use cuvmm::error::{
     ViewError,
 };
 use cuvmm::share::{Manifest, Publisher, Subscriber, Tensor};
-use cuvmm::{Attachment, Channel, Device, DeviceVec, Offer, Region, Right, Stream};
+use cuvmm::{Attachment, Channel, Device, DeviceVec, Limit, Offer, Pool, Region, Right, Stream};
 
 const FD: HandleTypes = HandleTypes::POSIX_FD;
 
@@ -137,6 +137,73 @@ fn a_vector_arrives_with_its_elements_and_may_be_written_where_that_was_given() 
     drop((theirs, mine, stream));
     common::nothing_left(giver);
     common::nothing_left(taker);
+}
+
+#[test]
+fn a_block_is_nobody_elses_once_it_was_offered() {
+    let (giver, taker) = (common::host(), common::host());
+    let pool = Pool::builder(&giver.device)
+        .limit(Limit::Bytes(16 * G))
+        .shareable(FD)
+        .build()
+        .unwrap();
+    let tenant = pool.tenant("weights").register().unwrap();
+    let stream = Stream::new(&giver.device).unwrap();
+    let block = tenant.allocate_on(&stream, 3 * G).unwrap();
+    block.write(2 * G, b"mine").unwrap();
+    let offer = Offer::block(&block).unwrap();
+    assert_eq!(pool.stats().exported, 3 * G);
+    let (given, taken) = give(&offer, &Attachment::builder(&taker.device).read_write());
+    assert!(given.is_err() && taken.is_err(), "it was offered to read");
+    let (given, taken) = give(
+        &offer.read_write(),
+        &Attachment::builder(&taker.device).read_write(),
+    );
+    given.unwrap();
+    let theirs = taken.unwrap();
+    drop(block);
+    let there = Stream::legacy(&taker.device);
+    theirs.write(&there, 2 * G, b"late").unwrap();
+    let next = tenant
+        .block(3 * G)
+        .home_stream(&stream)
+        .zeroed(false)
+        .allocate()
+        .unwrap();
+    let mut bytes = [1; 4];
+    next.read(2 * G, &mut bytes).unwrap();
+    assert_ne!(&bytes, b"late", "its memory went to the next block");
+    assert_eq!(pool.stats().exported, 0, "what was exported was released");
+    theirs.read(&there, 2 * G, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"late");
+    drop((theirs, next, tenant));
+    pool.close().unwrap();
+    drop(stream);
+    common::nothing_left(giver);
+    common::nothing_left(taker);
+}
+
+/// A fork must not show what another process can write, nor the other way round.
+#[test]
+fn what_is_offered_is_not_forked_and_what_is_forked_is_not_offered() {
+    let rig = common::host();
+    let mut mine = region(&rig.device, 4);
+    mine.commit(0..4 * G).unwrap();
+    let offer = Offer::region(&mine, 0..4 * G).unwrap();
+    assert!(
+        mine.fork(&[]).is_err(),
+        "nothing was given yet, but it may be at any time"
+    );
+    drop(offer);
+    let mut other = region(&rig.device, 4);
+    other.commit(0..4 * G).unwrap();
+    let fork = other.fork(&[]).unwrap();
+    assert!(matches!(
+        Offer::region(&other, 0..4 * G),
+        Err(OfferError::ReadOnly { start: 0, end }) if end == 4 * G
+    ));
+    drop((fork, other, mine));
+    common::nothing_left(rig);
 }
 
 #[test]

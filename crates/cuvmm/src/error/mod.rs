@@ -23,12 +23,12 @@ pub use own::{
 };
 pub use plan::PlanError;
 pub use pool::{
-    AllocateError, BuildPoolError, CompactError, FreeError, FreeRefusal, RegisterError, Shortage,
-    ShrinkError,
+    AllocateError, BuildPoolError, CompactError, ExportBlockError, FreeError, FreeRefusal,
+    RegisterError, Shortage, ShrinkError,
 };
 pub use region::{
-    AliasError, CommitError, DecommitError, ForkError, GrantError, LayoutError, RangeError,
-    RelocateError, ReplaceError, StartMapperError, UnshareError,
+    AliasError, CommitError, DecommitError, ExportRegionError, ForkError, GrantError, LayoutError,
+    RangeError, RelocateError, ReplaceError, StartMapperError, UnshareError,
 };
 pub use ring::RingError;
 pub use share::{
@@ -94,6 +94,9 @@ pub enum Error {
     /// Memory could not be shown a second time.
     #[error(transparent)]
     Alias(#[from] AliasError),
+    /// A range of a region could not be exported.
+    #[error(transparent)]
+    ExportRegion(#[from] ExportRegionError),
     /// A region could not be forked.
     #[error(transparent)]
     Fork(#[from] ForkError),
@@ -157,6 +160,9 @@ pub enum Error {
     /// A block could not be allocated or grown.
     #[error(transparent)]
     Allocate(#[from] AllocateError),
+    /// A block could not be exported.
+    #[error(transparent)]
+    ExportBlock(#[from] ExportBlockError),
     /// Memory could not be compacted.
     #[error(transparent)]
     Compact(#[from] CompactError),

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use cuvmm_driver::DeviceAddress;
+use cuvmm_driver::{DeviceAddress, HandleTypes};
 
-use super::{CallError, CommitError, CopyError, CreateError, ReserveError};
+use super::{CallError, CommitError, CopyError, CreateError, ExportError, ReserveError};
 
 /// Why a pool could not be built.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +38,9 @@ pub enum BuildPoolError {
     /// The mapper is another device's.
     #[error("the mapper belongs to another device")]
     WrongMapper,
+    /// Memory of that kind cannot be created.
+    #[error(transparent)]
+    Create(#[from] CreateError),
     /// A driver call failed.
     #[error(transparent)]
     Call(#[from] CallError),
@@ -300,6 +303,23 @@ pub enum ShrinkError {
     /// Shrinking to nothing; free it instead.
     #[error("shrinking a block to zero bytes: free it instead")]
     ZeroSize,
+}
+
+/// Why a block could not be exported. Nothing has changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExportBlockError {
+    /// The pool's memory was not made to be exported so.
+    #[error("the pool's memory is shareable as {shareable:?}, not as {handle_type:?}")]
+    NotShareable {
+        /// The type asked for.
+        handle_type: HandleTypes,
+        /// The types that the pool was built for.
+        shareable: HandleTypes,
+    },
+    /// An extent could not be exported.
+    #[error(transparent)]
+    Export(#[from] ExportError),
 }
 
 /// Why a block was not freed. It is handed back.

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use cuvmm_driver::Location;
+use cuvmm_driver::{HandleTypes, Location};
 
-use super::{AccessError, CallError, CopyError, CreateError, MapError, ReserveError};
+use super::{AccessError, CallError, CopyError, CreateError, ExportError, MapError, ReserveError};
 
 /// Why a mapper could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -180,6 +180,14 @@ pub enum RelocateError {
     /// The region shows memory at two places; moved, they would show different memory.
     #[error("the region shows memory at two places")]
     Aliased,
+    /// Part of the range was exported; whoever imported it would keep what the region leaves.
+    #[error("the extent of {size} bytes at offset {offset} was exported, and stays where it is")]
+    Exported {
+        /// Where the extent begins.
+        offset: u64,
+        /// Its size.
+        size: u64,
+    },
     /// The stream belongs to another device.
     #[error("the stream belongs to another device than the region")]
     WrongDevice,
@@ -243,6 +251,51 @@ pub enum AliasError {
     Place(#[from] CommitError),
 }
 
+/// Why a range of a region could not be exported. Nothing has changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExportRegionError {
+    /// The range is wrong.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// Part of the range is not committed.
+    #[error("the range {start}..{end} is not all committed")]
+    NotCommitted {
+        /// First byte.
+        start: u64,
+        /// One past the last byte.
+        end: u64,
+    },
+    /// The range holds a part of an extent only; extents are exported whole.
+    #[error("the range cuts the extent of {size} bytes at offset {offset}")]
+    CutsExtent {
+        /// Where the extent begins.
+        offset: u64,
+        /// Its size.
+        size: u64,
+    },
+    /// A fork has part of the range too, and whoever imported it could write to that: it has to
+    /// be unshared first.
+    #[error("the range {start}..{end} is shared with a fork, and read-only")]
+    ReadOnly {
+        /// First byte.
+        start: u64,
+        /// One past the last byte.
+        end: u64,
+    },
+    /// The region's memory was not made to be exported so.
+    #[error("the region's memory is shareable as {shareable:?}, not as {handle_type:?}")]
+    NotShareable {
+        /// The type asked for.
+        handle_type: HandleTypes,
+        /// The types that the region was built for.
+        shareable: HandleTypes,
+    },
+    /// An extent could not be exported.
+    #[error(transparent)]
+    Export(#[from] ExportError),
+}
+
 /// Why a region could not be forked. Nothing has changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -250,6 +303,17 @@ pub enum ForkError {
     /// Some memory is shown twice in the region; a fork could not keep that.
     #[error("the region shows memory at two places")]
     Aliased,
+    /// Some memory was exported; whoever imported it could write to what the fork shows.
+    #[error(
+        "the extent of {size} bytes at offset {offset} was exported, and whoever imported it can \
+         write to it"
+    )]
+    Exported {
+        /// Where the extent begins.
+        offset: u64,
+        /// Its size.
+        size: u64,
+    },
     /// A stream belongs to a device without access.
     #[error("a stream belongs to a device without access")]
     WrongDevice,

@@ -118,6 +118,14 @@ pub enum OfferError {
         /// Its size.
         size: u64,
     },
+    /// A fork shares the memory, and whoever imports it could write to it.
+    #[error("{start}..{end} is shared with a fork and has to be unshared first")]
+    ReadOnly {
+        /// Its first byte.
+        start: u64,
+        /// One past its last byte.
+        end: u64,
+    },
     /// The memory lies where a description cannot say.
     #[error("memory at {location} cannot be described to another process")]
     Unnameable {

@@ -32,16 +32,37 @@ impl Physical {
     #[doc(alias = "cuMemExportToShareableHandle")]
     pub fn export(&self, handle_type: HandleTypes) -> Result<Exported, ExportError> {
         one_type(handle_type)?;
+        let exported = self.handle_as(handle_type)?;
+        self.mark_exported();
+        Ok(exported)
+    }
+
+    /// Handles of several, in order: of all, or of none, and none is exported then.
+    ///
+    /// Whoever calls sees to it that nothing becomes of the memory meanwhile: it is marked last.
+    pub(crate) fn export_all(
+        physicals: &[&Self],
+        handle_type: HandleTypes,
+    ) -> Result<Vec<Exported>, ExportError> {
+        one_type(handle_type)?;
+        let handles = physicals
+            .iter()
+            .map(|physical| physical.handle_as(handle_type))
+            .collect::<Result<_, _>>()?;
+        physicals
+            .iter()
+            .for_each(|physical| physical.mark_exported());
+        Ok(handles)
+    }
+
+    fn handle_as(&self, handle_type: HandleTypes) -> Result<Exported, ExportError> {
         let handle = self.as_raw();
-        let exported = self
-            .device()
+        self.device()
             // SAFETY: the handle is ours and has not been released.
             .call(Call::MemExportToShareableHandle, |driver, _| unsafe {
                 driver.export(handle, handle_type, 0)
             })
-            .map_err(|cause| ExportError::Call { handle_type, cause })?;
-        self.mark_exported();
-        Ok(exported)
+            .map_err(|cause| ExportError::Call { handle_type, cause })
     }
 
     /// Memory that another process, or this one, exported
@@ -109,7 +130,7 @@ impl Physical {
 }
 
 /// A type that there is, and one of them only.
-fn one_type(handle_type: HandleTypes) -> Result<(), ExportError> {
+pub(crate) fn one_type(handle_type: HandleTypes) -> Result<(), ExportError> {
     match handle_type {
         HandleTypes::POSIX_FD | HandleTypes::FABRIC => Ok(()),
         HandleTypes::WIN32 | HandleTypes::WIN32_KMT => Err(ExportError::WindowsOnly {

@@ -32,3 +32,5 @@ pub use reservation::{Reservation, ReservationBuilder};
 pub use stream::Stream;
 
 pub(crate) use copy::Span;
+pub(crate) use export::one_type;
+pub(crate) use physical::creatable_as;

@@ -103,18 +103,7 @@ impl PhysicalBuilder<'_> {
                 node: props.location.id,
             });
         }
-        let windows = HandleTypes::WIN32 | HandleTypes::WIN32_KMT;
-        let known = HandleTypes::POSIX_FD | HandleTypes::FABRIC | windows;
-        if !known.contains(props.handle_types) {
-            return Err(CreateError::UnknownHandleType {
-                bits: props.handle_types.bits(),
-            });
-        }
-        if props.handle_types.intersects(windows) {
-            return Err(CreateError::WindowsOnly {
-                bits: (props.handle_types & windows).bits(),
-            });
-        }
+        creatable_as(props.handle_types)?;
         let handle = device
             .call(Call::MemCreate, |driver, _| driver.create(size, &props, 0))
             .map_err(|cause| CreateError::Call {
@@ -217,7 +206,7 @@ impl Physical {
         Some(self)
     }
 
-    pub(super) fn mark_exported(&self) {
+    pub(crate) fn mark_exported(&self) {
         self.shared.exported.store(true, Ordering::Release);
     }
 
@@ -267,6 +256,21 @@ impl Physical {
             }),
         }
     }
+}
+
+/// Handle types that memory can be created for.
+pub(crate) fn creatable_as(types: HandleTypes) -> Result<(), CreateError> {
+    let windows = HandleTypes::WIN32 | HandleTypes::WIN32_KMT;
+    let known = HandleTypes::POSIX_FD | HandleTypes::FABRIC | windows;
+    if !known.contains(types) {
+        return Err(CreateError::UnknownHandleType { bits: types.bits() });
+    }
+    if types.intersects(windows) {
+        return Err(CreateError::WindowsOnly {
+            bits: (types & windows).bits(),
+        });
+    }
+    Ok(())
 }
 
 impl Shared {

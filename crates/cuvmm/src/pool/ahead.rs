@@ -182,7 +182,8 @@ impl State {
                 }
             }
         }
-        self.put_slot(id, index, slot);
+        // The block may be gone by now.
+        self.lay_down(id, index, slot);
         self.collect_if_draining(id);
         // What failed is tried again when the block grows, not at once and for ever.
         if placed {

@@ -58,7 +58,8 @@ impl<'a> BlockBuilder<'a> {
     /// capture on any stream of the context, whoever makes it, unless a
     /// [capture guard](super::Pool::capture_guard) lives meanwhile: the driver marks no work of a
     /// context that captures (`cuCtxRecordEvent`). A [hardened pool](super#hardened-pools) asks as
-    /// soon as such a block is dropped, others when somebody wants the memory.
+    /// soon as such a block is dropped, and so does any where the block was
+    /// [exported](Block::export); others ask when somebody wants the memory.
     pub const fn home_stream(mut self, stream: &'a Stream) -> Self {
         self.wanted.home = Some(stream);
         self
@@ -178,7 +179,7 @@ fn after(wait: Duration) -> Instant {
 /// Dropping makes no driver call and never waits: the memory stays mapped, stays charged to the
 /// tenant, and is handed on only after the work that may use it. In a
 /// [hardened pool](super#hardened-pools) it does not wait either, but fills the memory and unmaps
-/// what has passed.
+/// what has passed; so does, without the filling, a block that was [exported](Self::export).
 pub struct Block {
     held: ManuallyDrop<Held>,
     /// Whether only the home stream used it, no lease was taken on it, and no zeros are owed in
@@ -188,11 +189,11 @@ pub struct Block {
 }
 
 impl Block {
-    fn core(&self) -> &Arc<Core> {
+    pub(super) fn core(&self) -> &Arc<Core> {
         &self.held.owner.core
     }
 
-    fn place(&self) -> &Place {
+    pub(super) fn place(&self) -> &Place {
         &self.held.place
     }
 

@@ -32,6 +32,9 @@ pub struct Compaction {
     pub in_use: u64,
     /// Runs that were left because there was no room for the copy.
     pub no_room: u64,
+    /// Runs that were left because their block was exported: whoever imported it would keep the
+    /// memory that the block leaves.
+    pub exported: u64,
     /// Whether it was stopped before it had seen everything.
     pub stopped: bool,
 }
@@ -57,6 +60,7 @@ enum Moved {
     Copied(u64),
     InUse,
     NoRoom,
+    Exported,
 }
 
 impl Core {
@@ -119,6 +123,7 @@ impl State {
                 }
                 Moved::InUse => report.in_use += 1,
                 Moved::NoRoom => report.no_room += 1,
+                Moved::Exported => report.exported += 1,
             }
         }
     }
@@ -200,6 +205,9 @@ impl State {
     ) -> Result<Moved, CompactError> {
         if slot.leases > 0 || slot.is_busy() || slot.broken {
             return Ok(Moved::InUse);
+        }
+        if slot.exported && slot.block.is_some() {
+            return Ok(Moved::Exported);
         }
         if let Some(block) = &slot.block {
             let fence = block.fence(&slot.space);
@@ -326,9 +334,7 @@ impl State {
         slot.space.settle(run.offset);
         self.budget.refund_mappings(id, run.extents.len() as u64);
         self.budget.charge_mappings(id, count);
-        for piece in old {
-            self.stock.add(piece);
-        }
+        old.into_iter().for_each(|piece| self.keep(piece));
         // The second mapping of the same memory goes.
         let offsets: Vec<u64> = copy.extents().map(|extent| extent.offset).collect();
         for offset in offsets {

@@ -9,9 +9,6 @@
 //! Where memory could not be overwritten as it was given up, it is zeroed when it is placed again
 //! ([`commit`](super::commit)), so that a new block never shows what an earlier one held.
 
-use std::collections::VecDeque;
-
-use super::budget::TenantId;
 use super::resting::Resting;
 use crate::size::Granularity;
 
@@ -95,8 +92,6 @@ impl Default for Hardened {
 pub(crate) struct Hardening {
     pub(super) guard: u64,
     pub(super) fill: Option<u8>,
-    /// Slots with memory that is to be unmapped once their fences have passed.
-    pub(super) retiring: VecDeque<(TenantId, usize)>,
     pub(super) resting: Resting,
 }
 
@@ -105,7 +100,6 @@ impl Hardening {
         Self {
             guard: options.guard,
             fill: options.fill,
-            retiring: VecDeque::new(),
             resting: Resting::new(options.rest_blocks, options.rest_addresses),
         }
     }

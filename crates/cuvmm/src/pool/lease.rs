@@ -27,6 +27,14 @@ impl Lease {
         Self { core, place }
     }
 
+    pub(super) fn core(&self) -> &Core {
+        &self.core
+    }
+
+    pub(super) const fn place(&self) -> &Place {
+        &self.place
+    }
+
     /// The block's first address.
     #[must_use]
     pub const fn address(&self) -> cuvmm_driver::DeviceAddress {

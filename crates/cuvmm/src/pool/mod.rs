@@ -28,7 +28,8 @@
 //! - **Contents.** Memory that a block gets, or grows by, reads as zero or as the pattern, and as
 //!   zero if another tenant wrote to it last or zeros were asked for. Where several streams used a
 //!   block, or it had no home stream, it cannot be filled as it is given up: it reads as zero
-//!   later. While a capture guard lives the tenant's own old bytes may show. With
+//!   later. What was [exported](Block::export) is not filled but released, and a block that
+//!   shrank and grows over it at once finds what was there. While a capture guard lives the tenant's own old bytes may show. With
 //!   [`fill(None)`](Hardened::fill) all is as in a plain pool.
 //!
 //! What is not caught: whatever stays within the block's last granule (2 MiB on today's GPUs) or
@@ -56,6 +57,7 @@ mod capture;
 mod commit;
 mod compact;
 mod core;
+mod exported;
 mod grow;
 mod hardened;
 mod lease;
@@ -87,12 +89,13 @@ use self::state::{Policy, State};
 use crate::calls::CallCounts;
 use crate::device::Device;
 use crate::error::{BuildPoolError, CallError, CompactError};
-use crate::own::{CloseError, CloseRefusal};
+use crate::own::{CloseError, CloseRefusal, creatable_as};
 use crate::region::{DEFAULT_LARGEST_EXTENT, Mapper};
 
 pub use block::{Block, BlockBuilder};
 pub use capture::CaptureGuard;
 pub use compact::Compaction;
+pub use exported::ExportedBlock;
 pub use hardened::Hardened;
 pub use lease::Lease;
 pub use pressure::{Pressure, PressureHook};
@@ -100,7 +103,8 @@ pub use state::{Growth, Scrub};
 pub use stats::{PoolStats, TenantStats};
 pub use tenant::{Tenant, TenantBuilder};
 
-/// How much physical memory a pool may hold.
+/// How much physical memory a pool may hold. What it has released counts no more, even if whoever
+/// imported it still has it, which only the driver knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Limit {
@@ -159,7 +163,8 @@ impl<'a> PoolBuilder<'a> {
         self
     }
 
-    /// The handle types the memory may be exported as; none by default, and fixed at creation.
+    /// The handle types the memory may be [exported](Block::export) as; none by default, and fixed
+    /// at creation. What was exported is never reused: it is released.
     pub const fn shareable(mut self, types: HandleTypes) -> Self {
         self.policy.shareable(types);
         self
@@ -212,7 +217,7 @@ impl<'a> PoolBuilder<'a> {
     /// Builds the pool. Takes no memory yet.
     ///
     /// # Errors
-    /// [`BuildPoolError`] when a limit cannot be.
+    /// [`BuildPoolError`] when a limit cannot be, or no memory can be made for a handle type.
     pub fn build(self) -> Result<Pool, BuildPoolError> {
         let Self {
             device,
@@ -224,26 +229,21 @@ impl<'a> PoolBuilder<'a> {
             ready,
             hardened,
         } = self;
+        creatable_as(policy.props.handle_types)?;
         let granule = device.granule();
         let total = device.total_memory();
-        let bytes = match limit {
-            Limit::Bytes(bytes) if bytes > total => {
-                return Err(BuildPoolError::LimitTooLarge {
-                    limit: bytes,
-                    total,
-                });
+        let limit = match limit {
+            Limit::Bytes(limit) if limit > total => {
+                return Err(BuildPoolError::LimitTooLarge { limit, total });
             }
-            Limit::Bytes(bytes) => granule.round_down(bytes),
+            Limit::Bytes(limit) => limit,
             Limit::LeaveFree(bytes) => {
                 policy.leave_free = bytes;
-                granule.round_down(total.saturating_sub(bytes))
+                total.saturating_sub(bytes)
             }
         };
+        let bytes = granule.round_down(limit);
         if bytes == 0 {
-            let limit = match limit {
-                Limit::Bytes(bytes) => bytes,
-                Limit::LeaveFree(bytes) => total.saturating_sub(bytes),
-            };
             return Err(BuildPoolError::LimitTooSmall {
                 limit,
                 granularity: granule.bytes(),
@@ -355,7 +355,8 @@ impl Pool {
     /// Bytes under a block are copied on the device (`cuMemcpyDtoDAsync`, waited for), and the copy
     /// takes the place of the original. It needs room within the limit for one run at a time.
     ///
-    /// Blocks that have a [`Lease`], or work queued on their streams, stay as they are. What is not
+    /// Blocks that have a [`Lease`], work queued on their streams, or memory that was
+    /// [exported](Block::export) stay as they are. What is not
     /// queued yet when a block is looked at cannot be seen: while this runs, launch work only on
     /// blocks with a lease. Reading and writing blocks by [`Block::read`] and [`Block::write`] is
     /// safe meanwhile.

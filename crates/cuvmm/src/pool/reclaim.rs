@@ -71,11 +71,18 @@ impl State {
         total: u64,
         plan: &Plan,
     ) -> Result<(), AllocateError> {
+        let mut reclaimable = plan.gained;
         if plan.gained >= total {
+            let before = self.budget.quarantined();
             self.carry_out(plan)?;
-            return Ok(());
+            // What was exported goes to the driver, which may refuse it.
+            let lost = self.budget.quarantined() - before;
+            if plan.gained.saturating_sub(lost) >= total {
+                return Ok(());
+            }
+            reclaimable = 0;
         }
-        let shortage = self.shortage(id, bytes, plan.gained);
+        let shortage = self.shortage(id, bytes, reclaimable);
         Err(if self.capturing > 0 && shortage.limbo > 0 {
             AllocateError::Capturing(shortage)
         } else {
@@ -240,7 +247,7 @@ impl State {
         Ok(())
     }
 
-    /// Unmaps what was planned and puts it into stock; returns the bytes.
+    /// Unmaps what was planned and keeps it in stock where it may be kept; returns the bytes.
     fn carry_out(&mut self, plan: &Plan) -> Result<u64, CallError> {
         let mut got = 0;
         let mut outcome = Ok(());
@@ -283,11 +290,11 @@ impl State {
         outcome.map(|()| got)
     }
 
-    /// Books an extent that was withdrawn from a tenant into stock.
+    /// Books an extent that was withdrawn from a tenant, and keeps it where it may be kept.
     pub(crate) fn taken(&mut self, from: TenantId, piece: Piece) {
         self.budget.refund(from, piece.size());
         self.budget.refund_mappings(from, 1);
-        self.stock.add(piece);
+        self.keep(piece);
     }
 
     /// Takes everything that can be taken from a slot that was taken out. Its fence has passed.

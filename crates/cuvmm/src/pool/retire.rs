@@ -1,9 +1,10 @@
-//! What a pool gives up when it is hardened: overwritten, unmapped once its fence has passed, and its
-//! addresses put to rest.
+//! What a pool does not keep warm: all that it gives up when it is hardened, which is overwritten,
+//! unmapped once its fence has passed, and its addresses put to rest; and in any pool what is left
+//! of a block that was [exported](super::exported).
 //!
 //! Nothing here waits: a slot whose fence has not passed is looked at again by later operations, a
-//! few at a time, and by the mapper's thread if there is one. In a pool that is not hardened all of
-//! this does nothing.
+//! few at a time, and by the mapper's thread if there is one. Where a pool is not hardened and has
+//! exported nothing, all of this does nothing.
 
 use super::budget::TenantId;
 use super::slot::Slot;
@@ -36,13 +37,14 @@ impl State {
 
     /// Overwrites what lies behind the first `from` bytes of a slot, which a block has just given
     /// up, behind the work of its home stream. Not if another stream or a lease may still use it,
-    /// nor while the stream captures: the fill would become part of the graph.
+    /// nor if it was exported, since whoever imported it may still read it, nor while the stream
+    /// captures: the fill would become part of the graph.
     pub(crate) fn overwrite(&self, slot: &mut Slot, home: Option<&Stream>, from: u64) {
         let (Some(byte), Some(home)) = (self.fill(), home) else {
             return;
         };
         let to = slot.space.bytes();
-        let alone = slot.leases == 0 && slot.fence.precedes(home);
+        let alone = slot.leases == 0 && !slot.exported && slot.fence.precedes(home);
         if from >= to || !alone || self.capturing > 0 || home.is_capturing().unwrap_or(true) {
             return;
         }
@@ -56,28 +58,25 @@ impl State {
         }
     }
 
-    /// Has a slot looked after, and sooner than those that wait already, if it has memory or
-    /// addresses to give up.
-    pub(crate) fn retire_later(&mut self, id: TenantId, index: usize) {
-        let Some(hardening) = &mut self.hardening else {
-            return;
+    /// Puts a slot in its place, and has it looked after, sooner than those that wait already, if
+    /// it has memory or addresses that are not to be kept.
+    pub(crate) fn lay_down(&mut self, id: TenantId, index: usize, mut slot: Box<Slot>) {
+        let gives = match self.hardening {
+            Some(_) => slot.is_vacant() || slot.has_spare(),
+            None => slot.exported && slot.is_vacant(),
         };
-        let tenancy = self.tenants.get_mut(&id);
-        let Some(slot) = tenancy.and_then(|tenancy| tenancy.slot_mut(index)) else {
-            return;
-        };
-        let gives = slot.is_vacant() || slot.has_spare();
         if gives && !slot.retiring {
             slot.retiring = true;
-            hardening.retiring.push_front((id, index));
+            self.retiring.push_front((id, index));
         }
+        self.put_slot(id, index, slot);
     }
 
     /// Unmaps what a few slots have to give up, as far as their fences have passed; how many were
     /// done with. What is left is the mapper's to look after.
     #[inline]
     pub(crate) fn retire_some(&mut self) -> usize {
-        if self.hardening.is_none() {
+        if self.retiring.is_empty() {
             return 0;
         }
         self.retire(LOOKS)
@@ -90,8 +89,7 @@ impl State {
 
     /// Whether something waits for its fence.
     pub(crate) fn has_retiring(&self) -> bool {
-        let hardening = self.hardening.as_ref();
-        hardening.is_some_and(|hardened| !hardened.retiring.is_empty())
+        !self.retiring.is_empty()
     }
 
     fn retire(&mut self, looks: usize) -> usize {
@@ -100,10 +98,8 @@ impl State {
             return 0;
         }
         let mut done = 0;
-        let waiting = self.hardening.as_ref().map_or(0, |it| it.retiring.len());
-        for _ in 0..looks.min(waiting) {
-            let hardening = self.hardening.as_mut();
-            let Some((id, index)) = hardening.and_then(|it| it.retiring.pop_front()) else {
+        for _ in 0..looks.min(self.retiring.len()) {
+            let Some((id, index)) = self.retiring.pop_front() else {
                 break;
             };
             let outcome = self.retire_slot(id, index);
@@ -112,9 +108,7 @@ impl State {
                 continue;
             }
             // To the end of the queue, so that one that waits long holds up no other.
-            if let Some(hardening) = &mut self.hardening {
-                hardening.retiring.push_back((id, index));
-            }
+            self.retiring.push_back((id, index));
             if let Err(error) = outcome {
                 // It stays charged to its tenant.
                 tracing::warn!(%error, "memory that was given up stays mapped for now");

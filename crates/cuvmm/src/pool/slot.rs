@@ -52,7 +52,10 @@ pub(crate) struct Slot {
     pub(crate) broken: bool,
     /// The pool is hardened: as above, since its addresses are not used again.
     pub(crate) single: bool,
-    /// Whether a hardened pool has it listed to be unmapped.
+    /// Some of its memory was [exported](super::exported), or is about to be: as above, since
+    /// somebody else can write there.
+    pub(crate) exported: bool,
+    /// Whether it is listed to be unmapped.
     pub(crate) retiring: bool,
     /// Bytes that the mapper is putting behind what is there, charged already. Until it is done
     /// the memory in the slot neither grows nor is taken back.
@@ -116,6 +119,7 @@ impl Slot {
             touched: now,
             broken: false,
             single,
+            exported: false,
             retiring: false,
             coming: 0,
         }
@@ -190,6 +194,11 @@ impl Slot {
     /// Whether another block may be put in it.
     pub(crate) const fn is_vacant(&self) -> bool {
         self.block.is_none() && self.leases == 0 && !self.is_busy()
+    }
+
+    /// Whether it serves its block and no other.
+    pub(crate) const fn serves_once(&self) -> bool {
+        self.broken || self.single || self.exported
     }
 
     /// Whether memory could be taken from it, if its fence has passed.

@@ -1,6 +1,6 @@
 //! What a pool knows, behind one lock: budget, stock, tenants and their slots.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -94,6 +94,8 @@ pub(crate) struct State {
     pub(crate) ahead: Option<Ahead>,
     /// What it knows besides if it is hardened.
     pub(crate) hardening: Option<Box<Hardening>>,
+    /// Slots with memory that is to be unmapped once their fences have passed.
+    pub(crate) retiring: VecDeque<(TenantId, usize)>,
     next_tenant: u64,
     scrubber: Option<Stream>,
 }
@@ -113,6 +115,7 @@ impl State {
             refusals: 0,
             ahead: None,
             hardening: None,
+            retiring: VecDeque::new(),
             next_tenant: 0,
             scrubber: None,
         }

@@ -40,6 +40,10 @@ pub struct PoolStats {
     pub quarantined: u64,
     /// Idle, but in one extent with memory in use, so that nobody else can have it.
     pub stranded: u64,
+    /// Of what is committed: what was [exported](super::Block::export), in use or not. It is
+    /// released when it is given up and has passed, and counts nowhere then, though the driver
+    /// keeps it for as long as whoever imported it does.
+    pub exported: u64,
     /// Extents mapped.
     pub mappings: u64,
     /// The limit in mappings.
@@ -105,6 +109,8 @@ pub struct TenantStats {
     pub leased: u64,
     /// Idle, but in one extent with memory in use.
     pub stranded: u64,
+    /// Of what is committed: what was exported.
+    pub exported: u64,
     /// Extents mapped.
     pub mappings: u64,
     /// Addresses reserved, guards included.
@@ -125,6 +131,9 @@ impl TenantStats {
         self.padding += slot.used() - slot.requested();
         self.margin += slot.margin();
         self.stranded += slot.stranded();
+        if slot.exported {
+            self.exported += slot.space.exported().map(|extent| extent.size).sum::<u64>();
+        }
         self.leases += slot.leases;
         match slot.idle_state() {
             Idle::Warm => self.warm += slot.idle(),
@@ -191,6 +200,7 @@ impl State {
             free: self.stock.bytes(),
             quarantined: self.budget.quarantined(),
             stranded: sum(|tenant| tenant.stranded),
+            exported: sum(|tenant| tenant.exported),
             mappings: self.budget.mappings(),
             mapping_limit: limits.mappings,
             addresses: self.budget.addresses(),

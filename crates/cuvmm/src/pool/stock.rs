@@ -27,6 +27,7 @@ impl Stock {
         self.by_size.keys().next_back().copied().unwrap_or(0)
     }
 
+    /// Only [`State::keep`](super::state::State::keep) does, which knows what may be kept.
     pub(crate) fn add(&mut self, mut piece: Piece) {
         piece.fresh = false;
         self.bytes += piece.size();

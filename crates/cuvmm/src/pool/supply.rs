@@ -118,8 +118,18 @@ impl State {
             if piece.fresh {
                 self.release(piece);
             } else {
-                self.stock.add(piece);
+                self.keep(piece);
             }
+        }
+    }
+
+    /// Keeps a piece that nobody here uses any more for whoever wants memory next. What others may
+    /// have too is never anybody's again: it goes to the driver.
+    pub(crate) fn keep(&mut self, piece: Piece) {
+        if piece.physical.is_exported() {
+            self.release(piece);
+        } else {
+            self.stock.add(piece);
         }
     }
 

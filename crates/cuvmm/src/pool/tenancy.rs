@@ -161,12 +161,10 @@ impl Tenancy {
     /// Puts a slot in its place, and on the lists it belongs on.
     pub(crate) fn put(&mut self, index: usize, slot: Box<Slot>) {
         let age = slot.touched;
-        let class = slot
-            .is_vacant()
-            .then_some(match slot.broken || slot.single {
-                true => NO_CLASS,
-                false => slot.class,
-            });
+        let class = slot.is_vacant().then_some(match slot.serves_once() {
+            true => NO_CLASS,
+            false => slot.class,
+        });
         let gives = slot.has_spare().then_some(match slot.margin() {
             0 => Give::Idle,
             _ => Give::Margin,

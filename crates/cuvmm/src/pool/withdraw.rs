@@ -1,5 +1,6 @@
 //! Giving memory up: shrinking, freeing, unregistering, and the leases that put it off. None of it
-//! waits, and only unregistering calls the driver, but in a [hardened](super::hardened) pool.
+//! waits, and only unregistering calls the driver, but in a [hardened](super::hardened) pool and
+//! for what was [exported](super::exported).
 
 use super::budget::TenantId;
 use super::slot::{Place, Slot};
@@ -26,8 +27,7 @@ impl State {
             let home = slot.block.as_ref().and_then(|block| block.home.clone());
             self.overwrite(&mut slot, home.as_ref(), used);
         }
-        self.put_slot(place.tenant, place.slot, slot);
-        self.retire_later(place.tenant, place.slot);
+        self.lay_down(place.tenant, place.slot, slot);
         self.retire_some();
         outcome
     }
@@ -74,8 +74,7 @@ impl State {
             self.overwrite(&mut slot, block.home.as_ref(), 0);
         }
         slot.touched = now;
-        self.put_slot(place.tenant, place.slot, slot);
-        self.retire_later(place.tenant, place.slot);
+        self.lay_down(place.tenant, place.slot, slot);
     }
 
     /// Frees for good what a tenant's blocks left on shelves; whether there was anything.
@@ -161,11 +160,14 @@ impl State {
             return;
         };
         slot.leases = slot.leases.saturating_sub(1);
+        if slot.leases == 0 && slot.exported {
+            // It was only meant to be, or the driver refused.
+            slot.exported = slot.space.exported().next().is_some();
+        }
         if slot.block.is_none() {
             slot.touched = self.tick();
         }
-        self.put_slot(place.tenant, place.slot, slot);
-        self.retire_later(place.tenant, place.slot);
+        self.lay_down(place.tenant, place.slot, slot);
         self.retire_some();
         self.collect_if_draining(place.tenant);
     }

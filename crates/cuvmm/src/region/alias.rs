@@ -33,10 +33,7 @@ impl Region {
             return Err(AliasError::NotCommitted { start, end });
         }
         let extents: Vec<Extent> = self.space.extents_in(start, end).collect();
-        if let Some(cut) = extents
-            .iter()
-            .find(|extent| extent.offset < start || extent.end() > end)
-        {
+        if let Some(cut) = self.cut_by(&(start..end)) {
             return Err(AliasError::CutsExtent {
                 offset: cut.offset,
                 size: cut.size,

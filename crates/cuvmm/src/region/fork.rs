@@ -23,7 +23,7 @@ impl Region {
     ///
     /// # Errors
     /// [`ForkError`] while work of those streams is running or queued, when the region shows memory
-    /// twice, or the driver refuses. Nothing has changed.
+    /// twice or has [exported](Self::export) some, or the driver refuses. Nothing has changed.
     pub fn fork(&mut self, streams: &[Stream]) -> Result<Self, ForkError> {
         if self.is_aliased() {
             return Err(ForkError::Aliased);
@@ -34,6 +34,12 @@ impl Region {
             .extents()
             .filter(|extent| self.committed.overlaps(&(extent.offset..extent.end())))
             .collect();
+        if let Some(kept) = self.space.exported().find(|kept| extents.contains(kept)) {
+            return Err(ForkError::Exported {
+                offset: kept.offset,
+                size: kept.size,
+            });
+        }
         // Parts that were withdrawn may be written still.
         let withdrawn = extents
             .iter()

@@ -17,6 +17,7 @@ mod alias;
 mod builder;
 mod commit;
 mod copies;
+mod export;
 mod fence;
 mod fork;
 mod grow;
@@ -39,7 +40,7 @@ use rangemap::RangeSet;
 
 use crate::device::Device;
 use crate::error::{CopyError, RangeError};
-use crate::own::{CloseError, CloseRefusal, Physical, Stream};
+use crate::own::{CloseError, CloseRefusal, Stream};
 use crate::size::range_within;
 use zeros::Zeros;
 
@@ -143,11 +144,6 @@ impl Region {
     #[must_use]
     pub fn extents(&self) -> Vec<Extent> {
         self.space.extents().collect()
-    }
-
-    /// The extents that a range meets, with their memory.
-    pub(crate) fn parts(&self, range: Range<u64>) -> impl Iterator<Item = (Extent, Physical)> + '_ {
-        self.space.parts(range)
     }
 
     /// Writes committed bytes behind what `stream` has queued, and returns when they are there.
@@ -294,6 +290,13 @@ impl Region {
             });
         }
         Ok(())
+    }
+
+    /// An extent that a range holds a part of only.
+    pub(crate) fn cut_by(&self, range: &Range<u64>) -> Option<Extent> {
+        self.space
+            .extents_in(range.start, range.end)
+            .find(|extent| extent.offset < range.start || extent.end() > range.end)
     }
 
     fn check_copy(&self, offset: u64, size: u64) -> Result<(), CopyError> {

@@ -21,7 +21,7 @@ impl Region {
     ///
     /// # Errors
     /// [`RelocateError`] when the range is not committed or cuts an extent, the region shows memory
-    /// twice, the place cannot be
+    /// twice, part of the range was [exported](Self::export) and would move, the place cannot be
     /// reached or has no memory, or the driver refuses.
     pub fn relocate(
         &mut self,
@@ -43,20 +43,24 @@ impl Region {
         for user in self.space.users() {
             reachable(user, place)?;
         }
-        let extents: Vec<Extent> = self.space.extents_in(start, end).collect();
-        if let Some(cut) = extents
-            .iter()
-            .find(|extent| extent.offset < start || extent.end() > end)
-        {
+        if let Some(cut) = self.cut_by(&(start..end)) {
             return Err(RelocateError::CutsExtent {
                 offset: cut.offset,
                 size: cut.size,
             });
         }
         let location = place.location();
-        let moving = extents
-            .into_iter()
-            .filter(|extent| extent.location != location);
+        let moving: Vec<Extent> = self
+            .space
+            .extents_in(start, end)
+            .filter(|extent| extent.location != location)
+            .collect();
+        if let Some(kept) = self.space.exported().find(|kept| moving.contains(kept)) {
+            return Err(RelocateError::Exported {
+                offset: kept.offset,
+                size: kept.size,
+            });
+        }
         let mut new = vec![];
         for extent in moving {
             new.push((

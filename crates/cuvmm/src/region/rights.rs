@@ -60,6 +60,26 @@ impl Space {
         Ok(())
     }
 
+    /// The same with all extents: all or none.
+    pub(crate) fn cap_all(&mut self, most: Right) -> Result<(), AccessError> {
+        let before: Vec<(u64, Right)> = self
+            .extents
+            .iter()
+            .map(|(&offset, placed)| (offset, placed.most))
+            .collect();
+        for (index, &(offset, had)) in before.iter().enumerate() {
+            if let Err(error) = self.cap(offset, had.min(most)) {
+                for &(offset, had) in before.iter().take(index) {
+                    if let Err(failed) = self.cap(offset, had) {
+                        tracing::error!(error = %failed, "a right could not be given back");
+                    }
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
     fn position(&self, named: Location) -> Option<usize> {
         self.access
             .iter()
@@ -116,22 +136,7 @@ impl Region {
     /// committed (`cuMemSetAccess` for each extent). All or nothing.
     pub(crate) fn seal(&mut self) -> Result<(), SealError> {
         self.space.users().try_for_each(Device::synchronize)?;
-        let all: Vec<(u64, Right)> = self
-            .space
-            .extents()
-            .map(|extent| (extent.offset, self.space.most_at(extent.offset)))
-            .collect();
-        for (index, &(offset, most)) in all.iter().enumerate() {
-            if let Err(error) = self.space.cap(offset, most.min(Right::Read)) {
-                for &(offset, most) in all.iter().take(index) {
-                    if let Err(failed) = self.space.cap(offset, most) {
-                        tracing::error!(error = %failed, "a right could not be given back");
-                    }
-                }
-                return Err(SealError::Access(error));
-            }
-        }
-        Ok(())
+        Ok(self.space.cap_all(Right::Read)?)
     }
 
     /// Takes access away from another device, if all its work has passed (`cuMemSetAccess` for each

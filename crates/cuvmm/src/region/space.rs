@@ -154,13 +154,6 @@ impl Space {
             .map(|(_, placed)| Extent::of(placed))
     }
 
-    /// The same with their memory.
-    pub(crate) fn parts(&self, range: Range<u64>) -> impl Iterator<Item = (Extent, Physical)> + '_ {
-        self.extents
-            .range(self.covering(range.start, range.end))
-            .map(|(_, placed)| (Extent::of(placed), placed.mapping.physical().clone()))
-    }
-
     /// Where the extents that meet a range begin.
     fn covering(&self, start: u64, end: u64) -> Range<u64> {
         if start >= end {
@@ -280,6 +273,23 @@ impl Space {
     pub(super) fn place_of(&self, offset: u64) -> Option<Place> {
         let placed = self.extents.get(&offset)?;
         Some(placed.mapping.physical().place())
+    }
+
+    /// The extents that meet a range, each with its memory.
+    pub(crate) fn parts_in(
+        &self,
+        start: u64,
+        end: u64,
+    ) -> impl Iterator<Item = (Extent, &Physical)> + '_ {
+        let placed = self.extents.range(self.covering(start, end));
+        placed.map(|(_, placed)| (Extent::of(placed), placed.mapping.physical()))
+    }
+
+    /// The extents that another process may have too.
+    pub(crate) fn exported(&self) -> impl Iterator<Item = Extent> + '_ {
+        self.parts_in(0, self.size())
+            .filter(|(_, physical)| physical.is_exported())
+            .map(|(extent, _)| extent)
     }
 
     /// Whether somebody else holds the memory of that extent too.

@@ -11,27 +11,30 @@ use cuvmm_driver::{Exported, HandleTypes, LocationKind};
 
 use super::parcel::Parcel;
 use super::wire::{Description, Elements, Origin, SharedExtent};
-use crate::device::Device;
 use crate::error::OfferError;
 use crate::own::{Physical, Place, Right};
+use crate::pool::{Block, Lease};
 use crate::region::{Extent, Region};
 use crate::vec::DeviceVec;
 
-/// Memory to be given to other processes: a physical, a region, a vector.
+/// Memory to be given to other processes: a physical, a region, a vector, a pool's block.
 ///
 /// It lets them read, unless told [otherwise](Self::read_write). The driver enforces that on nobody:
 /// what has the handle can write, so give it to processes that you trust.
 ///
 /// The memory that is offered must have been made shareable
 /// ([`PhysicalBuilder::shareable`](crate::own::PhysicalBuilder::shareable),
-/// [`RegionBuilder::shareable`](crate::region::RegionBuilder::shareable)). The offer keeps it: what
-/// the owner decommits meanwhile stays with whoever holds the offer, and what it commits anew is not
-/// part of it.
+/// [`RegionBuilder::shareable`](crate::region::RegionBuilder::shareable),
+/// [`PoolBuilder::shareable`](crate::pool::PoolBuilder::shareable)). From the offer on it counts as
+/// exported. The offer keeps it: what the owner decommits meanwhile stays with whoever holds the
+/// offer, and what it commits anew is not part of it.
 #[derive(Debug)]
 pub struct Offer {
     description: Description,
     /// One for each extent, in their order.
     physicals: Vec<Physical>,
+    /// What keeps a block's memory in place, and goes after it.
+    _lease: Option<Lease>,
 }
 
 impl Offer {
@@ -40,32 +43,31 @@ impl Offer {
     /// # Errors
     /// [`OfferError`] when it lies where a description cannot say.
     pub fn physical(physical: &Physical) -> Result<Self, OfferError> {
-        Self::of_parts(
-            physical.device(),
-            physical.size(),
-            None,
-            vec![(0, physical.clone())],
-        )
+        physical.mark_exported();
+        Self::of_parts(physical.size(), None, vec![(0, physical.clone())])
     }
 
     /// Offers what is committed of a range of a region. Offsets begin with the range.
     ///
     /// # Errors
-    /// [`OfferError`] when nothing is committed there, or the range cuts an extent.
+    /// [`OfferError`] when nothing is committed there, or the range cuts an extent or has to be
+    /// [unshared](Region::unshare) first.
     pub fn region(region: &Region, range: Range<u64>) -> Result<Self, OfferError> {
         let (start, end) = (range.start, range.end);
+        if let Some(cut) = region.cut_by(&range) {
+            return Err(OfferError::CutsExtent {
+                offset: cut.offset,
+                size: cut.size,
+            });
+        }
+        let parts = region
+            .promise(range)
+            .ok_or(OfferError::ReadOnly { start, end })?;
         let size = end.saturating_sub(start);
-        let mut parts = vec![];
-        for (extent, physical) in region.parts(range) {
-            if extent.offset < start || extent.end() > end {
-                return Err(cuts(&extent));
-            }
-            parts.push((extent.offset - start, physical));
-        }
-        if parts.is_empty() {
-            return Err(OfferError::Empty { start, end });
-        }
-        Self::of_parts(region.device(), size, None, parts)
+        let placed = parts
+            .into_iter()
+            .map(|(extent, physical)| (extent.offset - start, physical));
+        Self::of_parts(size, None, placed.collect())
     }
 
     /// Offers a vector: its elements, and the memory behind the last as far as the extent goes that
@@ -78,30 +80,35 @@ impl Offer {
             count: vec.len() as u64,
             size: u32::try_from(size_of::<T>()).unwrap_or(0),
         };
-        let used = elements.count.saturating_mul(elements.size.into());
-        let parts: Vec<(u64, Physical)> = vec
-            .parts(used)
-            .map(|(extent, physical)| (extent.offset, physical))
-            .collect();
-        let size = parts
-            .iter()
-            .map(|(offset, part)| offset + part.size())
-            .max();
-        match size {
-            None => Err(OfferError::Empty {
-                start: 0,
-                end: used,
-            }),
-            Some(size) => Self::of_parts(vec.device(), size, Some(elements), parts),
-        }
+        let parts = vec.promise();
+        let size = end_of(&parts);
+        Self::of_parts(size, Some(elements), offsets(parts))
+    }
+
+    /// Offers a block of a pool, whole extents: the last may reach beyond the block's end. While the
+    /// offer lives the block's memory stays in place, even if the block is dropped.
+    ///
+    /// # Errors
+    /// [`OfferError`] when a description cannot say where it lies.
+    pub fn block(block: &Block) -> Result<Self, OfferError> {
+        let (parts, lease) = block.parts().promise();
+        let size = end_of(&parts);
+        let mut offer = Self::of_parts(size, None, offsets(parts))?;
+        offer._lease = Some(lease);
+        Ok(offer)
     }
 
     fn of_parts(
-        device: &Device,
         size: u64,
         elements: Option<Elements>,
         parts: Vec<(u64, Physical)>,
     ) -> Result<Self, OfferError> {
+        let Some(granularity) = parts.first().map(|(_, first)| first.device().granularity()) else {
+            return Err(OfferError::Empty {
+                start: 0,
+                end: size,
+            });
+        };
         let mut known = BTreeMap::new();
         let mut extents = Vec::with_capacity(parts.len());
         let mut physicals = Vec::with_capacity(parts.len());
@@ -120,7 +127,7 @@ impl Offer {
         let description = Description::new(
             Right::Read,
             HandleTypes::POSIX_FD,
-            device.granularity(),
+            granularity,
             size,
             elements,
             extents,
@@ -128,6 +135,7 @@ impl Offer {
         Ok(Self {
             description,
             physicals,
+            _lease: None,
         })
     }
 
@@ -175,11 +183,16 @@ impl Offer {
     }
 }
 
-fn cuts(extent: &Extent) -> OfferError {
-    OfferError::CutsExtent {
-        offset: extent.offset,
-        size: extent.size,
-    }
+/// One past the last byte of the last extent.
+fn end_of(parts: &[(Extent, Physical)]) -> u64 {
+    parts.last().map_or(0, |(extent, _)| extent.end())
+}
+
+fn offsets(parts: Vec<(Extent, Physical)>) -> Vec<(u64, Physical)> {
+    let parts = parts.into_iter();
+    parts
+        .map(|(extent, physical)| (extent.offset, physical))
+        .collect()
 }
 
 /// Where a physical lies, so that another process understands it.

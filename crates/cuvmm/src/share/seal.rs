@@ -4,10 +4,11 @@ use bytemuck::Pod;
 
 use super::offer::Offer;
 use crate::error::{OfferError, SealError};
+use crate::pool::Block;
 use crate::region::Region;
 use crate::vec::DeviceVec;
 
-/// Memory that a [`Publisher`](super::Publisher) can take: a region, or a vector.
+/// Memory that a [`Publisher`](super::Publisher) can take: a region, a vector, or a pool's block.
 pub trait Publishable: Send + Sync + private::Seal + 'static {
     /// All that is in it.
     ///
@@ -32,6 +33,18 @@ impl Publishable for Region {
 }
 
 impl private::Seal for Region {
+    fn seal(&mut self) -> Result<(), SealError> {
+        Self::seal(self)
+    }
+}
+
+impl Publishable for Block {
+    fn offer(&self) -> Result<Offer, OfferError> {
+        Offer::block(self)
+    }
+}
+
+impl private::Seal for Block {
     fn seal(&mut self) -> Result<(), SealError> {
         Self::seal(self)
     }

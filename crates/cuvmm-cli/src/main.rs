@@ -12,6 +12,7 @@ mod heap;
 mod info;
 mod plan;
 mod replay;
+mod share;
 mod size;
 mod watch;
 
@@ -39,6 +40,9 @@ enum Command {
     Replay(replay::Args),
     Bench(bench::Args),
     Plan(plan::Args),
+    Share(share::Args),
+    #[command(hide = true)]
+    BenchReader(bench::Reader),
 }
 
 /// An option that means nothing here: exit code 2.
@@ -103,6 +107,8 @@ fn main() -> ExitCode {
         Command::Replay(args) => args.run(),
         Command::Bench(args) => args.run(),
         Command::Plan(args) => args.run(),
+        Command::Share(args) => args.run(),
+        Command::BenchReader(reader) => reader.run(),
     };
     match outcome {
         Ok(code) => code,

@@ -24,8 +24,14 @@ mod ring_buffer;
 #[path = "../examples/plan.rs"]
 mod plan;
 
+#[path = "../examples/publication.rs"]
+mod publication;
+
 #[path = "../examples/share_a_gpu.rs"]
 mod share_a_gpu;
+
+#[path = "../examples/share_memory.rs"]
+mod share_memory;
 
 #[path = "../examples/snapshot.rs"]
 mod snapshot;
@@ -71,6 +77,16 @@ fn a_late_user_is_caught() {
 #[test]
 fn two_tenants_share_a_device() {
     share_a_gpu::main().unwrap();
+}
+
+#[test]
+fn several_processes_read_what_one_publishes() {
+    publication::main().unwrap();
+}
+
+#[test]
+fn what_one_process_gives_another_keeps() {
+    share_memory::main().unwrap();
 }
 
 #[test]

@@ -5,13 +5,14 @@
 //! hand but fills that are waited for.
 #![allow(unsafe_code)]
 
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::sync::Arc;
 
 use cuvmm::Stream;
 use cuvmm::driver::model::Snapshot;
 use cuvmm::driver::{
-    AccessDesc, AccessFlags, DeviceAddress, Driver, Location, Ordinal, PhysicalHandle,
-    PhysicalProps, Result,
+    AccessDesc, AccessFlags, DeviceAddress, Driver, Exported, HandleTypes, ImportSource, Location,
+    Ordinal, PhysicalHandle, PhysicalProps, Result,
 };
 
 /// A hand on a device's driver.
@@ -43,6 +44,30 @@ impl Hand {
     pub(super) fn create(&self, size: u64) -> Result<Bare<'_>> {
         let props = PhysicalProps::device(self.device);
         let handle = self.driver.create(size, &props, 0)?;
+        Ok(Bare {
+            hand: self,
+            handle,
+            size,
+        })
+    }
+
+    /// The same that can be given away as a descriptor.
+    pub(super) fn create_shareable(&self, size: u64) -> Result<Bare<'_>> {
+        let mut props = PhysicalProps::device(self.device);
+        props.handle_types = HandleTypes::POSIX_FD;
+        let handle = self.driver.create(size, &props, 0)?;
+        Ok(Bare {
+            hand: self,
+            handle,
+            size,
+        })
+    }
+
+    /// The physical behind a descriptor that another process gave.
+    pub(super) fn import(&self, descriptor: BorrowedFd<'_>, size: u64) -> Result<Bare<'_>> {
+        let source = ImportSource::Fd(descriptor.as_raw_fd());
+        // SAFETY: the descriptor is borrowed, so it is open.
+        let handle = unsafe { self.driver.import(source, HandleTypes::POSIX_FD)? };
         Ok(Bare {
             hand: self,
             handle,
@@ -110,6 +135,13 @@ pub(super) struct Bare<'a> {
 }
 
 impl Bare<'_> {
+    /// A handle for another process.
+    pub(super) fn export(&self) -> Result<Exported> {
+        let driver = &self.hand.driver;
+        // SAFETY: the handle is ours and lives.
+        unsafe { driver.export(self.handle, HandleTypes::POSIX_FD, 0) }
+    }
+
     /// # Errors
     /// When the driver refuses; the memory is lost to the process then.
     pub(super) fn release(self) -> Result<()> {
@@ -142,6 +174,11 @@ impl<'a> Range<'a> {
     pub(super) fn hold(&mut self, size: u64) -> Result<()> {
         self.held.push(self.hand.create(size)?);
         Ok(())
+    }
+
+    /// The same with one that there is.
+    pub(super) fn adopt(&mut self, bare: Bare<'a>) {
+        self.held.push(bare);
     }
 
     /// Maps all that is held behind what is mapped, with one set_access.

@@ -36,6 +36,7 @@ mod ring;
 mod row;
 mod samples;
 mod scale;
+mod share;
 mod snapshot;
 mod sparse;
 mod stage;
@@ -56,6 +57,7 @@ use self::stage::Stage;
 use self::wanted::Wanted;
 
 pub(crate) use options::Args;
+pub(crate) use share::Reader;
 
 type Measure = Box<dyn Fn(&Stage, &Wanted, &mut Report) -> anyhow::Result<()>>;
 
@@ -132,6 +134,11 @@ fn groups() -> Vec<Group> {
     }));
     groups.push(Group::one(hardened::GROWTH, hardened::growth));
     groups.extend(containers());
+    groups.extend(share::SHARED.map(|of| {
+        Group::new(share::names(of), move |stage, wanted, report| {
+            share::measure(stage, wanted, report, of)
+        })
+    }));
     groups.push(Group::one(take_back::PLAIN, |stage, report| {
         take_back::measure(stage, report, Scrub::Never)
     }));

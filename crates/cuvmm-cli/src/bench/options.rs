@@ -15,7 +15,7 @@ use crate::size::size;
 const MAPPABLE: u64 = 40 << 30;
 
 /// How many devices a driver without a GPU plays: for the rows that take two.
-const PLAYED: u16 = 2;
+pub(super) const PLAYED: u16 = 2;
 
 /// Measure the library beside the driver's own calls
 ///

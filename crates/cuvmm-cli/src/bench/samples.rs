@@ -18,6 +18,11 @@ impl Samples {
         self.0.len()
     }
 
+    /// In the order they came.
+    pub(super) fn values(&self) -> &[f64] {
+        &self.0
+    }
+
     /// What so many of a thousand are at most: the nearest rank, so always one that was measured.
     /// 0 of no samples.
     pub(super) fn per_mille(&self, thousandths: usize) -> f64 {

@@ -1,0 +1,189 @@
+//! A safetensors file: its header as a manifest, its bytes in chunks, and whether it is still the same.
+
+use std::collections::BTreeMap;
+use std::fs::{File, Metadata as Status};
+use std::io;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{channel, sync_channel};
+use std::thread;
+
+use anyhow::{Context as _, anyhow, ensure};
+use cuvmm::share::{Manifest, Tensor};
+use safetensors::tensor::Metadata;
+
+/// The bytes before the header: its length.
+const LENGTH: u64 = 8;
+
+/// The longest header that the format's own library reads.
+const MOST_HEADER: u64 = 100_000_000;
+
+/// As much is read at a time.
+const CHUNK: u64 = 16 << 20;
+
+/// How many chunks there are: one is read while the other is used.
+const CHUNKS: usize = 2;
+
+/// What tells a file from the one that was at its path before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stamp {
+    place: (u64, u64),
+    size: u64,
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    /// Of the file at a path.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub(super) fn of(path: &Path) -> io::Result<Self> {
+        Ok(Self::new(&std::fs::metadata(path)?))
+    }
+
+    fn new(status: &Status) -> Self {
+        Self {
+            place: (status.dev(), status.ino()),
+            size: status.len(),
+            changed: (status.mtime(), status.mtime_nsec()),
+        }
+    }
+}
+
+/// Tensors in a file.
+#[derive(Debug)]
+pub(super) struct Weights {
+    path: PathBuf,
+    file: File,
+    stamp: Stamp,
+    /// Where in the file the tensors begin.
+    start: u64,
+    manifest: Manifest,
+    bytes: u64,
+}
+
+impl Weights {
+    /// Opens a file and reads its header. Offsets in the manifest are those of the file, which count
+    /// from behind the header.
+    ///
+    /// # Errors
+    /// When it is no safetensors file, or not whole.
+    pub(super) fn open(path: &Path) -> anyhow::Result<Self> {
+        Self::read(path).with_context(|| path.display().to_string())
+    }
+
+    fn read(path: &Path) -> anyhow::Result<Self> {
+        let file = File::open(path)?;
+        let status = file.metadata()?;
+        ensure!(status.is_file(), "this is no file");
+        let stamp = Stamp::new(&status);
+        ensure!(stamp.size >= LENGTH, "this is no safetensors file");
+        let mut length = [0; LENGTH as usize];
+        file.read_exact_at(&mut length, 0)?;
+        let length = u64::from_le_bytes(length);
+        let most = MOST_HEADER.min(stamp.size - LENGTH);
+        ensure!(
+            length <= most,
+            "this is no safetensors file: its header would have {length} bytes"
+        );
+        let mut header = vec![0; usize::try_from(length)?];
+        file.read_exact_at(&mut header, LENGTH)?;
+        let metadata: Metadata =
+            serde_json::from_slice(&header).context("this is no safetensors file")?;
+        let (start, bytes) = (LENGTH + length, metadata.data_len() as u64);
+        ensure!(
+            stamp.size - start == bytes,
+            "the header tells of {bytes} bytes, and {} follow it",
+            stamp.size - start
+        );
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            stamp,
+            start,
+            manifest: manifest(&metadata),
+            bytes,
+        })
+    }
+
+    /// What lies where in its bytes.
+    pub(super) const fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// How many bytes its tensors have.
+    pub(super) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The file that it was when it was opened.
+    pub(super) const fn stamp(&self) -> Stamp {
+        self.stamp
+    }
+
+    /// Does something with all bytes in order, a chunk at a time, each with its offset. The next one is
+    /// read meanwhile.
+    ///
+    /// # Errors
+    /// When the file cannot be read or changes meanwhile, and the first error of what is done.
+    pub(super) fn each_chunk(
+        &self,
+        mut act: impl FnMut(u64, &[u8]) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        thread::scope(|scope| {
+            // Both go when this side ends, and the other side with them.
+            let (read, chunks) = sync_channel(CHUNKS);
+            let (give_back, empty) = channel();
+            for _ in 0..CHUNKS {
+                give_back.send(vec![])?;
+            }
+            scope.spawn(move || {
+                for (offset, mut chunk) in (0..self.bytes).step_by(CHUNK as usize).zip(empty) {
+                    let outcome = self.fill(offset, &mut chunk);
+                    let failed = outcome.is_err();
+                    if read.send(outcome.map(|()| (offset, chunk))).is_err() || failed {
+                        return;
+                    }
+                }
+            });
+            for chunk in chunks {
+                let (offset, chunk) = chunk.with_context(|| self.path.display().to_string())?;
+                act(offset, &chunk)?;
+                // The last chunks are wanted by nobody.
+                let _ = give_back.send(chunk);
+            }
+            let now = Stamp::new(&self.file.metadata()?);
+            match now == self.stamp {
+                true => Ok(()),
+                false => Err(anyhow!("{} changed while it was read", self.path.display())),
+            }
+        })
+    }
+
+    fn fill(&self, offset: u64, chunk: &mut Vec<u8>) -> io::Result<()> {
+        chunk.resize((self.bytes - offset).min(CHUNK) as usize, 0);
+        self.file.read_exact_at(chunk, self.start + offset)
+    }
+}
+
+fn manifest(metadata: &Metadata) -> Manifest {
+    let names = metadata.offset_keys().into_iter();
+    let tensors = names.filter_map(|name| {
+        let info = metadata.info(&name)?;
+        let (start, end) = info.data_offsets;
+        Some(Tensor {
+            dtype: info.dtype.to_string(),
+            shape: info.shape.iter().map(|&extent| extent as u64).collect(),
+            offset: start as u64,
+            size: (end - start) as u64,
+            name,
+        })
+    });
+    let notes = metadata.metadata().iter().flatten();
+    Manifest {
+        tensors: tensors.collect(),
+        metadata: notes
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect::<BTreeMap<_, _>>(),
+    }
+}

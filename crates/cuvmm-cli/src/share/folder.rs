@@ -1,0 +1,78 @@
+//! Where the sockets of this user's publishers lie: one for each process.
+//!
+//! Whoever may write to the folder could pass itself off as a publisher, so it must be this user's and
+//! nobody else's.
+
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, ensure};
+use rustix::process::geteuid;
+
+/// How the name of a socket ends.
+const SOCKET: &str = "sock";
+
+/// `$XDG_RUNTIME_DIR/cuvmm`, or `/tmp/cuvmm-UID`.
+fn path() -> PathBuf {
+    match std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty()) {
+        Some(folder) => Path::new(&folder).join("cuvmm"),
+        None => PathBuf::from(format!("/tmp/cuvmm-{}", geteuid().as_raw())),
+    }
+}
+
+/// The socket of this process, in the folder, which is made if it is not there.
+///
+/// # Errors
+/// When the folder cannot be made, or others may write to it.
+pub(super) fn own_socket() -> anyhow::Result<PathBuf> {
+    let folder = path();
+    match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+            return Err(error).with_context(|| folder.display().to_string());
+        }
+        _ => {}
+    }
+    check(&folder)?;
+    Ok(folder.join(format!("{}.{SOCKET}", std::process::id())))
+}
+
+/// Every socket in the folder, in the order of their names. Where there is no folder there is none.
+///
+/// # Errors
+/// When the folder cannot be read, or others may write to it.
+pub(super) fn sockets() -> anyhow::Result<Vec<PathBuf>> {
+    let folder = path();
+    let entries = match std::fs::read_dir(&folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(vec![]),
+        entries => entries.with_context(|| folder.display().to_string())?,
+    };
+    check(&folder)?;
+    let mut sockets = vec![];
+    for entry in entries {
+        let path = entry.with_context(|| folder.display().to_string())?.path();
+        if path.extension().is_some_and(|ending| ending == SOCKET) {
+            sockets.push(path);
+        }
+    }
+    sockets.sort();
+    Ok(sockets)
+}
+
+fn check(folder: &Path) -> anyhow::Result<()> {
+    let shown = folder.display();
+    let found = std::fs::symlink_metadata(folder).with_context(|| shown.to_string())?;
+    ensure!(found.is_dir(), "{shown} is no folder");
+    let own = geteuid().as_raw();
+    ensure!(
+        found.uid() == own,
+        "{shown} belongs to user {}, and this is user {own}",
+        found.uid()
+    );
+    let mode = found.mode() & 0o777;
+    ensure!(
+        mode & 0o077 == 0,
+        "{shown} has mode {mode:04o}, and others may have no right to it: chmod 700"
+    );
+    Ok(())
+}

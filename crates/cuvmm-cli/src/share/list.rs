@@ -1,0 +1,103 @@
+//! `cuvmm share list`: what is published, and by whom.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::bail;
+use serde_json::{Value, json};
+
+use super::publishers::{Found, find};
+use super::{size, table};
+use crate::drivers::print;
+
+/// List what this user's processes publish
+///
+/// Looks in `$XDG_RUNTIME_DIR/cuvmm`, or `/tmp/cuvmm-UID` where that is not set. Sockets that dead
+/// publishers have left are removed. Exit code 1 when a publisher does not answer.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Only the publisher at this socket
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+
+    /// Print one JSON object; sizes are in bytes
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    /// # Errors
+    /// When the folder cannot be read, or a publisher does not answer.
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let found = find(self.socket.as_deref())?;
+        let text = match self.json {
+            true => serde_json::to_string_pretty(&object(&found))? + "\n",
+            false => text(&found),
+        };
+        print(&text)?;
+        if found.silent.is_empty() {
+            return Ok(ExitCode::SUCCESS);
+        }
+        let silent = found.silent.iter();
+        let silent: Vec<_> = silent
+            .map(|(socket, why)| format!("{}: {why}", socket.display()))
+            .collect();
+        bail!("no answer from {}", silent.join(", "))
+    }
+}
+
+fn object(found: &Found) -> Value {
+    let publishers = found.publishers.iter().map(|publisher| {
+        let publications = publisher.publications.iter().map(|one| {
+            json!({
+                "name": one.name,
+                "version": one.version,
+                "bytes": one.held,
+                "extents": one.extents,
+                "tensors": one.tensors,
+            })
+        });
+        json!({
+            "pid": publisher.pid,
+            "socket": publisher.socket.display().to_string(),
+            "publications": publications.collect::<Vec<_>>(),
+        })
+    });
+    let swept = found.swept.iter();
+    let silent = found.silent.iter();
+    json!({
+        "publishers": publishers.collect::<Vec<_>>(),
+        "swept": swept.map(|socket| socket.display().to_string()).collect::<Vec<_>>(),
+        "silent": silent
+            .map(|(socket, why)| json!({"socket": socket.display().to_string(), "error": why}))
+            .collect::<Vec<_>>(),
+    })
+}
+
+fn text(found: &Found) -> String {
+    let head = [
+        "name", "version", "size", "extents", "tensors", "process", "socket",
+    ];
+    let mut rows = table(&head, 1, 6);
+    for publisher in &found.publishers {
+        for one in &publisher.publications {
+            rows.add_row([
+                one.name.clone(),
+                one.version.to_string(),
+                size(one.held),
+                one.extents.to_string(),
+                one.tensors.to_string(),
+                publisher.pid.to_string(),
+                publisher.socket.display().to_string(),
+            ]);
+        }
+    }
+    let mut text = match rows.row_count() {
+        0 => "nothing is published\n".to_owned(),
+        _ => format!("{rows}\n"),
+    };
+    for socket in &found.swept {
+        text += &format!("removed {}: its publisher is dead\n", socket.display());
+    }
+    text
+}

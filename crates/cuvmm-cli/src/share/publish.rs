@@ -1,0 +1,203 @@
+//! `cuvmm share publish`: the tensors of files as memory that other processes attach.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, ensure};
+use cuvmm::driver::HandleTypes;
+use cuvmm::share::Publisher;
+use cuvmm::{Device, Region, Stream};
+
+use super::file::{Stamp, Weights};
+use super::stop::{Stop, Stopped};
+use super::{Where, counted, folder, size};
+use crate::drivers::print;
+use crate::watch::{in_words, nanos};
+use crate::{FAILURE, complain, usage};
+
+/// How often a file that is followed is looked at.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// Publish the tensors of safetensors files until Ctrl-C
+///
+/// Each file is read into memory of the device once, in few large extents, and published whole under a
+/// name. What lies where is as in the file. Ends at SIGINT, SIGTERM or SIGHUP, and removes its socket
+/// then; whoever has attached keeps what it has.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The files
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+
+    /// The name to publish under, where there is one file [default: the file's, without its ending]
+    #[arg(long)]
+    name: Option<String>,
+
+    /// Where to listen [default: a socket of this process in the folder where `list` looks]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+
+    /// Publish a file again when it was replaced, as a newer version
+    ///
+    /// The memory for both versions is needed meanwhile. Replace a file by renaming another over it:
+    /// one that is written in place is read as soon as it has not changed for a quarter of a second.
+    #[arg(long)]
+    follow: bool,
+
+    #[command(flatten)]
+    at: Where,
+}
+
+impl Args {
+    /// # Errors
+    /// Options that cannot be meant, and the first file that cannot be published. What goes wrong with
+    /// a newer version is told, and the one before stays.
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let mut sources = self.sources()?;
+        let stop = Stop::on_signals()?;
+        let device = self.at.open()?;
+        let socket = match self.socket {
+            Some(socket) => socket,
+            None => folder::own_socket()?,
+        };
+        let publisher = Publisher::bind(&socket)?;
+        let press = Press {
+            stream: Stream::new(&device)?,
+            device,
+            publisher,
+            stop,
+        };
+        for source in &mut sources {
+            press.publish(source)?;
+        }
+        print(&format!(
+            "process {} at {}, until Ctrl-C\n",
+            std::process::id(),
+            socket.display()
+        ))?;
+        match self.follow {
+            true => press.follow(&mut sources)?,
+            false => press.stop.wait(),
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn sources(&self) -> anyhow::Result<Vec<Source>> {
+        if self.name.is_some() && self.files.len() > 1 {
+            let what = "--name is for one file: of several each has its own name";
+            return Err(usage(what.to_owned()));
+        }
+        let mut sources: Vec<Source> = vec![];
+        for path in &self.files {
+            let name = match &self.name {
+                Some(name) => name.clone(),
+                None => stem(path)?,
+            };
+            if let Some(other) = sources.iter().find(|other| other.name == name) {
+                let (one, other) = (other.path.display(), path.display());
+                return Err(usage(format!("{one} and {other} are both named {name:?}")));
+            }
+            sources.push(Source {
+                path: path.clone(),
+                name,
+                tried: None,
+                seen: None,
+            });
+        }
+        Ok(sources)
+    }
+}
+
+fn stem(path: &Path) -> anyhow::Result<String> {
+    let stem = path.file_stem().and_then(|stem| stem.to_str());
+    let named = stem.map(str::to_owned);
+    named.ok_or_else(|| usage(format!("{} has no name to publish under", path.display())))
+}
+
+/// A file and its name.
+#[derive(Debug)]
+struct Source {
+    path: PathBuf,
+    name: String,
+    /// The file that was published last, or could not be.
+    tried: Option<Stamp>,
+    /// The file that was there at the last look.
+    seen: Option<Stamp>,
+}
+
+/// What publishing takes.
+struct Press {
+    stream: Stream,
+    device: Device,
+    publisher: Publisher,
+    stop: Stop,
+}
+
+impl Press {
+    /// Publishes what a file holds now.
+    fn publish(&self, source: &mut Source) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        let weights = Weights::open(&source.path)?;
+        source.tried = Some(weights.stamp());
+        let bytes = weights.bytes();
+        let path = source.path.display();
+        ensure!(bytes > 0, "{path} holds no bytes to publish");
+        let region = self
+            .load(&weights)
+            .with_context(|| format!("{path}: {} to load", size(bytes)))?;
+        let extents = region.extents().len();
+        let manifest = weights.manifest().clone();
+        let tensors = manifest.tensors.len();
+        let version = self
+            .publisher
+            .publish(&source.name, manifest, region)
+            .map_err(|refused| anyhow!("{path}: {}", refused.reason))?;
+        let took = nanos(begun.elapsed());
+        print(&format!(
+            "published {:?} version {version}: {} of {} in {}, {}, {:.2} GB/s\n",
+            source.name,
+            size(bytes),
+            counted(tensors, "tensor"),
+            counted(extents, "extent"),
+            in_words(took),
+            // Bytes in a nanosecond are gigabytes in a second.
+            bytes as f64 / took,
+        ))
+    }
+
+    fn load(&self, weights: &Weights) -> anyhow::Result<Region> {
+        let mut region = Region::builder(&self.device, weights.bytes())
+            .shareable(HandleTypes::POSIX_FD)
+            .reserve()?;
+        region.commit(0..region.size())?;
+        weights.each_chunk(|offset, chunk| {
+            self.stop.check()?;
+            Ok(region.write(&self.stream, offset, chunk)?)
+        })?;
+        Ok(region)
+    }
+
+    /// Publishes each file again that was replaced, until the process is asked to end.
+    fn follow(&self, sources: &mut [Source]) -> anyhow::Result<()> {
+        while !self.stop.within(LOOK) {
+            for source in &mut *sources {
+                // Between two files there may be none.
+                let now = Stamp::of(&source.path).ok();
+                let settled = std::mem::replace(&mut source.seen, now) == now;
+                if now.is_none() || now == source.tried || !settled {
+                    continue;
+                }
+                source.tried = now;
+                match self.publish(source) {
+                    Err(error) if error.is::<Stopped>() => return Ok(()),
+                    Err(error) => {
+                        complain(&format!("{error:#}"), FAILURE);
+                    }
+                    Ok(()) => {}
+                }
+            }
+        }
+        Ok(())
+    }
+}

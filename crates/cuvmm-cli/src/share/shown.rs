@@ -1,0 +1,124 @@
+//! What `cuvmm share attach` tells, for people and as JSON.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use cuvmm::share::{Manifest, Publication};
+use serde_json::{Value, json};
+
+use super::publishers::Publisher;
+use super::{counted, size, table};
+
+/// As many tensors are listed unless all are wanted.
+const FEW: usize = 10;
+
+/// What was attached, and what that took.
+#[derive(Debug)]
+pub(super) struct Attached<'a> {
+    pub(super) publisher: &'a Publisher,
+    pub(super) publication: &'a Publication,
+    /// From before connecting, in microseconds.
+    pub(super) attach_us: f64,
+    /// The same until the first byte was here.
+    pub(super) first_byte_us: f64,
+    /// What the driver says is free on the device, in bytes.
+    pub(super) free_before: u64,
+    pub(super) free_after: u64,
+    /// The file that its bytes were compared with.
+    pub(super) verified: Option<&'a Path>,
+    pub(super) dump: Option<Dump>,
+}
+
+/// The first elements of a tensor.
+#[derive(Debug)]
+pub(super) struct Dump {
+    pub(super) tensor: String,
+    pub(super) elements: Vec<String>,
+}
+
+impl Attached<'_> {
+    pub(super) fn object(&self) -> Value {
+        let memory = self.publication.memory();
+        let dump = self.dump.as_ref();
+        json!({
+            "name": self.publication.name(),
+            "version": self.publication.version(),
+            "pid": self.publisher.pid,
+            "socket": self.publisher.socket.display().to_string(),
+            "attach_us": self.attach_us,
+            "first_byte_us": self.first_byte_us,
+            "address": memory.address().to_string(),
+            "bytes": memory.held(),
+            "extents": memory.extents().len(),
+            "device": memory.device().name(),
+            "device_free_before": self.free_before,
+            "device_free_after": self.free_after,
+            "manifest": self.publication.manifest(),
+            "verified": self.verified.is_some(),
+            "dump": dump.map(|dump| json!({"tensor": dump.tensor, "elements": dump.elements})),
+        })
+    }
+
+    pub(super) fn text(&self, all: bool) -> String {
+        let memory = self.publication.memory();
+        let mut text = String::new();
+        // Writing to a string does not fail.
+        let _ = writeln!(
+            text,
+            "{:?} version {} of process {} at {}",
+            self.publication.name(),
+            self.publication.version(),
+            self.publisher.pid,
+            self.publisher.socket.display()
+        );
+        let _ = writeln!(
+            text,
+            "attached in {:.0} us, first byte after {:.0} us",
+            self.attach_us, self.first_byte_us
+        );
+        let _ = writeln!(
+            text,
+            "{} in {} at {}, read only",
+            size(memory.held()),
+            counted(memory.extents().len(), "extent"),
+            memory.address()
+        );
+        let _ = writeln!(
+            text,
+            "free on {} by its driver: {} before, {} after",
+            memory.device().name(),
+            size(self.free_before),
+            size(self.free_after)
+        );
+        list(&mut text, self.publication.manifest(), all);
+        if let Some(dump) = &self.dump {
+            let _ = writeln!(text, "{}: {}", dump.tensor, dump.elements.join(", "));
+        }
+        if let Some(file) = self.verified {
+            let _ = writeln!(text, "verified: all bytes are those of {}", file.display());
+        }
+        text
+    }
+}
+
+fn list(text: &mut String, manifest: &Manifest, all: bool) {
+    for (key, note) in &manifest.metadata {
+        let _ = writeln!(text, "{key}: {note}");
+    }
+    let tensors = &manifest.tensors;
+    let most = if all { tensors.len() } else { FEW };
+    let mut rows = table(&["tensor", "type", "shape", "offset", "bytes"], 3, 5);
+    for tensor in tensors.iter().take(most) {
+        rows.add_row([
+            tensor.name.clone(),
+            tensor.dtype.clone(),
+            format!("{:?}", tensor.shape),
+            tensor.offset.to_string(),
+            tensor.size.to_string(),
+        ]);
+    }
+    let _ = writeln!(text, "\n{rows}\n");
+    if tensors.len() > most {
+        let _ = writeln!(text, "{} more: --all lists them", tensors.len() - most);
+    }
+}

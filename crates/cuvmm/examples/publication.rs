@@ -1,0 +1,162 @@
+//! Weights that one process loads and several read: whole editions under a name, one after the other.
+//!
+//! Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`. The readers are this program again, in
+//! processes of their own.
+
+#[path = "support/process.rs"]
+mod process;
+mod support;
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Stdio};
+use std::time::Duration;
+
+use cuvmm::driver::HandleTypes;
+use cuvmm::share::{Manifest, Publication, Publisher, Subscriber, Tensor};
+use cuvmm::{Attachment, Device, Region, Stream};
+
+const MIB: u64 = 1 << 20;
+const READERS: usize = 3;
+/// A reader may have to make a context on a GPU first.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// What runs the example as a test.
+const TEST: &str = "several_processes_read_what_one_publishes";
+
+/// Runs the example.
+///
+/// # Errors
+/// Whatever the library says.
+pub fn main() -> Result<(), Box<dyn Error>> {
+    let device = Device::open(support::driver()?, 0)?;
+    match process::socket() {
+        None => publish(&device),
+        Some(socket) => read(&device, &socket),
+    }
+}
+
+/// The first process.
+fn publish(device: &Device) -> Result<(), Box<dyn Error>> {
+    let folder = tempfile::tempdir()?;
+    let publisher = Publisher::bind(folder.path().join("models"))?;
+    let (manifest, memory) = weights(device, 1)?;
+    publisher.publish("toy", manifest, memory)?;
+
+    let mut readers = vec![];
+    for _ in 0..READERS {
+        let mut command = process::again(TEST, publisher.path())?;
+        readers.push(Reader::new(command.stdout(Stdio::piped()).spawn()?)?);
+    }
+    readers.iter_mut().try_for_each(Reader::repeat)?;
+
+    // They keep what they have, and hear of this one. It was never there in part.
+    let (manifest, memory) = weights(device, 2)?;
+    let version = publisher.publish("toy", manifest, memory)?;
+    println!(
+        "publisher: {:?}, now version {version}",
+        publisher.list()[0].name
+    );
+    readers.iter_mut().try_for_each(Reader::repeat)?;
+    for reader in &mut readers {
+        process::ended(&mut reader.process)?;
+    }
+    Ok(())
+}
+
+/// Two tensors that say of which step they are.
+fn weights(device: &Device, step: u8) -> Result<(Manifest, Region), Box<dyn Error>> {
+    let stream = Stream::new(device)?;
+    let mut region = Region::builder(device, 32 * MIB)
+        .shareable(HandleTypes::POSIX_FD)
+        .reserve()?;
+    region.commit(0..region.size())?;
+    let tensor = |name: &str, offset, rows, columns| Tensor {
+        name: name.to_owned(),
+        dtype: "F32".to_owned(),
+        shape: vec![rows, columns],
+        offset,
+        size: 4 * rows * columns,
+    };
+    let manifest = Manifest {
+        tensors: vec![
+            tensor("embedding", 0, 1 << 16, 64),
+            tensor("head", 16 * MIB, 64, 1 << 10),
+        ],
+        metadata: BTreeMap::from([("step".to_owned(), step.to_string())]),
+    };
+    for tensor in &manifest.tensors {
+        let numbers = f32::from(step)
+            .to_ne_bytes()
+            .repeat((tensor.size / 4) as usize);
+        region.write(&stream, tensor.offset, &numbers)?;
+    }
+    Ok((manifest, region))
+}
+
+/// The other processes: read the first edition, wait for the second, and have both for a while.
+fn read(device: &Device, socket: &Path) -> Result<(), Box<dyn Error>> {
+    let stream = Stream::new(device)?;
+    let how = Attachment::builder(device);
+    let mut subscriber = Subscriber::connect(socket)?;
+    let first = subscriber.attach("toy", &how)?;
+    tell(&first);
+    let newer = subscriber.wait_for_newer(&first, PATIENCE)?;
+    assert_eq!(newer, Some(2), "something newer was announced");
+    let second = subscriber.attach("toy", &how)?;
+    let last = |publication: &Publication, tensor: &str| {
+        let range = publication.manifest().tensor(tensor).map(Tensor::range);
+        let end = range.ok_or("there is no such tensor")?.end;
+        let mut number = [0; 4];
+        publication.memory().read(&stream, end - 4, &mut number)?;
+        Ok::<f32, Box<dyn Error>>(f32::from_ne_bytes(number))
+    };
+    for tensor in ["embedding", "head"] {
+        assert_eq!(last(&first, tensor)?, 1.0, "the old one stays as it was");
+        assert_eq!(last(&second, tensor)?, 2.0);
+    }
+    // What a kernel is given.
+    assert_eq!(second.view::<f32>("head")?.len(), 1 << 16);
+    tell(&second);
+    Ok(())
+}
+
+fn tell(publication: &Publication) {
+    println!(
+        "reader {}: version {} of step {}, {} MiB at {}",
+        std::process::id(),
+        publication.version(),
+        publication.manifest().metadata["step"],
+        publication.memory().held() / MIB,
+        publication.memory().address()
+    );
+}
+
+/// A reader, and what it says.
+struct Reader {
+    process: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Reader {
+    fn new(mut process: Child) -> Result<Self, Box<dyn Error>> {
+        let said = process.stdout.take().ok_or("it cannot be heard")?;
+        Ok(Self {
+            process,
+            lines: BufReader::new(said),
+        })
+    }
+
+    /// Repeats the next thing that it tells.
+    fn repeat(&mut self) -> Result<(), Box<dyn Error>> {
+        for line in (&mut self.lines).lines() {
+            let line = line?;
+            if line.starts_with("reader") {
+                println!("{line}");
+                return Ok(());
+            }
+        }
+        Err("a reader ended too early".into())
+    }
+}

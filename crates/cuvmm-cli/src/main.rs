@@ -39,6 +39,7 @@ enum Command {
     Conform(conform::Args),
     Replay(replay::Args),
     Bench(bench::Args),
+    Nccl(bench::nccl::Args),
     Plan(plan::Args),
     Share(share::Args),
     #[command(hide = true)]
@@ -106,6 +107,7 @@ fn main() -> ExitCode {
         Command::Conform(args) => args.run(),
         Command::Replay(args) => args.run(),
         Command::Bench(args) => args.run(),
+        Command::Nccl(args) => args.run(),
         Command::Plan(args) => args.run(),
         Command::Share(args) => args.run(),
         Command::BenchReader(reader) => reader.run(),

@@ -36,6 +36,8 @@ struct Shared {
     granularity: Granularity,
     birthplace: Birthplace,
     lost: OnceLock<DriverError>,
+    /// Whether its memory can be made reachable for RDMA, once somebody has asked.
+    rdma: OnceLock<bool>,
     drops: Drops,
     /// Whether a mapper runs for it.
     mapped_for: AtomicBool,
@@ -80,6 +82,7 @@ impl Device {
                 granularity,
                 birthplace: Birthplace::new(),
                 lost: OnceLock::new(),
+                rdma: OnceLock::new(),
                 drops: Drops::default(),
                 mapped_for: AtomicBool::new(false),
             }),
@@ -172,6 +175,18 @@ impl Device {
         self.call(Call::DeviceCanAccessPeer, |driver, device| {
             driver.can_access_peer(device, peer)
         })
+    }
+
+    /// Whether its memory can be made reachable for RDMA (attribute 110).
+    pub(crate) fn has_rdma(&self) -> Result<bool, CallError> {
+        if let Some(&known) = self.shared.rdma.get() {
+            return Ok(known);
+        }
+        let attribute = DeviceAttribute::GPU_DIRECT_RDMA_WITH_VMM;
+        let value = self.call(Call::DeviceGetAttribute, |driver, device| {
+            driver.device_attribute(device, attribute)
+        })?;
+        Ok(*self.shared.rdma.get_or_init(|| value != 0))
     }
 
     /// Driver calls made through this handle and its clones.

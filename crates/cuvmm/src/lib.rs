@@ -51,7 +51,7 @@ pub use plan::{Plan, Step};
 pub use pool::{
     Block, Growth, Hardened, Lease, Limit, Pool, PoolStats, Scrub, Tenant, TenantStats,
 };
-pub use region::{Extent, Layout, Mapper, Region};
+pub use region::{DmaBuf, Extent, Layout, Mapper, Region, Registration};
 pub use ring::RingBuffer;
 pub use share::{Attachment, Channel, Offer};
 pub use sparse::SparseArray;

@@ -15,7 +15,7 @@ use cuvmm_driver::DeviceAddress;
 use crate::device::Device;
 use crate::error::{SealError, VecError};
 use crate::own::{Physical, Stream};
-use crate::region::{Extent, Region};
+use crate::region::{Extent, Region, Registration};
 use crate::users::Users;
 use crate::view::{View, ViewMut, bytes_of};
 
@@ -272,9 +272,19 @@ impl<T: Pod> DeviceVec<T> {
         self.len = 0;
     }
 
+    /// Proof for whoever registers memory with a NIC or with NCCL: the extents under all of the
+    /// capacity, which stay as they are while it lives. The vector may grow meanwhile; what it
+    /// grows by needs another. Makes no driver call.
+    ///
+    /// # Errors
+    /// [`VecError::RegisterRange`] when there is no capacity, or the context is lost.
+    pub fn register(&self) -> Result<Registration, VecError> {
+        Ok(self.region.register(0..self.held)?)
+    }
+
     /// Gives up memory that no element lies in, in whole extents, behind the work of the streams
     /// that used it, and gives back to the driver what has passed: what has not goes with the next
-    /// call. Returns the bytes given back; never waits.
+    /// call. What is [registered](Self::register) stays. Returns the bytes given back; never waits.
     ///
     /// # Errors
     /// [`VecError`] from the driver; the elements stay.
@@ -282,6 +292,7 @@ impl<T: Pod> DeviceVec<T> {
         let granule = self.device().granule();
         let used = bytes_of::<T>(self.len).and_then(|bytes| granule.round_up(bytes));
         let used = used.unwrap_or(self.held);
+        let used = used.max(self.region.registered_end());
         if used < self.held {
             self.region
                 .decommit_after(used..self.held, &self.users.all())?;

@@ -195,6 +195,57 @@ fn regions() {
     assert!(calls >= 2, "{calls}");
 }
 
+#[test]
+fn registrations() {
+    let world = |rig: &Rig<Nothing>| {
+        let mut region = Region::builder(&rig.device, 8 * G)
+            .largest_extent(2 * G)
+            .reserve()
+            .unwrap();
+        region.commit(0..4 * G).unwrap();
+        let registration = region.register(0..4 * G).unwrap();
+        (region, registration)
+    };
+    let calls = sweep(
+        world,
+        |_, (_, registration)| text(registration.dma_buf(0..4 * G)).map(drop),
+        |(region, registration)| (region.registrations(), registration.is_exported()),
+        true,
+    );
+    assert_eq!(calls, 1);
+    // What a region left: each extent that went stays gone, each that did not is there still.
+    let calls = sweep(
+        |rig| {
+            let (region, registration) = world(rig);
+            drop(region);
+            vec![registration]
+        },
+        |_, registrations| {
+            let Some(registration) = registrations.pop() else {
+                return Ok(());
+            };
+            registration.close().map_err(|failed| {
+                let error = failed.to_string();
+                registrations.push(failed.owner);
+                error
+            })
+        },
+        |_| (),
+        false,
+    );
+    assert!(calls >= 3, "{calls}");
+    let calls = sweep(
+        |_| (),
+        |rig, ()| {
+            let builder = text(Physical::builder(&rig.device, G).for_nccl())?;
+            text(builder.create()).map(drop)
+        },
+        |_| (),
+        true,
+    );
+    assert!(calls >= 4, "{calls}");
+}
+
 type Shared = (UnifiedBuffer<u32>, [Stream; 2]);
 
 fn shared(rig: &Rig<Nothing>) -> Shared {

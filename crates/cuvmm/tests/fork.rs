@@ -4,7 +4,7 @@
 mod common;
 
 use common::G;
-use cuvmm::error::{AllocateError, CreateError, UnifiedError};
+use cuvmm::error::{AllocateError, CreateError, RegisterRangeError, UnifiedError};
 use cuvmm::{CallError, Limit, Physical, Pool, Region, Stream, UnifiedBuffer};
 
 #[test]
@@ -20,6 +20,11 @@ fn a_forked_child_owns_nothing() {
     let tenant = pool.tenant("a").register().unwrap();
     let block = tenant.try_allocate(G).unwrap();
     let lease = block.lease();
+    let registered = (region.register(0..G).unwrap(), block.register());
+    let mut gone = Region::reserve(&rig.device, G).unwrap();
+    gone.commit(0..G).unwrap();
+    let left = gone.register(0..G).unwrap();
+    drop(gone);
     let stream = Stream::new(&rig.device).unwrap();
     let buffer = UnifiedBuffer::<u32>::zeroed(&rig.device, &stream, 100).unwrap();
     assert_eq!(buffer.host().unwrap().len(), 100);
@@ -40,9 +45,13 @@ fn a_forked_child_owns_nothing() {
         });
         // Nothing would have to be waited for; the pages are not the child's all the same.
         right &= matches!(buffer.host(), Err(UnifiedError::Call(cause)) if forked(&cause));
+        right &=
+            matches!(region.register(0..G), Err(RegisterRangeError::Call(cause)) if forked(&cause));
         drop(access);
         drop((buffer, stream));
-        drop((lease, block, tenant, pool, region, physical));
+        drop((
+            left, registered, lease, block, tenant, pool, region, physical,
+        ));
         right &= rig.faults.total() == 0 && rig.device.drop_failures() == 0;
         // SAFETY: ends the child without running anything of the parent's.
         unsafe { libc::_exit(i32::from(!right)) }
@@ -54,6 +63,8 @@ fn a_forked_child_owns_nothing() {
     assert_eq!(rig.faults.total(), 0);
     drop(access);
     drop((buffer, stream));
-    drop((lease, block, tenant, pool, region, physical));
+    drop((
+        left, registered, lease, block, tenant, pool, region, physical,
+    ));
     common::nothing_left(rig);
 }

@@ -20,7 +20,7 @@ use cuvmm::driver::{CUresult, Driver, Exported, HandleTypes};
 use cuvmm::error::{AllocateError, RegisterError};
 use cuvmm::{
     Access, Block, Device, Extent, Hardened, Lease, Limit, Mapping, Physical, Pool, PoolStats,
-    Region, Reservation, Right, Stream, Tenant,
+    Region, Registration, Reservation, Right, Stream, Tenant,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -849,6 +849,13 @@ enum RegionStep {
         granules: u64,
     },
     Reclaim,
+    Register {
+        from: u64,
+        granules: u64,
+    },
+    EndRegistration {
+        which: usize,
+    },
     Hold,
     LetGo,
 }
@@ -864,6 +871,8 @@ fn region_step() -> impl Strategy<Value = RegionStep> {
         ),
         3 => range().prop_map(|(from, granules)| RegionStep::Write { from, granules }),
         2 => Just(RegionStep::Reclaim),
+        2 => range().prop_map(|(from, granules)| RegionStep::Register { from, granules }),
+        2 => (0usize..4).prop_map(|which| RegionStep::EndRegistration { which }),
         1 => Just(RegionStep::Hold),
         2 => Just(RegionStep::LetGo),
     ]
@@ -882,6 +891,7 @@ where
     // What the reference knows: which granules are committed, and which byte was written last.
     let mut committed: Vec<Option<Option<u8>>> = vec![None; SIZE as usize];
     let mut byte = 0u8;
+    let mut registrations: Vec<Registration> = vec![];
     for step in steps {
         match *step {
             RegionStep::Commit {
@@ -917,7 +927,11 @@ where
             } => {
                 let range = from as usize..(from + granules).min(SIZE) as usize;
                 let bytes = range.start as u64 * G..range.end as u64 * G;
-                let whole = committed[range.clone()].iter().all(Option::is_some);
+                let kept = |one: &Registration| {
+                    one.range().start < bytes.end && bytes.start < one.range().end
+                };
+                let whole = committed[range.clone()].iter().all(Option::is_some)
+                    && !registrations.iter().any(kept);
                 let outcome = if named {
                     region.decommit_after(bytes, std::slice::from_ref(&stream))
                 } else {
@@ -944,11 +958,28 @@ where
             RegionStep::Reclaim => {
                 region.reclaim().unwrap();
             }
+            RegionStep::Register { from, granules } => {
+                let to = (from + granules).min(SIZE);
+                let whole = (from..to).all(|granule| committed[granule as usize].is_some());
+                let outcome = region.register(from * G..to * G);
+                assert_eq!(outcome.is_ok(), whole);
+                registrations.extend(outcome);
+            }
+            RegionStep::EndRegistration { which } => {
+                if which < registrations.len() {
+                    registrations.swap_remove(which).close().unwrap();
+                }
+            }
             RegionStep::Hold => rig.machine.hold(D0, stream.as_raw()),
             RegionStep::LetGo => rig.machine.let_go(D0, stream.as_raw()),
         }
         let expected = committed.iter().flatten().count() as u64 * G;
         assert_eq!(region.committed(), expected);
+        assert_eq!(region.registrations(), registrations.len() as u64);
+        for one in &registrations {
+            let now = region.extents();
+            assert!(one.extents().iter().all(|extent| now.contains(extent)));
+        }
         assert_eq!(region.held(), rig.machine.live().physical_bytes);
         assert!(region.held() >= region.committed() + region.limbo());
         for (granule, state) in committed.iter().enumerate() {
@@ -966,7 +997,36 @@ where
             assert_eq!(seen, [*expected; 8]);
         }
     }
-    region.close().unwrap();
+    // Whoever registered it keeps it mapped without the region, and nothing else is left of that.
+    let mut kept: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
+    for extent in registrations.iter().flat_map(Registration::extents) {
+        kept.entry(extent.offset).or_insert((extent.size, 0)).1 += 1;
+    }
+    match region.close() {
+        Ok(()) => assert!(registrations.is_empty()),
+        Err(refused) => {
+            assert!(!registrations.is_empty());
+            drop(refused.owner);
+        }
+    }
+    while let Some(one) = registrations.pop() {
+        assert_eq!(rig.machine.live().mappings, kept.len());
+        let bytes = kept.values().map(|(size, _)| size).sum::<u64>();
+        assert_eq!(rig.machine.live().physical_bytes, bytes);
+        let writes = |extent: &Extent| (extent.address, extent.size, 9);
+        let writes = one.extents().iter().map(writes).collect();
+        rig.machine
+            .queue_kernel(D0, stream.as_raw(), vec![], writes)
+            .unwrap();
+        for extent in one.extents() {
+            if let Some((_, times)) = kept.get_mut(&extent.offset) {
+                *times -= 1;
+            }
+        }
+        kept.retain(|_, (_, times)| *times > 0);
+        drop(one);
+    }
+    rig.device.synchronize().unwrap();
     drop(stream);
     common::nothing_left(rig);
 }

@@ -185,6 +185,18 @@ pub(super) const CASES: &[Case] = &[
         "Over mapping, hole, mapping.",
         |b| dma_buf(b, "X-..X-", 6),
     ),
+    Case::new(
+        "dmabuf.page",
+        DMA_BUF,
+        "Over a page of the host within a mapping.",
+        |b| dma_buf_within(b, 65_536),
+    ),
+    Case::new(
+        "dmabuf.part_of_page",
+        DMA_BUF,
+        "Over a part of a page of the host.",
+        |b| dma_buf_within(b, 512),
+    ),
 ];
 
 /// Asks for the range at an address; the answer is relative to another.
@@ -210,6 +222,13 @@ fn attribute(b: &mut Bench, attribute: PointerAttribute) -> Answered {
     let (address, _) = b.open(2)?;
     let outcome = ask(b, address, attribute);
     Ok(Answer::code(&outcome).with("value", outcome.unwrap_or(0)))
+}
+
+/// Over so many bytes from an offset of as many. Pages of the host have up to 64 KiB.
+fn dma_buf_within(b: &mut Bench, bytes: u64) -> Answered {
+    let (address, _) = b.open(1)?;
+    let at = DeviceAddress(address.0 + bytes);
+    Ok(Answer::code(&b.dma_buf(at, bytes)))
 }
 
 fn dma_buf(b: &mut Bench, picture: &str, granules: u64) -> Answered {

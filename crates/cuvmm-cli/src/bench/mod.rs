@@ -5,6 +5,7 @@
 //! `pinned` host memory, `kernels` device code, `busy` work that lasts, `mapper` a pool with a mapper;
 //! `stage` has all that a row needs; `cold` is our cold side and `pairs` takes turns. Then a file
 //! for each kind of row, `prices` for the table of costs, and `foreseen` for what plans expect by it.
+//! `nccl` is a command of its own.
 
 mod busy;
 mod by_hand;
@@ -23,6 +24,7 @@ mod kernels;
 mod launch;
 mod mapper;
 mod metadata;
+pub(crate) mod nccl;
 mod options;
 mod paced;
 mod pairs;

@@ -99,10 +99,10 @@ impl<B: Backing> State<B> {
         size: u64,
     ) -> Answer<OwnedFd> {
         self.context(device)?;
-        require(
-            size != 0 && self.aligned(address.0) && self.aligned(size),
-            INVALID_VALUE,
-        )?;
+        // In pages of the host, not in granules.
+        let page = rustix::param::page_size() as u64;
+        let whole = address.0.is_multiple_of(page) && size.is_multiple_of(page);
+        require(size != 0 && whole, INVALID_VALUE)?;
         let mapped = self.mappings.containing(address.0).is_some();
         require(
             mapped && self.mappings.cover(address.0, size),

@@ -9,6 +9,7 @@ mod own;
 mod plan;
 mod pool;
 mod region;
+mod registration;
 mod ring;
 mod share;
 mod sparse;
@@ -30,6 +31,7 @@ pub use region::{
     AliasError, CommitError, DecommitError, ExportRegionError, ForkError, GrantError, LayoutError,
     RangeError, RelocateError, ReplaceError, StartMapperError, UnshareError,
 };
+pub use registration::{DmaBufError, RegisterRangeError, StillRegistered};
 pub use ring::RingError;
 pub use share::{
     AttachError, ChannelError, DescriptionError, GiveError, ManifestError, OfferError,
@@ -103,6 +105,15 @@ pub enum Error {
     /// A range could not be made a region's own.
     #[error(transparent)]
     Unshare(#[from] UnshareError),
+    /// A range cannot change while others have it registered.
+    #[error(transparent)]
+    StillRegistered(#[from] StillRegistered),
+    /// A range could not be registered.
+    #[error(transparent)]
+    RegisterRange(#[from] RegisterRangeError),
+    /// There is no dma-buf of a range.
+    #[error(transparent)]
+    DmaBuf(#[from] DmaBufError),
     /// A mapper could not be started.
     #[error(transparent)]
     StartMapper(#[from] StartMapperError),

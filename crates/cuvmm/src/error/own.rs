@@ -116,6 +116,12 @@ pub enum CreateError {
         /// The bits asked for.
         bits: u32,
     },
+    /// The device's memory cannot be made reachable for RDMA (attribute 110 says so).
+    #[error("memory of {location} cannot be made reachable for RDMA")]
+    NoRdma {
+        /// The device.
+        location: Location,
+    },
     /// The driver refused.
     #[error("creating {size} bytes of physical memory at {location}: {cause}")]
     Call {
@@ -198,6 +204,22 @@ pub enum ProbeError {
     /// The driver does not export it.
     #[error(transparent)]
     Export(#[from] ExportError),
+    /// The driver did not answer.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
+impl ProbeError {
+    /// The call that failed, where one did.
+    #[must_use]
+    pub const fn call(&self) -> Option<&CallError> {
+        match self {
+            Self::Create(CreateError::Call { cause, .. })
+            | Self::Export(ExportError::Call { cause, .. })
+            | Self::Call(cause) => Some(cause),
+            _ => None,
+        }
+    }
 }
 
 /// Why managed memory could not be allocated.

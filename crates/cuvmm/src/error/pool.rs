@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use cuvmm_driver::{DeviceAddress, HandleTypes};
+use cuvmm_driver::{DeviceAddress, HandleTypes, Location};
 
 use super::{CallError, CommitError, CopyError, CreateError, ExportError, ReserveError};
 
@@ -34,6 +34,12 @@ pub enum BuildPoolError {
         option: &'static str,
         /// What it was set to.
         value: u64,
+    },
+    /// Memory that RDMA devices reach was asked for, and the device has none (attribute 110).
+    #[error("memory of {device} cannot be made reachable for RDMA")]
+    NoRdma {
+        /// The device.
+        device: Location,
     },
     /// The mapper is another device's.
     #[error("the mapper belongs to another device")]

@@ -4,7 +4,10 @@ use std::ops::Range;
 
 use cuvmm_driver::{HandleTypes, Location};
 
-use super::{AccessError, CallError, CopyError, CreateError, ExportError, MapError, ReserveError};
+use super::{
+    AccessError, CallError, CopyError, CreateError, ExportError, MapError, ReserveError,
+    StillRegistered,
+};
 
 /// Why a mapper could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -83,6 +86,12 @@ pub enum LayoutError {
         /// That of the region's device.
         home: u64,
     },
+    /// Memory that RDMA devices reach was asked for, and the device has none (attribute 110).
+    #[error("memory of {place} cannot be made reachable for RDMA")]
+    NoRdma {
+        /// The device.
+        place: Location,
+    },
     /// A device cannot reach the memory (`cuDeviceCanAccessPeer` says so).
     #[error("{device} cannot reach the memory of {place}")]
     Unreachable {
@@ -124,6 +133,9 @@ pub enum GrantError {
     /// A driver call failed.
     #[error(transparent)]
     Call(#[from] CallError),
+    /// Others have registered part of it.
+    #[error(transparent)]
+    Registered(#[from] StillRegistered),
 }
 
 /// Why other memory could not be put under the same addresses.
@@ -203,6 +215,9 @@ pub enum RelocateError {
     /// A driver call failed.
     #[error(transparent)]
     Call(#[from] CallError),
+    /// Others have registered part of it.
+    #[error(transparent)]
+    Registered(#[from] StillRegistered),
 }
 
 /// Why memory could not be shown a second time. Nothing has changed.
@@ -332,6 +347,9 @@ pub enum ForkError {
     /// A driver call failed.
     #[error(transparent)]
     Call(#[from] CallError),
+    /// Others have registered part of it.
+    #[error(transparent)]
+    Registered(#[from] StillRegistered),
 }
 
 /// Why a range could not be made a region's own. It is shared still, unless the error says that it
@@ -365,6 +383,9 @@ pub enum UnshareError {
     /// A driver call failed.
     #[error(transparent)]
     Call(#[from] CallError),
+    /// Others have registered part of it.
+    #[error(transparent)]
+    Registered(#[from] StillRegistered),
 }
 
 /// Why memory could not be committed. Nothing has changed.
@@ -472,4 +493,7 @@ pub enum DecommitError {
     /// A stream belongs to a device without access.
     #[error("a stream named as user of the range belongs to a device without access")]
     WrongDevice,
+    /// Others have registered part of it.
+    #[error(transparent)]
+    Registered(#[from] StillRegistered),
 }

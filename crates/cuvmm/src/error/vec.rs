@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{CallError, CommitError, CopyError, DecommitError, ReserveError};
+use super::{CallError, CommitError, CopyError, DecommitError, RegisterRangeError, ReserveError};
 
 /// Why an operation on a vector failed. Its length and its elements are as before.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +67,9 @@ pub enum VecError {
     /// Memory could not be given up.
     #[error(transparent)]
     Decommit(#[from] DecommitError),
+    /// Memory could not be registered.
+    #[error(transparent)]
+    RegisterRange(#[from] RegisterRangeError),
     /// Elements could not be copied.
     #[error(transparent)]
     Copy(#[from] CopyError),

@@ -15,6 +15,7 @@ mod event;
 mod export;
 mod managed;
 mod mapping;
+mod nccl;
 mod physical;
 mod place;
 mod reservation;
@@ -33,4 +34,5 @@ pub use stream::Stream;
 
 pub(crate) use copy::Span;
 pub(crate) use export::one_type;
-pub(crate) use physical::creatable_as;
+pub(crate) use nccl::wishes as nccl_wishes;
+pub(crate) use physical::{ExportMark, creatable_as};

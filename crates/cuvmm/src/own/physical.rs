@@ -14,7 +14,7 @@ use cuvmm_driver::{
 
 use super::{CloseError, CloseRefusal, Place};
 use crate::device::Device;
-use crate::error::{CallError, CreateError};
+use crate::error::{CallError, CreateError, ProbeError};
 
 /// Physical memory on a device or a host NUMA node. Reads as zero when new.
 ///
@@ -31,8 +31,22 @@ struct Shared {
     size: u64,
     location: Location,
     /// Whether another process may have it too.
-    exported: AtomicBool,
+    exported: Arc<AtomicBool>,
     released: bool,
+}
+
+/// Says of a physical that others may have it too, and is no holder of it.
+#[derive(Clone)]
+pub(crate) struct ExportMark(Arc<AtomicBool>);
+
+impl ExportMark {
+    pub(crate) fn set(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
 }
 
 /// Options of a physical allocation.
@@ -59,11 +73,24 @@ impl PhysicalBuilder<'_> {
         self
     }
 
-    /// Asks for memory that RDMA devices can reach; fixed at creation.
+    /// Asks for memory that RDMA devices can reach; fixed at creation. Refused where the device says
+    /// that it has none (attribute 110): RDMA would fail later, and say less.
     #[must_use]
     pub const fn rdma_capable(mut self, yes: bool) -> Self {
         self.props.rdma_capable = yes;
         self
+    }
+
+    /// As NCCL's own allocator (`ncclMemAlloc`) asks for memory, so that it can be registered there:
+    /// to be exported as a descriptor, and across nodes and reachable for RDMA where the device can.
+    /// Tries [exporting](Physical::probe_export) on a granule for each.
+    ///
+    /// # Errors
+    /// [`ProbeError`] when memory cannot even be exported as a descriptor, or the device does not
+    /// answer.
+    pub fn for_nccl(self) -> Result<Self, ProbeError> {
+        let (types, rdma) = super::nccl::wishes(self.device)?;
+        Ok(self.shareable(types).rdma_capable(rdma))
     }
 
     /// Asks for compressible memory. The driver may not grant it: see [`Physical::props`].
@@ -104,13 +131,19 @@ impl PhysicalBuilder<'_> {
             });
         }
         creatable_as(props.handle_types)?;
+        let on_device = props.location.kind == LocationKind::DEVICE;
+        let location = props.location;
+        let failed = |cause| CreateError::Call {
+            size,
+            location,
+            cause,
+        };
+        if props.rdma_capable && on_device && !device.has_rdma().map_err(failed)? {
+            return Err(CreateError::NoRdma { location });
+        }
         let handle = device
             .call(Call::MemCreate, |driver, _| driver.create(size, &props, 0))
-            .map_err(|cause| CreateError::Call {
-                size,
-                location: props.location,
-                cause,
-            })?;
+            .map_err(failed)?;
         Ok(Physical::owning(device, handle, size, props.location))
     }
 }
@@ -159,7 +192,7 @@ impl Physical {
             handle,
             size,
             location,
-            exported: AtomicBool::new(false),
+            exported: Arc::default(),
             released: false,
         };
         Self {
@@ -197,7 +230,7 @@ impl Physical {
     /// Whether it was [exported](Self::export), so that another process may have it too.
     #[must_use]
     pub fn is_exported(&self) -> bool {
-        self.shared.exported.load(Ordering::Acquire)
+        self.export_mark().is_set()
     }
 
     /// The same memory with the place that the driver told, while nobody else has it.
@@ -207,7 +240,12 @@ impl Physical {
     }
 
     pub(crate) fn mark_exported(&self) {
-        self.shared.exported.store(true, Ordering::Release);
+        self.export_mark().set();
+    }
+
+    /// What marks it as exported without holding it.
+    pub(crate) fn export_mark(&self) -> ExportMark {
+        ExportMark(Arc::clone(&self.shared.exported))
     }
 
     /// The device it was created through.

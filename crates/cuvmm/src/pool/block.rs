@@ -18,7 +18,7 @@ use super::shelf::{Held, Owner, Shape};
 use super::slot::Place;
 use crate::error::{AllocateError, CallError, CopyError, FreeError, FreeRefusal, ShrinkError};
 use crate::own::{Span, Stream};
-use crate::region::Extent;
+use crate::region::{Extent, Registration};
 
 /// Options of a block.
 #[derive(Clone, Debug)]
@@ -271,6 +271,14 @@ impl Block {
     pub fn lease(&self) -> Lease {
         self.plain.store(false, Ordering::Relaxed);
         self.keep()
+    }
+
+    /// Proof for whoever registers memory with a NIC or with NCCL: a [lease](Self::lease) with the
+    /// exact list of the extents under the block, those behind its end included. What the block
+    /// grows by later is not in it.
+    #[must_use]
+    pub fn register(&self) -> Registration {
+        self.lease().register()
     }
 
     /// Keeps what lies under the block in place.

@@ -10,7 +10,7 @@ use super::slot::Place;
 use super::state::State;
 use crate::device::Device;
 use crate::error::{AllocateError, CallError, ShrinkError};
-use crate::own::Stream;
+use crate::own::{ExportMark, Stream};
 use crate::region::Extent;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard};
@@ -246,6 +246,15 @@ impl Core {
         let state = self.lock();
         let slot = state.slot(place.tenant, place.slot);
         slot.map_or_else(Vec::new, |slot| slot.space.extents().collect())
+    }
+
+    /// The same, each with what marks its memory as exported.
+    pub(crate) fn marked_extents(&self, place: &Place) -> Vec<(Extent, ExportMark)> {
+        let state = self.lock();
+        let slot = state.slot(place.tenant, place.slot);
+        slot.map_or_else(Vec::new, |slot| {
+            slot.space.marked_in(0, slot.space.size()).collect()
+        })
     }
 
     pub(crate) fn free(&self, place: &Place) {

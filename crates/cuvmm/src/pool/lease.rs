@@ -7,7 +7,7 @@ use super::core::Core;
 use super::slot::Place;
 use crate::error::CallError;
 use crate::own::Stream;
-use crate::region::Extent;
+use crate::region::{Extent, Keeper, Registration};
 
 /// While a lease lives, nothing under its block is unmapped or handed on, whatever becomes of the
 /// block: a batch that is still being prepared, or another library that has registered the memory,
@@ -49,10 +49,30 @@ impl Lease {
         self.core.lock().record_use(&self.place, stream)
     }
 
+    /// The lease as proof for whoever registers memory with a NIC or with NCCL: the list of the
+    /// extents that are there now. What the block grows by later needs another.
+    #[must_use]
+    pub fn register(self) -> Registration {
+        let extents = self.core.marked_extents(&self.place);
+        let device = self.core.device.clone();
+        Registration::new(device, extents, Arc::new(self))
+    }
+
     /// Every extent that the lease keeps in place, in order.
     #[must_use]
     pub fn extents(&self) -> Vec<Extent> {
         self.core.extents(&self.place)
+    }
+}
+
+impl Keeper for Lease {
+    fn close(&self) -> Result<(), CallError> {
+        // It ends when it is dropped, and nothing is given back to the driver by that.
+        Ok(())
+    }
+
+    fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
+        Self::record_use(self, stream)
     }
 }
 

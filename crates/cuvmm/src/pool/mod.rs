@@ -88,8 +88,8 @@ use self::hardened::Hardening;
 use self::state::{Policy, State};
 use crate::calls::CallCounts;
 use crate::device::Device;
-use crate::error::{BuildPoolError, CallError, CompactError};
-use crate::own::{CloseError, CloseRefusal, creatable_as};
+use crate::error::{BuildPoolError, CallError, CompactError, ProbeError};
+use crate::own::{CloseError, CloseRefusal, creatable_as, nccl_wishes};
 use crate::region::{DEFAULT_LARGEST_EXTENT, Mapper};
 
 pub use block::{Block, BlockBuilder};
@@ -170,10 +170,23 @@ impl<'a> PoolBuilder<'a> {
         self
     }
 
-    /// Asks for memory that RDMA devices can reach; fixed at creation.
+    /// Asks for memory that RDMA devices can reach; fixed at creation. Refused where the device says
+    /// that it has none (attribute 110).
     pub const fn rdma_capable(mut self, yes: bool) -> Self {
         self.policy.props.rdma_capable = yes;
         self
+    }
+
+    /// As NCCL's own allocator (`ncclMemAlloc`) asks for memory, so that it can be registered there:
+    /// to be exported as a descriptor, and across nodes and reachable for RDMA where the device can.
+    /// Tries [exporting](crate::Physical::probe_export) on a granule for each.
+    ///
+    /// # Errors
+    /// [`ProbeError`] when memory cannot even be exported as a descriptor, or the device does not
+    /// answer.
+    pub fn for_nccl(self) -> Result<Self, ProbeError> {
+        let (types, rdma) = nccl_wishes(self.device)?;
+        Ok(self.shareable(types).rdma_capable(rdma))
     }
 
     /// When memory is zeroed on its way between tenants.
@@ -265,6 +278,11 @@ impl<'a> PoolBuilder<'a> {
         }
         if mapper.is_some_and(|mapper| !mapper.device().is_same(device)) {
             return Err(BuildPoolError::WrongMapper);
+        }
+        if policy.props.rdma_capable && !device.has_rdma()? {
+            return Err(BuildPoolError::NoRdma {
+                device: device.location(),
+            });
         }
         let hardened = match hardened.map(|it| it.checked(granule, addresses)) {
             Some(Err(guard)) => return bad("guard", guard),

@@ -6,12 +6,13 @@ use cuvmm_driver::{HandleTypes, PhysicalProps};
 use rangemap::RangeSet;
 
 use super::layout::Layout;
+use super::register::Register;
 use super::space::Space;
 use super::zeros::{DEFAULT_ZERO_EXTENT, Zeros};
 use super::{DEFAULT_LARGEST_EXTENT, DEFAULT_MAPPING_LIMIT, Region};
 use crate::device::Device;
-use crate::error::ReserveError;
-use crate::own::{Access, Right};
+use crate::error::{ProbeError, ReserveError};
+use crate::own::{Access, Right, nccl_wishes};
 
 /// Options of a region.
 #[derive(Debug)]
@@ -55,11 +56,26 @@ impl<'a> RegionBuilder<'a> {
         self
     }
 
-    /// Asks for memory that RDMA devices can reach.
+    /// Asks for memory that RDMA devices can reach. Refused where the device says that it has none
+    /// (attribute 110).
     #[must_use]
     pub const fn rdma_capable(mut self, yes: bool) -> Self {
         self.props.rdma_capable = yes;
         self
+    }
+
+    /// As NCCL's own allocator (`ncclMemAlloc`) asks for memory, so that it can be registered there:
+    /// to be exported as a descriptor, and across nodes and reachable for RDMA where the device can.
+    /// Tries [exporting](crate::Physical::probe_export) on a granule for each.
+    ///
+    /// NCCL lets every device of the process in, too: see [`open_to`](Self::open_to).
+    ///
+    /// # Errors
+    /// [`ProbeError`] when memory cannot even be exported as a descriptor, or the device does not
+    /// answer.
+    pub fn for_nccl(self) -> Result<Self, ProbeError> {
+        let (types, rdma) = nccl_wishes(self.device)?;
+        Ok(self.shareable(types).rdma_capable(rdma))
     }
 
     /// Where memory is put; by default all of it on the region's device.
@@ -110,6 +126,9 @@ impl<'a> RegionBuilder<'a> {
             .round_up(self.size)
             .ok_or(ReserveError::TooLarge { size: self.size })?;
         self.layout.check(self.device)?;
+        if self.props.rdma_capable {
+            self.layout.check_rdma()?;
+        }
         let mut region = Region {
             space: Space::reserve(self.device, size)?,
             props: self.props,
@@ -120,6 +139,7 @@ impl<'a> RegionBuilder<'a> {
             aliased: false,
             committed: RangeSet::new(),
             withdrawn: BTreeMap::new(),
+            register: Register::new(self.device),
         };
         for guest in &self.guests {
             if let Some(device) = guest.named() {
@@ -145,6 +165,7 @@ impl Region {
             aliased: false,
             committed: RangeSet::new(),
             withdrawn: BTreeMap::new(),
+            register: Register::new(self.device()),
         })
     }
 

@@ -22,12 +22,14 @@ impl Region {
     /// new region. Never waits: `streams` are those that may still write here.
     ///
     /// # Errors
-    /// [`ForkError`] while work of those streams is running or queued, when the region shows memory
-    /// twice or has [exported](Self::export) some, or the driver refuses. Nothing has changed.
+    /// [`ForkError`] while work of those streams is running or queued or part of the region is
+    /// [registered](Self::register), when the region shows memory twice or has
+    /// [exported](Self::export) some, or the driver refuses. Nothing has changed.
     pub fn fork(&mut self, streams: &[Stream]) -> Result<Self, ForkError> {
         if self.is_aliased() {
             return Err(ForkError::Aliased);
         }
+        self.all_unregistered()?;
         let mut fence = self.fence_of(streams).ok_or(ForkError::WrongDevice)?;
         let extents: Vec<Extent> = self
             .space
@@ -87,7 +89,8 @@ impl Region {
     /// copied extent `cuMemCreate`, a copy, and unmapping and mapping twice. Copies all or nothing.
     ///
     /// # Errors
-    /// [`UnshareError`] when the range is not committed, there is no memory for the copies, or the
+    /// [`UnshareError`] when the range is not committed, an extent that would be copied is
+    /// [registered](Self::register), there is no memory for the copies, or the
     /// driver refuses.
     pub fn unshare(
         &mut self,
@@ -102,6 +105,13 @@ impl Region {
         }
         if !self.is_committed(range) {
             return Err(UnshareError::NotCommitted { start, end });
+        }
+        let copied = |extent: &Extent| {
+            self.space.most_at(extent.offset) != Right::ReadWrite
+                && self.space.is_shared(extent.offset)
+        };
+        for extent in self.space.extents_in(start, end).filter(copied) {
+            self.unregistered(&(extent.offset..extent.end()))?;
         }
         let mut alone = vec![];
         let mut new = vec![];

@@ -88,6 +88,20 @@ impl Layout {
         self.places().try_for_each(|place| reachable(home, place))
     }
 
+    /// Refuses places that RDMA does not reach.
+    pub(super) fn check_rdma(&self) -> Result<(), LayoutError> {
+        for place in self.places() {
+            if let Place::Device(device) = place
+                && !device.has_rdma()?
+            {
+                return Err(LayoutError::NoRdma {
+                    place: place.location(),
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// The parts of a range and where each lies.
     pub(super) fn parts(&self, range: Range<u64>) -> Vec<(Range<u64>, &Place)> {
         let mut parts = vec![];

@@ -9,7 +9,8 @@
 //! The memory lies where the [`Layout`] says: on the device, in stripes over several, on a host NUMA
 //! node, and [`relocate`](Region::relocate) moves it under the same addresses. Other devices are let
 //! in by [`grant`](Region::grant), and holes can be backed with read-only zeros
-//! ([`back_with_zeros`](Region::back_with_zeros)).
+//! ([`back_with_zeros`](Region::back_with_zeros)). Whoever registers memory elsewhere holds a
+//! [`Registration`], which nothing here pulls it away from.
 //!
 //! No budget, no sharing between users: that is [`pool`](crate::pool).
 
@@ -17,6 +18,7 @@ mod alias;
 mod builder;
 mod commit;
 mod copies;
+mod dma_buf;
 mod export;
 mod fence;
 mod fork;
@@ -24,6 +26,8 @@ mod grow;
 mod layout;
 mod mapper;
 mod place;
+mod register;
+mod registration;
 mod relocate;
 mod replace;
 mod rights;
@@ -34,6 +38,7 @@ mod zeros;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use cuvmm_driver::{DeviceAddress, LocationKind, PhysicalProps};
 use rangemap::RangeSet;
@@ -42,14 +47,18 @@ use crate::device::Device;
 use crate::error::{CopyError, RangeError};
 use crate::own::{CloseError, CloseRefusal, Stream};
 use crate::size::range_within;
+use register::Register;
 use zeros::Zeros;
 
 pub use builder::RegionBuilder;
+pub use dma_buf::DmaBuf;
 pub(crate) use fence::{Fence, Poll};
 pub use layout::Layout;
 pub use mapper::Mapper;
 pub(crate) use mapper::{Bell, Chores};
 pub(crate) use place::{Ground, Piece, PlaceError, PlaceFailure, Placed, Stain};
+pub(crate) use registration::Keeper;
+pub use registration::Registration;
 pub use space::Extent;
 pub(crate) use space::Space;
 
@@ -64,7 +73,8 @@ pub const DEFAULT_MAPPING_LIMIT: u64 = 65_536;
 /// Ranges are bytes, in whole granules ([`Device::granularity`]). Fresh memory reads as zero;
 /// memory revived from limbo keeps what it held.
 ///
-/// Dropping a region waits for the device if anything in it was committed or is in limbo.
+/// Dropping a region waits for the device if anything in it was committed or is in limbo. What others
+/// have [registered](Self::register) stays where it is, and is theirs then.
 pub struct Region {
     space: Space,
     props: PhysicalProps,
@@ -78,6 +88,8 @@ pub struct Region {
     /// By the offset of an extent: what must pass before it may go. It is in limbo when nothing
     /// in it is committed any more.
     withdrawn: BTreeMap<u64, Fence>,
+    /// What others have registered.
+    register: Arc<Register>,
 }
 
 impl Region {
@@ -257,9 +269,16 @@ impl Region {
     /// the region is handed back with what could not be given.
     ///
     /// # Errors
-    /// [`CloseError`] with the region in it.
+    /// [`CloseError`] with the region in it while part of it is [registered](Self::register), or when
+    /// the driver refuses.
     #[expect(clippy::result_large_err, reason = "the region itself is handed back")]
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
+        if self.all_unregistered().is_err() {
+            return Err(CloseError {
+                owner: self,
+                reason: CloseRefusal::InUse,
+            });
+        }
         match self.empty() {
             Ok(()) => Ok(()),
             Err(cause) => Err(CloseError {
@@ -319,6 +338,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        self.leave_registered();
         let held = self.held();
         if let Err(error) = self.empty() {
             self.device().report_drop("region", held, error);

@@ -20,9 +20,10 @@ impl Region {
     /// and unmapping and mapping twice. All or nothing.
     ///
     /// # Errors
-    /// [`RelocateError`] when the range is not committed or cuts an extent, the region shows memory
-    /// twice, part of the range was [exported](Self::export) and would move, the place cannot be
-    /// reached or has no memory, or the driver refuses.
+    /// [`RelocateError`] when the range is not committed, cuts an extent or is
+    /// [registered](Self::register), the region shows memory twice, part of the range was
+    /// [exported](Self::export) and would move, the place cannot be reached or has no memory, or the
+    /// driver refuses.
     pub fn relocate(
         &mut self,
         range: Range<u64>,
@@ -37,6 +38,7 @@ impl Region {
         if !self.is_committed(range) {
             return Err(RelocateError::NotCommitted { start, end });
         }
+        self.unregistered(&(start..end))?;
         if self.is_aliased() {
             return Err(RelocateError::Aliased);
         }

@@ -143,10 +143,12 @@ impl Region {
     /// extent). Never waits.
     ///
     /// # Errors
-    /// [`GrantError`] while work of the device is running or queued, or when the driver refuses; the
+    /// [`GrantError`] while work of the device is running or queued or part of the region is
+    /// [registered](Self::register), or when the driver refuses; the
     /// device has its access still.
     pub fn revoke(&mut self, device: &Device) -> Result<(), GrantError> {
         self.may_change(device)?;
+        self.all_unregistered()?;
         match Fence::device(device.clone()).poll()? {
             Poll::Passed => self.shut_out(device),
             Poll::Pending | Poll::NeedsSynchronise => Err(GrantError::InUse {
@@ -161,6 +163,7 @@ impl Region {
     /// As [`Self::revoke`], save that it is never in use.
     pub fn revoke_blocking(&mut self, device: &Device) -> Result<(), GrantError> {
         self.may_change(device)?;
+        self.all_unregistered()?;
         device.synchronize()?;
         self.shut_out(device)
     }

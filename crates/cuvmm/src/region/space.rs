@@ -8,7 +8,7 @@ use cuvmm_driver::{DeviceAddress, Location};
 use super::place::{Ground, Piece, PlaceError, PlaceFailure, Placed, Stain, place_one};
 use crate::device::Device;
 use crate::error::{CallError, ReserveError};
-use crate::own::{Access, Mapping, Physical, Place, Reservation, Right};
+use crate::own::{Access, ExportMark, Mapping, Physical, Place, Reservation, Right};
 
 /// One extent: its place and size in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,6 +152,37 @@ impl Space {
         self.extents
             .range(self.covering(start, end))
             .map(|(_, placed)| Extent::of(placed))
+    }
+
+    /// The same, each with what marks its memory as exported.
+    pub(crate) fn marked_in(
+        &self,
+        start: u64,
+        end: u64,
+    ) -> impl Iterator<Item = (Extent, ExportMark)> + '_ {
+        self.extents
+            .range(self.covering(start, end))
+            .map(|(_, placed)| {
+                let mark = placed.mapping.physical().export_mark();
+                (Extent::of(placed), mark)
+            })
+    }
+
+    /// Gives the extents that begin in a range to somebody else, mapped as they are.
+    pub(super) fn hand_over(&mut self, range: &Range<u64>) -> Vec<(u64, Placed)> {
+        let here: Vec<u64> = self
+            .extents
+            .range(range.clone())
+            .map(|(&at, _)| at)
+            .collect();
+        let mut given = vec![];
+        for at in here {
+            if let Some(placed) = self.extents.remove(&at) {
+                self.bytes -= placed.mapping.size();
+                given.push((at, placed));
+            }
+        }
+        given
     }
 
     /// Where the extents that meet a range begin.

@@ -111,6 +111,7 @@ impl Region {
                 end: range.end,
             });
         }
+        self.unregistered(&range)?;
         self.committed.remove(range.clone());
         let extents = self.space.extents_in(range.start, range.end);
         for extent in extents.collect::<Vec<_>>() {

@@ -1,0 +1,117 @@
+//! What is compared: whose memory, of how many extents, and how it is registered.
+
+use std::ops::Range;
+
+use super::memory::{Bench, Buffer, By};
+
+/// Whose memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Whose {
+    /// Of `ncclMemAlloc`.
+    Nccl,
+    /// Committed at once, in extents as large as may be.
+    Ours,
+    /// Committed in steps that double what there is.
+    Grown,
+}
+
+/// One side of the comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Kind {
+    pub(super) whose: Whose,
+    pub(super) registered: Option<By>,
+}
+
+impl Kind {
+    const fn new(whose: Whose, registered: Option<By>) -> Self {
+        Self { whose, registered }
+    }
+
+    /// All of them, NCCL's own first; that what was grown is registered in one range only where
+    /// somebody wants to know whether NCCL can do that.
+    pub(super) fn all(whole: bool) -> Vec<Self> {
+        let each = [Whose::Nccl, Whose::Ours, Whose::Grown];
+        let mut all: Vec<Self> = each
+            .into_iter()
+            .flat_map(|whose| [None, Some(By::Extent)].map(|by| Self::new(whose, by)))
+            .collect();
+        all.extend(whole.then_some(Self::new(Whose::Grown, Some(By::Whole))));
+        all
+    }
+
+    /// What it is held against.
+    pub(super) fn rival(self) -> Self {
+        let registered = self.registered.map(|_| By::Extent);
+        Self::new(Whose::Nccl, registered)
+    }
+
+    pub(super) const fn memory(self) -> &'static str {
+        match self.whose {
+            Whose::Nccl => "ncclMemAlloc",
+            Whose::Ours => "region",
+            Whose::Grown => "grown region",
+        }
+    }
+
+    pub(super) const fn how(self) -> &'static str {
+        match self.registered {
+            None => "no",
+            Some(By::Extent) => "by extent",
+            Some(By::Whole) => "whole",
+        }
+    }
+
+    /// A buffer of this kind on each rank, of at least so many bytes.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub(super) fn buffers<'a>(
+        self,
+        bench: &'a Bench<'a>,
+        bytes: u64,
+        granule: u64,
+    ) -> anyhow::Result<Vec<Buffer<'a>>> {
+        let bytes = bytes.next_multiple_of(granule);
+        let one = |rank| match self.whose {
+            Whose::Nccl => bench.theirs(rank, bytes),
+            Whose::Ours => bench.ours(rank, &[0..bytes]),
+            Whose::Grown => bench.ours(rank, &doubling(bytes, granule)),
+        };
+        (0..bench.ranks()).map(one).collect()
+    }
+}
+
+/// The steps in which memory grows from a granule to so many bytes.
+pub(super) fn doubling(bytes: u64, granule: u64) -> Vec<Range<u64>> {
+    let mut steps = vec![];
+    let mut at = 0;
+    while at < bytes {
+        let end = (2 * at).max(granule).min(bytes);
+        steps.push(at..end);
+        at = end;
+    }
+    steps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_grows_doubles() {
+        assert_eq!(doubling(2, 2), [0..2]);
+        assert_eq!(doubling(20, 2), [0..2, 2..4, 4..8, 8..16, 16..20]);
+    }
+
+    #[test]
+    fn each_is_held_against_nccls_own_in_the_same_state() {
+        let all = Kind::all(true);
+        assert_eq!(all.len(), 7);
+        for kind in &all {
+            let rival = kind.rival();
+            assert!(all.contains(&rival) && rival.whose == Whose::Nccl);
+            assert_eq!(rival.registered.is_some(), kind.registered.is_some());
+        }
+        assert!(!Kind::all(false).iter().any(|kind| kind.how() == "whole"));
+    }
+}

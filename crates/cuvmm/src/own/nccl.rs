@@ -1,0 +1,36 @@
+//! What memory has to be made for so that NCCL takes it as its own.
+//!
+//! NCCL itself is not known here, and nothing is registered: these are the properties that its
+//! allocator asks for, which are fixed when memory is created.
+
+use cuvmm_driver::HandleTypes;
+
+use super::physical::Physical;
+use crate::device::Device;
+use crate::error::{CallError, ProbeError};
+
+/// The handle types, and whether RDMA devices are to reach the memory.
+///
+/// A descriptor is the least: processes of one machine share memory by it. A name across nodes is
+/// asked for where the call gives one, since an attribute may say yes where the call says no.
+pub(crate) fn wishes(device: &Device) -> Result<(HandleTypes, bool), ProbeError> {
+    Physical::probe_export(device, HandleTypes::POSIX_FD)?;
+    let fabric = match Physical::probe_export(device, HandleTypes::FABRIC) {
+        Ok(()) => HandleTypes::FABRIC,
+        Err(refused) => match lost(&refused) {
+            Some(_) => return Err(refused),
+            None => {
+                tracing::debug!(%refused, "no fabric handles for NCCL");
+                HandleTypes::empty()
+            }
+        },
+    };
+    Ok((HandleTypes::POSIX_FD | fabric, device.has_rdma()?))
+}
+
+/// Why nothing more can be had from the device, if that is what a refusal says.
+fn lost(refused: &ProbeError) -> Option<&CallError> {
+    refused
+        .call()
+        .filter(|cause| !matches!(cause, CallError::Driver(error) if !error.is_sticky()))
+}

@@ -1,0 +1,254 @@
+//! What of a region others have registered: nothing that they look at changes while they do, and it
+//! stays mapped where the region goes first.
+//!
+//! The books are here, and what a region that has gone left behind. The region asks them before it
+//! changes anything; that a registration ends waits for nobody while the region lives, since nothing
+//! is unmapped by it then.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, PoisonError};
+
+use super::Region;
+use super::place::Placed;
+use super::registration::{Keeper, Registration};
+use crate::device::Device;
+use crate::error::{CallError, RegisterRangeError, StillRegistered};
+use crate::own::Stream;
+use crate::sync::{Mutex, MutexGuard};
+
+/// The registrations of a region; it outlives the region if they do.
+#[derive(Debug)]
+pub(super) struct Register {
+    device: Device,
+    books: Mutex<Books>,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    /// How many registrations there ever were, which numbers them.
+    numbered: u64,
+    /// What each keeps, in whole extents.
+    kept: BTreeMap<u64, Range<u64>>,
+    /// Extents whose region has gone, by their offsets.
+    left: BTreeMap<u64, Placed>,
+    /// The devices that may be using those.
+    users: Vec<Device>,
+}
+
+impl Register {
+    pub(super) fn new(device: &Device) -> Arc<Self> {
+        Arc::new(Self {
+            device: device.clone(),
+            books: Mutex::default(),
+        })
+    }
+
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that somebody keeps a range of whole extents.
+    fn keep(self: &Arc<Self>, range: Range<u64>) -> Kept {
+        let mut books = self.books();
+        books.numbered += 1;
+        let number = books.numbered;
+        books.kept.insert(number, range);
+        drop(books);
+        Kept {
+            register: Arc::clone(self),
+            number,
+        }
+    }
+
+    pub(super) fn count(&self) -> u64 {
+        self.books().kept.len() as u64
+    }
+
+    /// Where what is kept ends.
+    pub(super) fn end(&self) -> u64 {
+        let books = self.books();
+        let ends = books.kept.values().map(|range| range.end);
+        ends.max().unwrap_or(0)
+    }
+
+    /// Refuses a change of a range that somebody keeps.
+    pub(super) fn check(&self, range: &Range<u64>) -> Result<(), StillRegistered> {
+        let books = self.books();
+        let mut meeting = books.kept.values().filter(|kept| meet(kept, range));
+        match meeting.next() {
+            None => Ok(()),
+            Some(first) => Err(StillRegistered {
+                start: range.start,
+                end: range.end,
+                registered_start: first.start,
+                registered_end: first.end,
+                registrations: 1 + meeting.count() as u64,
+            }),
+        }
+    }
+
+    /// Takes over what is kept of a region that goes.
+    fn take_over(
+        &self,
+        users: Vec<Device>,
+        mut take: impl FnMut(&Range<u64>) -> Vec<(u64, Placed)>,
+    ) {
+        let mut books = self.books();
+        let kept: Vec<Range<u64>> = books.kept.values().cloned().collect();
+        for range in kept {
+            books.left.extend(take(&range));
+        }
+        books.users = users;
+    }
+}
+
+/// Somebody's claim on a range; ends when it is dropped.
+struct Kept {
+    register: Arc<Register>,
+    number: u64,
+}
+
+impl Kept {
+    /// Ends the claim. What no other one keeps, and no region has any more, is unmapped behind all
+    /// work of the devices that had access. On failure it is all kept still, but for what is unmapped.
+    fn end(&self) -> Result<(), CallError> {
+        let mut books = self.register.books();
+        let Some(range) = books.kept.remove(&self.number) else {
+            return Ok(());
+        };
+        let Books { kept, left, .. } = &mut *books;
+        let mut going: BTreeMap<u64, Placed> = BTreeMap::new();
+        let here: Vec<u64> = left.range(range.clone()).map(|(&at, _)| at).collect();
+        for at in here {
+            if !kept.values().any(|kept| kept.contains(&at)) {
+                going.extend(left.remove(&at).map(|placed| (at, placed)));
+            }
+        }
+        let users = books.users.clone();
+        drop(books);
+        let ended = unmap(&users, &mut going);
+        if ended.is_err() {
+            let mut books = self.register.books();
+            books.left.append(&mut going);
+            books.kept.insert(self.number, range);
+        }
+        ended
+    }
+}
+
+impl Keeper for Kept {
+    fn close(&self) -> Result<(), CallError> {
+        self.end()
+    }
+
+    fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
+        // A region's owner names the streams when memory is withdrawn; what a region left waits for
+        // all work.
+        if stream.device().same_driver(&self.register.device) {
+            Ok(())
+        } else {
+            Err(CallError::WrongDriver)
+        }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // A lock that another thread held when the process was forked is never let go of.
+        if self.register.device.forked().is_some() {
+            return;
+        }
+        if let Err(error) = self.end() {
+            let books = self.register.books();
+            let bytes = books.left.values().map(|placed| placed.mapping.size());
+            let bytes = bytes.sum();
+            drop(books);
+            self.register
+                .device
+                .report_drop("registration", bytes, error);
+        }
+    }
+}
+
+/// Unmaps what nobody has any more, behind all work of the devices that had access.
+fn unmap(users: &[Device], going: &mut BTreeMap<u64, Placed>) -> Result<(), CallError> {
+    if going.is_empty() {
+        return Ok(());
+    }
+    users.iter().try_for_each(Device::drain)?;
+    while let Some((at, placed)) = going.pop_first() {
+        if let Err((placed, error)) = placed.unmap() {
+            going.insert(at, placed);
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+const fn meet(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+impl Region {
+    /// Proof for whoever registers memory with a NIC or with NCCL: the exact list of the extents
+    /// under a committed range, and while it lives none of them changes. Extents that the range
+    /// cuts count whole: what registers mappings can register only whole ones. Makes no driver call.
+    ///
+    /// What meets a registered extent is refused meanwhile: decommitting it, moving it, making a
+    /// shared one its own, forking the region (its memory would become read-only under a writer),
+    /// taking a device's access away, and closing the region. Committing and decommitting
+    /// elsewhere, letting devices in, aliases, copies and fills go on. If the region is dropped
+    /// first, what is registered stays mapped at its addresses until the last registration of it
+    /// ends, which then waits for the devices.
+    ///
+    /// # Errors
+    /// [`RegisterRangeError`] when the range is not committed, the context is lost, or this is a
+    /// forked child.
+    pub fn register(&self, range: Range<u64>) -> Result<Registration, RegisterRangeError> {
+        self.check(&range)?;
+        let (start, end) = (range.start, range.end);
+        if !self.is_committed(range) {
+            return Err(RegisterRangeError::NotCommitted { start, end });
+        }
+        self.device().usable()?;
+        let extents: Vec<_> = self.space.marked_in(start, end).collect();
+        let kept = extents.iter().fold(start..end, |kept, (extent, _)| {
+            kept.start.min(extent.offset)..kept.end.max(extent.end())
+        });
+        let keeper = Arc::new(self.register.keep(kept));
+        Ok(Registration::new(self.device().clone(), extents, keeper))
+    }
+
+    /// How many [registrations](Self::register) there are.
+    #[must_use]
+    pub fn registrations(&self) -> u64 {
+        self.register.count()
+    }
+
+    /// Refuses a change of a range that is registered.
+    pub(super) fn unregistered(&self, range: &Range<u64>) -> Result<(), StillRegistered> {
+        self.register.check(range)
+    }
+
+    /// The same for all of it.
+    pub(super) fn all_unregistered(&self) -> Result<(), StillRegistered> {
+        self.register.check(&(0..self.size()))
+    }
+
+    /// Where what is registered ends; 0 if nothing is.
+    pub(crate) fn registered_end(&self) -> u64 {
+        self.register.end()
+    }
+
+    /// Leaves what is registered to those who registered it.
+    pub(super) fn leave_registered(&mut self) {
+        if self.device().forked().is_some() {
+            return;
+        }
+        let users = self.space.users().cloned().collect();
+        let space = &mut self.space;
+        self.register
+            .take_over(users, |range| space.hand_over(range));
+    }
+}

@@ -68,6 +68,18 @@ impl DriverKind {
     }
 }
 
+/// What lies behind the addresses of a driver's device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DeviceMemory {
+    /// Memory of a device, which its work reaches and the host's processors do not.
+    Device,
+    /// Memory of this process, which the processors reach where access was granted to a device.
+    Host,
+    /// None: what is written is lost.
+    Nothing,
+}
+
 /// The driver's memory calls. See the [module](self) for the contract.
 ///
 /// Sizes are in bytes throughout.
@@ -76,6 +88,9 @@ pub trait Driver: Debug + Send + Sync {
 
     /// Which backend answers in the end; a wrapper says what it wraps.
     fn kind(&self) -> DriverKind;
+
+    /// What lies behind the addresses of device memory; a wrapper says so of what it wraps.
+    fn device_memory(&self) -> DeviceMemory;
 
     /// The CUDA version that the driver implements.
     #[doc(alias = "cuDriverGetVersion")]

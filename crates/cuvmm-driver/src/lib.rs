@@ -22,6 +22,6 @@ mod types;
 pub use call::Call;
 pub use cuvmm_sys as sys;
 pub use cuvmm_sys::{CUresult, CudaVersion};
-pub use driver::{Driver, DriverKind};
+pub use driver::{DeviceMemory, Driver, DriverKind};
 pub use error::{DriverError, Result};
 pub use types::*;

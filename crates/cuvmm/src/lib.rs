@@ -12,6 +12,10 @@
 //! - [`pool`]: one device's memory under a hard limit, shared by tenants, taken back where it is
 //!   idle.
 //! - [`share`]: memory given to other processes, and published under a name.
+#![cfg_attr(
+    feature = "dlpack",
+    doc = "- [`dlpack`]: tensors over our memory for PyTorch and others, and theirs for us."
+)]
 
 pub use cuvmm_driver as driver;
 
@@ -23,6 +27,8 @@ mod coming_from {}
 mod calls;
 pub mod cow;
 mod device;
+#[cfg(feature = "dlpack")]
+pub mod dlpack;
 mod drops;
 pub mod error;
 mod fork;

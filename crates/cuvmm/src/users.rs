@@ -3,12 +3,15 @@
 
 use crate::error::CallError;
 use crate::own::Stream;
+use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// A container's streams, all of one device.
 #[derive(Debug)]
 pub(crate) struct Users {
     home: Stream,
     others: Vec<Stream>,
+    /// Whether work on streams that nobody named uses it too.
+    anywhere: AtomicBool,
 }
 
 impl Users {
@@ -16,6 +19,7 @@ impl Users {
         Self {
             home: home.clone(),
             others: Vec::new(),
+            anywhere: AtomicBool::new(false),
         }
     }
 
@@ -34,7 +38,17 @@ impl Users {
         true
     }
 
-    /// All of them, the home first.
+    /// Notes work that is on no stream which could be named.
+    pub(crate) fn record_anywhere(&self) {
+        self.anywhere.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether some work is on streams that nobody named.
+    pub(crate) fn are_anywhere(&self) -> bool {
+        self.anywhere.load(Ordering::Relaxed)
+    }
+
+    /// All that were named, the home first.
     pub(crate) fn all(&self) -> Vec<Stream> {
         let mut all = vec![self.home.clone()];
         all.extend(self.others.iter().cloned());

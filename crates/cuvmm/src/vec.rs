@@ -294,8 +294,12 @@ impl<T: Pod> DeviceVec<T> {
         let used = used.unwrap_or(self.held);
         let used = used.max(self.region.registered_end());
         if used < self.held {
-            self.region
-                .decommit_after(used..self.held, &self.users.all())?;
+            let unused = used..self.held;
+            if self.users.are_anywhere() {
+                self.region.decommit(unused)?;
+            } else {
+                self.region.decommit_after(unused, &self.users.all())?;
+            }
             self.held = used;
         }
         Ok(self.region.reclaim()?)
@@ -311,6 +315,20 @@ impl<T: Pod> DeviceVec<T> {
         } else {
             Err(VecError::WrongDevice)
         }
+    }
+
+    /// Notes that work which is on no stream of this library uses the elements too: that of another
+    /// library which was given the address, say. Memory that the vector gives up waits for all work
+    /// of the device from then on.
+    pub fn record_use_anywhere(&self) {
+        self.users.record_anywhere();
+    }
+
+    /// The streams whose work may use the elements, the home first; nothing where that is all work
+    /// of the device.
+    #[must_use]
+    pub fn streams(&self) -> Option<Vec<Stream>> {
+        (!self.users.are_anywhere()).then(|| self.users.all())
     }
 
     /// Reads the element at an index.
@@ -369,11 +387,21 @@ impl<T: Pod> DeviceVec<T> {
         ViewMut::new(self.address(), self.len)
     }
 
+    /// Every extent under it, in order: what whoever registers memory must register.
+    #[must_use]
+    pub fn extents(&self) -> Vec<Extent> {
+        self.region.extents()
+    }
+
     /// The extents that its elements lie in, with their memory, which counts as exported from here
     /// on.
     pub(crate) fn promise(&self) -> Vec<(Extent, Physical)> {
-        let used = bytes_of::<T>(self.len).unwrap_or_default();
-        self.region.promise(0..used).unwrap_or_default()
+        self.region.promise(0..self.bytes()).unwrap_or_default()
+    }
+
+    /// The bytes of its elements.
+    pub(crate) fn bytes(&self) -> u64 {
+        bytes_of::<T>(self.len).unwrap_or_default()
     }
 
     /// Waits for what writes to it, and lets nobody write any more.

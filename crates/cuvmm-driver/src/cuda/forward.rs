@@ -14,9 +14,10 @@ use super::{
 };
 use crate::{
     AccessDesc, AccessFlags, Advice, CaptureMode, CaptureStatus, DeviceAddress, DeviceAttribute,
-    Driver, DriverKind, EventFlags, EventHandle, Exported, GranularityKind, GraphExecHandle,
-    GraphHandle, HandleTypes, ImportSource, Location, MemoryInfo, Ordinal, PhysicalHandle,
-    PhysicalProps, PointerAttribute, RangeAttribute, Result, StreamFlags, StreamHandle,
+    DeviceMemory, Driver, DriverKind, EventFlags, EventHandle, Exported, GranularityKind,
+    GraphExecHandle, GraphHandle, HandleTypes, ImportSource, Location, MemoryInfo, Ordinal,
+    PhysicalHandle, PhysicalProps, PointerAttribute, RangeAttribute, Result, StreamFlags,
+    StreamHandle,
 };
 
 macro_rules! forward {
@@ -33,6 +34,10 @@ macro_rules! forward {
         impl Driver for CudaDriver {
             fn kind(&self) -> DriverKind {
                 DriverKind::Cuda
+            }
+
+            fn device_memory(&self) -> DeviceMemory {
+                DeviceMemory::Device
             }
 
             $(

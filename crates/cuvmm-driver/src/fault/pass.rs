@@ -9,9 +9,9 @@ use std::os::fd::OwnedFd;
 use super::FaultDriver;
 use crate::{
     AccessDesc, AccessFlags, Advice, Call, CaptureMode, CaptureStatus, CudaVersion, DeviceAddress,
-    DeviceAttribute, Driver, DriverKind, EventFlags, EventHandle, Exported, GranularityKind,
-    GraphExecHandle, GraphHandle, HandleTypes, ImportSource, Location, MemoryInfo, Ordinal,
-    PhysicalHandle, PhysicalProps, PointerAttribute, RangeAttribute, Result, StreamFlags,
+    DeviceAttribute, DeviceMemory, Driver, DriverKind, EventFlags, EventHandle, Exported,
+    GranularityKind, GraphExecHandle, GraphHandle, HandleTypes, ImportSource, Location, MemoryInfo,
+    Ordinal, PhysicalHandle, PhysicalProps, PointerAttribute, RangeAttribute, Result, StreamFlags,
     StreamHandle,
 };
 
@@ -24,6 +24,10 @@ macro_rules! pass_on {
         impl Driver for FaultDriver {
             fn kind(&self) -> DriverKind {
                 self.inner.kind()
+            }
+
+            fn device_memory(&self) -> DeviceMemory {
+                self.inner.device_memory()
             }
 
             $(

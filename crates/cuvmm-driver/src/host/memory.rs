@@ -14,7 +14,7 @@ use super::bytes;
 use super::files::{Files, punch};
 use super::system;
 use crate::model::{Answer, Backing, Change, MemoryKey, OUT_OF_MEMORY, Pages, Part, Place};
-use crate::{CUresult, DriverKind};
+use crate::{CUresult, DeviceMemory, DriverKind};
 
 /// How much is moved at a time.
 const CHUNK: usize = 256 << 10;
@@ -61,6 +61,7 @@ impl HostMemory {
 
 impl Backing for HostMemory {
     const KIND: DriverKind = DriverKind::Host;
+    const MEMORY: DeviceMemory = DeviceMemory::Host;
     const FILES_AT_ONCE: bool = true;
 
     fn reserve(&mut self, size: u64, alignment: u64, at: Option<u64>) -> Answer<u64> {

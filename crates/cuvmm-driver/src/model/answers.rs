@@ -13,9 +13,10 @@ use super::state::State;
 use crate::error::Result;
 use crate::{
     AccessDesc, AccessFlags, Advice, Call, CaptureMode, CaptureStatus, CudaVersion, DeviceAddress,
-    DeviceAttribute, Driver, DriverKind, EventFlags, EventHandle, Exported, GranularityKind,
-    GraphExecHandle, GraphHandle, HandleTypes, ImportSource, Location, MemoryInfo, Ordinal,
-    PhysicalHandle, PhysicalProps, PointerAttribute, RangeAttribute, StreamFlags, StreamHandle,
+    DeviceAttribute, DeviceMemory, Driver, DriverKind, EventFlags, EventHandle, Exported,
+    GranularityKind, GraphExecHandle, GraphHandle, HandleTypes, ImportSource, Location, MemoryInfo,
+    Ordinal, PhysicalHandle, PhysicalProps, PointerAttribute, RangeAttribute, StreamFlags,
+    StreamHandle,
 };
 
 /// Makes the trait's methods: those that only ask the rules from lines of call, name, parameters
@@ -132,6 +133,10 @@ answers! {
 
     fn kind(&self) -> DriverKind {
         B::KIND
+    }
+
+    fn device_memory(&self) -> DeviceMemory {
+        B::MEMORY
     }
 
     fn version(&self) -> Result<CudaVersion> {

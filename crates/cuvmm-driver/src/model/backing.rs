@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::answer::Answer;
-use crate::DriverKind;
+use crate::{DeviceMemory, DriverKind};
 
 /// Names the bytes of one physical, however many handles it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -67,6 +67,8 @@ impl Place {
 pub trait Backing: Debug + Send + 'static {
     #[doc(hidden)]
     const KIND: DriverKind;
+    #[doc(hidden)]
+    const MEMORY: DeviceMemory;
     /// Whether a physical that can be exported needs its file from the start.
     #[doc(hidden)]
     const FILES_AT_ONCE: bool;

@@ -8,7 +8,7 @@ use super::answer::{Answer, OUT_OF_MEMORY};
 use super::backing::{Backing, Change, MemoryKey, Part, Place};
 use super::pages::Pages;
 use super::space::Space;
-use crate::DriverKind;
+use crate::{DeviceMemory, DriverKind};
 
 /// Where the model's addresses begin.
 const FIRST_ADDRESS: u64 = 1 << 34;
@@ -39,6 +39,7 @@ impl Nothing {
 
 impl Backing for Nothing {
     const KIND: DriverKind = DriverKind::Model;
+    const MEMORY: DeviceMemory = DeviceMemory::Nothing;
     const FILES_AT_ONCE: bool = false;
 
     fn reserve(&mut self, size: u64, alignment: u64, at: Option<u64>) -> Answer<u64> {

@@ -5,6 +5,8 @@
 
 mod call;
 mod cow;
+#[cfg(feature = "dlpack")]
+mod dlpack;
 mod own;
 mod plan;
 mod pool;
@@ -18,6 +20,11 @@ mod vec;
 
 pub use call::CallError;
 pub use cow::CowError;
+#[cfg(feature = "dlpack")]
+pub use dlpack::{
+    ExportTensorError, ExportTensorRefusal, ImportTensorError, ImportTensorRefusal, NoSuchStream,
+    ShapeError, TensorError,
+};
 pub use own::{
     AccessError, AllocateManagedError, CopyError, CreateError, ExportError, ImportError, MapError,
     OpenError, ProbeError, ReserveError, RetainError,
@@ -180,6 +187,18 @@ pub enum Error {
     /// A block could not be shrunk.
     #[error(transparent)]
     Shrink(#[from] ShrinkError),
+    /// A tensor could not be exported.
+    #[cfg(feature = "dlpack")]
+    #[error(transparent)]
+    ExportTensor(#[from] ExportTensorRefusal),
+    /// A tensor could not be imported.
+    #[cfg(feature = "dlpack")]
+    #[error(transparent)]
+    ImportTensor(#[from] ImportTensorRefusal),
+    /// An operation on an imported tensor failed.
+    #[cfg(feature = "dlpack")]
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
     /// A driver call failed.
     #[error(transparent)]
     Call(#[from] CallError),

@@ -84,6 +84,7 @@ impl State {
             pace: Pace::default(),
             home: home.cloned(),
             users: Vec::new(),
+            anywhere: false,
             tag: wanted.tag.clone(),
             zeroed,
         });

@@ -16,6 +16,7 @@ use super::core::{Core, Wanted};
 use super::lease::Lease;
 use super::shelf::{Held, Owner, Shape};
 use super::slot::Place;
+use crate::device::Device;
 use crate::error::{AllocateError, CallError, CopyError, FreeError, FreeRefusal, ShrinkError};
 use crate::own::{Span, Stream};
 use crate::region::{Extent, Registration};
@@ -203,6 +204,12 @@ impl Block {
         self.place().address
     }
 
+    /// The device it lies on.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.core().device
+    }
+
     /// The size in bytes, as asked for.
     #[must_use]
     pub fn size(&self) -> u64 {
@@ -265,6 +272,21 @@ impl Block {
         self.core().lock().record_use(self.place(), stream)
     }
 
+    /// Notes that work which is on no stream of this library uses the block too: that of another
+    /// library which was given the address, say. The memory is handed on only after all work of
+    /// the device that is queued when it is freed.
+    pub fn record_use_anywhere(&self) {
+        self.plain.store(false, Ordering::Relaxed);
+        self.core().lock().record_use_anywhere(self.place());
+    }
+
+    /// The streams whose work may use the block, the home first; nothing where that is all work of
+    /// the device.
+    #[must_use]
+    pub fn streams(&self) -> Option<Vec<Stream>> {
+        self.core().lock().streams(self.place())
+    }
+
     /// Proof that somebody uses the block: while it lives, nothing under the block is unmapped or
     /// handed on, whatever becomes of the block.
     #[must_use]
@@ -283,7 +305,7 @@ impl Block {
 
     /// Keeps what lies under the block in place.
     fn keep(&self) -> Lease {
-        Lease::new(Arc::clone(self.core()), self.held.place)
+        Lease::new(Arc::clone(self.core()), self.held.place, self.size())
     }
 
     /// Every extent under the block, those behind its end included, in order: what whoever
@@ -332,13 +354,19 @@ impl Block {
 
     fn may_be_freed(&self) -> Result<(), FreeRefusal> {
         // Asked only while a guard says that there are captures: the usual free asks nobody.
-        if self.core().lock().capturing == 0 {
+        if !self.core().is_capturing() {
             return Ok(());
         }
         match &self.held.home {
             Some(home) if home.is_capturing()? => Err(FreeRefusal::Capturing),
             _ => Ok(()),
         }
+    }
+
+    /// Whether a capture guard of its pool lives.
+    #[cfg(feature = "dlpack")]
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.core().is_capturing()
     }
 
     fn span(&self) -> Span<'_> {
@@ -355,7 +383,7 @@ impl Block {
                 bytes: self.size(),
             });
         }
-        if self.core().lock().capturing > 0 {
+        if self.core().is_capturing() {
             return Err(CopyError::Capturing);
         }
         Ok(self

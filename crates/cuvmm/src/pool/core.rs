@@ -241,6 +241,11 @@ impl Core {
         Ok((state, outcome))
     }
 
+    /// Whether a capture guard lives.
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.lock().capturing > 0
+    }
+
     /// Every extent of the slot that a block is or was in, in order.
     pub(crate) fn extents(&self, place: &Place) -> Vec<Extent> {
         let state = self.lock();

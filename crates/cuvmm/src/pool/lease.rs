@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::core::Core;
 use super::slot::Place;
+use crate::device::Device;
 use crate::error::CallError;
 use crate::own::Stream;
 use crate::region::{Extent, Keeper, Registration};
@@ -19,12 +20,25 @@ use crate::region::{Extent, Keeper, Registration};
 pub struct Lease {
     core: Arc<Core>,
     place: Place,
+    size: u64,
 }
 
 impl Lease {
-    pub(super) fn new(core: Arc<Core>, place: Place) -> Self {
+    pub(super) fn new(core: Arc<Core>, place: Place, size: u64) -> Self {
         core.lock().take_lease(&place);
-        Self { core, place }
+        Self { core, place, size }
+    }
+
+    /// The device that the memory lies on.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.core.device
+    }
+
+    /// The block's size in bytes when the lease was taken.
+    #[must_use]
+    pub const fn size(&self) -> u64 {
+        self.size
     }
 
     pub(super) fn core(&self) -> &Core {
@@ -58,6 +72,25 @@ impl Lease {
         Registration::new(device, extents, Arc::new(self))
     }
 
+    /// Notes that work which is on no stream of this library uses the memory: it is handed on only
+    /// after all work of the device that is queued when the last lease ends.
+    pub fn record_use_anywhere(&self) {
+        self.core.lock().record_use_anywhere(&self.place);
+    }
+
+    /// The streams whose work may use the memory, the block's home first; nothing where that is all
+    /// work of the device, or the block has been freed.
+    #[must_use]
+    pub fn streams(&self) -> Option<Vec<Stream>> {
+        self.core.lock().streams(&self.place)
+    }
+
+    /// Whether a capture guard of its pool lives.
+    #[cfg(feature = "dlpack")]
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.core.is_capturing()
+    }
+
     /// Every extent that the lease keeps in place, in order.
     #[must_use]
     pub fn extents(&self) -> Vec<Extent> {
@@ -78,7 +111,7 @@ impl Keeper for Lease {
 
 impl Clone for Lease {
     fn clone(&self) -> Self {
-        Self::new(Arc::clone(&self.core), self.place)
+        Self::new(Arc::clone(&self.core), self.place, self.size)
     }
 }
 

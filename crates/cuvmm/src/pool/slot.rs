@@ -82,6 +82,8 @@ pub(crate) struct Occupant {
     pub(crate) home: Option<Stream>,
     /// Other streams that used it.
     pub(crate) users: Vec<Stream>,
+    /// Whether work on streams that nobody named used it too.
+    pub(crate) anywhere: bool,
     pub(crate) tag: Option<Arc<str>>,
     pub(crate) zeroed: bool,
 }
@@ -96,15 +98,19 @@ impl Occupant {
 
     /// What must pass once memory of the block is withdrawn.
     pub(crate) fn fence(&self, space: &Space) -> Fence {
-        match &self.home {
-            Some(home) => {
-                let mut streams = Vec::with_capacity(1 + self.users.len());
-                streams.push(home.clone());
-                streams.extend(self.users.iter().cloned());
-                Fence::streams(streams)
-            }
+        match self.streams() {
+            Some(streams) => Fence::streams(streams),
             None => Fence::device(space.device().clone()),
         }
+    }
+
+    /// The streams that used it, the home first; nothing where that may have been any.
+    pub(crate) fn streams(&self) -> Option<Vec<Stream>> {
+        let home = self.home.as_ref().filter(|_| !self.anywhere)?;
+        let mut streams = Vec::with_capacity(1 + self.users.len());
+        streams.push(home.clone());
+        streams.extend(self.users.iter().cloned());
+        Some(streams)
     }
 }
 
@@ -219,6 +225,14 @@ impl Slot {
     /// Whether something that could not be unmapped lies in a range.
     pub(crate) fn stuck_at(&self, offset: u64, size: u64) -> bool {
         self.space.stuck_in(offset, offset.saturating_add(size)) > 0
+    }
+
+    /// Notes what has to pass besides before what a lease keeps of a block that has gone, or that
+    /// has shrunk since, is idle for good.
+    pub(crate) fn used_by(&mut self, fence: Fence) {
+        if self.block.is_none() || (self.leases > 0 && self.idle() > 0) {
+            self.fence.merge(fence);
+        }
     }
 
     /// Memory was taken from its end.

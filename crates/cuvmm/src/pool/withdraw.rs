@@ -180,15 +180,30 @@ impl State {
         let Some(slot) = self.slot_mut(place.tenant, place.slot) else {
             return Ok(());
         };
-        match &mut slot.block {
-            Some(block) => {
-                let known = block.home.as_ref() == Some(stream) || block.users.contains(stream);
-                if !known {
-                    block.users.push(stream.clone());
-                }
+        if let Some(block) = &mut slot.block {
+            let known = block.home.as_ref() == Some(stream) || block.users.contains(stream);
+            if !known {
+                block.users.push(stream.clone());
             }
-            None => slot.fence.merge(Fence::streams(vec![stream.clone()])),
         }
+        slot.used_by(Fence::streams(vec![stream.clone()]));
         Ok(())
+    }
+
+    /// Notes that work on streams nobody can name uses the block, or used it while a lease kept it.
+    pub(crate) fn record_use_anywhere(&mut self, place: &Place) {
+        if let Some(slot) = self.slot_mut(place.tenant, place.slot) {
+            if let Some(block) = &mut slot.block {
+                block.anywhere = true;
+            }
+            slot.used_by(Fence::device(slot.space.device().clone()));
+        }
+    }
+
+    /// The streams whose work may use the memory of a block, or of one that a lease kept; nothing
+    /// where that may be any.
+    pub(crate) fn streams(&self, place: &Place) -> Option<Vec<Stream>> {
+        let slot = self.slot(place.tenant, place.slot)?;
+        slot.block.as_ref()?.streams()
     }
 }

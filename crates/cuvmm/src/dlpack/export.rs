@@ -1,0 +1,148 @@
+//! Making a tensor over memory whose owner goes with it.
+//!
+//! `unsafe` here: dlpark's descriptors take a pointer. It is the address of memory that the owner
+//! keeps in place, and the owner lives in the descriptor until the deleter is called.
+#![allow(unsafe_code)]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use dlpark::ffi::{DLDevice, DLManagedTensor, DLManagedTensorVersioned};
+use dlpark::metadata::Dynamic;
+use dlpark::{DlpackFlags, Managed, ManagedTensorBase, legacy, versioned};
+
+use super::consumer::Consumer;
+use super::memory::{Held, Memory, place_of};
+use super::tensor::{Figures, Tensor, alignment_of};
+use crate::error::{ExportTensorError, ExportTensorRefusal};
+use crate::pool::Lease;
+use crate::size::range_within;
+
+impl Tensor {
+    /// Makes the tensor over an owner's bytes, for a consumer. The owner lives in it from here on,
+    /// and is dropped by its deleter: where it is needed here too, give an [`Arc`](std::sync::Arc)
+    /// of it.
+    ///
+    /// The descriptor is of DLPack 1.3, and `data` points at the first element, since PyTorch does
+    /// not look at `byte_offset`.
+    ///
+    /// Calls what ordering the [`Consumer`] takes, and nothing else.
+    ///
+    /// # Errors
+    /// [`ExportTensorError`] with the owner in it.
+    pub fn export<O: Memory>(
+        &self,
+        owner: O,
+        consumer: &Consumer,
+    ) -> Result<versioned::Dlpack, ExportTensorError<O>> {
+        self.export_as::<DLManagedTensorVersioned, O>(owner, consumer)
+    }
+
+    /// The same with a descriptor of before DLPack 1.0, for consumers that know no other. It cannot
+    /// say that a tensor is only to be read.
+    ///
+    /// # Errors
+    /// As [`export`](Self::export).
+    pub fn export_legacy<O: Memory>(
+        &self,
+        owner: O,
+        consumer: &Consumer,
+    ) -> Result<legacy::Dlpack, ExportTensorError<O>> {
+        if self.is_read_only() {
+            let reason = ExportTensorRefusal::CannotSayReadOnly;
+            return Err(ExportTensorError { owner, reason });
+        }
+        self.export_as::<DLManagedTensor, O>(owner, consumer)
+    }
+
+    fn export_as<M: ManagedTensorBase, O: Memory>(
+        &self,
+        owner: O,
+        consumer: &Consumer,
+    ) -> Result<Managed<M>, ExportTensorError<O>> {
+        let prepared = self.look_at(&owner).and_then(|(figures, data, device)| {
+            let Figures { shape, strides, .. } = figures;
+            let descriptor = Dynamic::new(shape, strides).prepare_as::<M>()?;
+            consumer.order_behind(&owner, device == DLDevice::CPU)?;
+            Ok((descriptor, data, device))
+        });
+        let (descriptor, data, device) = match prepared {
+            Ok(prepared) => prepared,
+            Err(reason) => return Err(ExportTensorError { owner, reason }),
+        };
+        let lease = owner.lease();
+        let lent = Box::new(Lent {
+            held: Some((lease, owner)),
+        });
+        let mut descriptor = descriptor.initialize(lent);
+        descriptor
+            .set_data(std::ptr::with_exposed_provenance_mut(data))
+            .set_device(device)
+            .set_dtype(self.element());
+        if self.is_read_only() {
+            // SAFETY: nothing but that it is only to be read is said.
+            unsafe { descriptor.set_flags_unchecked(DlpackFlags::READ_ONLY) };
+        }
+        // SAFETY: the bytes that the shape and strides span from the pointer on are within the
+        // owner's, have memory, and stay where they are while the owner lives, which lives in the
+        // descriptor. Nobody was told that they are a copy.
+        Ok(unsafe { descriptor.finish() })
+    }
+
+    /// The figures of the descriptor, the pointer and the place. Null is the pointer of no elements.
+    fn look_at(
+        &self,
+        memory: &impl Held,
+    ) -> Result<(Figures, usize, DLDevice), ExportTensorRefusal> {
+        let figures = self.figures()?;
+        let (offset, size) = (self.first_byte(), figures.bytes);
+        let outside = || ExportTensorRefusal::OutOfRange {
+            offset,
+            size,
+            bytes: memory.reach(),
+        };
+        if size == 0 && offset <= memory.reach() {
+            let device = place_of(memory, &(offset..offset))?;
+            return Ok((figures, 0, device));
+        }
+        let range = range_within(offset, size, memory.reach()).ok_or_else(outside)?;
+        if memory.has_hole(range.clone()) {
+            return Err(ExportTensorRefusal::NotCommitted { offset, size });
+        }
+        if !self.is_read_only() && memory.is_read_only(range.clone()) {
+            return Err(ExportTensorRefusal::ReadOnly { offset, size });
+        }
+        let device = place_of(memory, &range)?;
+        let address = memory.address().checked_add(offset).ok_or_else(outside)?;
+        let alignment = alignment_of(self.element());
+        if address.0 % alignment != 0 {
+            return Err(ExportTensorRefusal::Misaligned { address, alignment });
+        }
+        let data = usize::try_from(address.0).map_err(|_| outside())?;
+        Ok((figures, data, device))
+    }
+}
+
+/// What a deleter lets go of: the owner, and before it what keeps its memory where it is.
+struct Lent<O: Held> {
+    held: Option<(Option<Lease>, O)>,
+}
+
+impl<O: Held> Drop for Lent<O> {
+    fn drop(&mut self) {
+        let held = self.held.take();
+        let done = catch_unwind(AssertUnwindSafe(|| {
+            if let Some((lease, owner)) = held {
+                // A forked child owns nothing, and locks may have been held when it was forked.
+                if owner.device().forked().is_none() {
+                    owner.record_use_anywhere();
+                }
+                drop(lease);
+                drop(owner);
+            }
+        }));
+        // A deleter is called from C, where nothing may unwind to: not even what is thrown away.
+        if let Err(panic) = done {
+            std::mem::forget(panic);
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! What can be exported: memory with an owner that keeps it in place for as long as it lives.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use cuvmm_driver::{DeviceAddress, DeviceMemory, LocationKind};
+use dlpark::ffi::DLDevice;
+
+use crate::device::Device;
+use crate::error::ExportTensorRefusal;
+use crate::own::Stream;
+use crate::pool::{Block, Lease};
+use crate::region::{Extent, Region};
+use crate::vec::DeviceVec;
+
+/// An owner of memory that a tensor can be exported over, and an [`Arc`] of one. Which bytes there
+/// are:
+/// - a [`Block`]: those it was asked to have;
+/// - a [`Lease`]: those its block had when the lease was taken;
+/// - a [`DeviceVec`]: its elements;
+/// - a [`Region`]: what is committed of it.
+///
+/// It cannot be implemented outside this crate.
+pub trait Memory: Held + Send + 'static {}
+
+impl<M: Held + Send + 'static> Memory for M {}
+
+/// What the rest of this room asks of an owner.
+///
+/// While it lives, and nobody has it alone to change it, its bytes stay where they are.
+#[allow(private_interfaces, reason = "nobody outside can name this trait")]
+pub trait Held {
+    fn device(&self) -> &Device;
+
+    fn address(&self) -> DeviceAddress;
+
+    /// How far its bytes reach from its address.
+    fn reach(&self) -> u64;
+
+    /// Every extent under it, in order.
+    fn extents(&self) -> Vec<Extent>;
+
+    /// The streams whose work may use it; nothing where that is all work of the device.
+    fn streams(&self) -> Option<Vec<Stream>>;
+
+    /// Whether part of a range within its reach has no memory.
+    fn has_hole(&self, _: Range<u64>) -> bool {
+        false
+    }
+
+    /// Whether part of a range must not be written.
+    fn is_read_only(&self, _: Range<u64>) -> bool {
+        false
+    }
+
+    /// Whether nobody may mark all work of the device now.
+    fn is_capturing(&self) -> bool {
+        false
+    }
+
+    /// What keeps its bytes where they are besides itself.
+    fn lease(&self) -> Option<Lease> {
+        None
+    }
+
+    /// Notes that others than its streams have used it.
+    fn record_use_anywhere(&self);
+}
+
+#[allow(private_interfaces)]
+impl Held for Block {
+    fn device(&self) -> &Device {
+        self.device()
+    }
+
+    fn address(&self) -> DeviceAddress {
+        self.address()
+    }
+
+    fn reach(&self) -> u64 {
+        self.size()
+    }
+
+    fn extents(&self) -> Vec<Extent> {
+        self.extents()
+    }
+
+    fn streams(&self) -> Option<Vec<Stream>> {
+        self.streams()
+    }
+
+    fn is_capturing(&self) -> bool {
+        self.is_capturing()
+    }
+
+    /// Else a compaction could move it while no work of ours uses it.
+    fn lease(&self) -> Option<Lease> {
+        Some(self.lease())
+    }
+
+    fn record_use_anywhere(&self) {
+        self.record_use_anywhere();
+    }
+}
+
+impl Held for Lease {
+    fn device(&self) -> &Device {
+        self.device()
+    }
+
+    fn address(&self) -> DeviceAddress {
+        self.address()
+    }
+
+    fn reach(&self) -> u64 {
+        self.size()
+    }
+
+    fn extents(&self) -> Vec<Extent> {
+        self.extents()
+    }
+
+    fn streams(&self) -> Option<Vec<Stream>> {
+        self.streams()
+    }
+
+    fn is_capturing(&self) -> bool {
+        self.is_capturing()
+    }
+
+    fn record_use_anywhere(&self) {
+        self.record_use_anywhere();
+    }
+}
+
+impl<T: Pod> Held for DeviceVec<T> {
+    fn device(&self) -> &Device {
+        self.device()
+    }
+
+    fn address(&self) -> DeviceAddress {
+        self.address()
+    }
+
+    fn reach(&self) -> u64 {
+        self.bytes()
+    }
+
+    fn extents(&self) -> Vec<Extent> {
+        self.extents()
+    }
+
+    fn streams(&self) -> Option<Vec<Stream>> {
+        self.streams()
+    }
+
+    fn record_use_anywhere(&self) {
+        self.record_use_anywhere();
+    }
+}
+
+impl Held for Region {
+    fn device(&self) -> &Device {
+        self.device()
+    }
+
+    fn address(&self) -> DeviceAddress {
+        self.address()
+    }
+
+    fn reach(&self) -> u64 {
+        self.size()
+    }
+
+    fn extents(&self) -> Vec<Extent> {
+        self.extents()
+    }
+
+    fn streams(&self) -> Option<Vec<Stream>> {
+        None
+    }
+
+    fn has_hole(&self, range: Range<u64>) -> bool {
+        !self.is_committed(range)
+    }
+
+    fn is_read_only(&self, range: Range<u64>) -> bool {
+        self.is_read_only(range)
+    }
+
+    /// Whoever decommits says which work it waits for, and the drop waits for all of it.
+    fn record_use_anywhere(&self) {}
+}
+
+impl<M: Held + Sync> Held for Arc<M> {
+    fn device(&self) -> &Device {
+        (**self).device()
+    }
+
+    fn address(&self) -> DeviceAddress {
+        (**self).address()
+    }
+
+    fn reach(&self) -> u64 {
+        (**self).reach()
+    }
+
+    fn extents(&self) -> Vec<Extent> {
+        (**self).extents()
+    }
+
+    fn streams(&self) -> Option<Vec<Stream>> {
+        (**self).streams()
+    }
+
+    fn has_hole(&self, range: Range<u64>) -> bool {
+        (**self).has_hole(range)
+    }
+
+    fn is_read_only(&self, range: Range<u64>) -> bool {
+        (**self).is_read_only(range)
+    }
+
+    fn is_capturing(&self) -> bool {
+        (**self).is_capturing()
+    }
+
+    fn lease(&self) -> Option<Lease> {
+        (**self).lease()
+    }
+
+    fn record_use_anywhere(&self) {
+        (**self).record_use_anywhere();
+    }
+}
+
+/// Where DLPack says that a range of an owner's bytes lies.
+pub(super) fn place_of(
+    memory: &impl Held,
+    range: &Range<u64>,
+) -> Result<DLDevice, ExportTensorRefusal> {
+    let device = memory.device();
+    match device.driver().device_memory() {
+        DeviceMemory::Device => {}
+        DeviceMemory::Host => return Ok(DLDevice::CPU),
+        _ => return Err(ExportTensorRefusal::NoMemory),
+    }
+    let own = device.location();
+    let mut on_host = None;
+    for extent in memory.extents() {
+        if extent.offset >= range.end || range.start >= extent.end() {
+            continue;
+        }
+        let host = extent.location.kind == LocationKind::HOST_NUMA;
+        let fits = host || extent.location == own;
+        if !fits || on_host.is_some_and(|before| before != host) {
+            return Err(ExportTensorRefusal::Elsewhere {
+                offset: extent.offset,
+                location: extent.location,
+            });
+        }
+        on_host = Some(host);
+    }
+    Ok(match on_host {
+        Some(true) => DLDevice::CPU,
+        _ => DLDevice::cuda(device.ordinal().0),
+    })
+}

@@ -1,0 +1,306 @@
+//! What a tensor is, and which bytes it needs. Figures only: neither a driver nor memory is here.
+
+use dlpark::DlpackElement;
+use dlpark::ffi::{DLDataType, DLDataTypeCode};
+
+use crate::error::ShapeError;
+
+/// How many dimensions a tensor may have: what NumPy and PyTorch take at most.
+pub const MOST_DIMENSIONS: usize = 64;
+
+/// A tensor to be made over memory: its elements, its shape, and where in the memory it begins.
+///
+/// Elements lie in row-major order, side by side, unless [strides](Self::strides) say otherwise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "nothing is exported before `export`"]
+pub struct Tensor {
+    element: DLDataType,
+    shape: Vec<usize>,
+    strides: Option<Vec<usize>>,
+    offset: u64,
+    read_only: bool,
+}
+
+impl Tensor {
+    /// A tensor of such elements, `shape` elements long in each dimension. With no dimension it is
+    /// one element.
+    pub fn of<T: DlpackElement>(shape: &[usize]) -> Self {
+        Self::new(T::DTYPE, shape)
+    }
+
+    /// The same of elements that Rust has no type for, such as [`DLDataType::BF16`]. Elements of
+    /// less than a byte are packed.
+    pub fn new(element: DLDataType, shape: &[usize]) -> Self {
+        Self {
+            element,
+            shape: shape.to_vec(),
+            strides: None,
+            offset: 0,
+            read_only: false,
+        }
+    }
+
+    /// How many elements further the next one of each dimension lies. Zero shows the same again.
+    pub fn strides(mut self, elements: &[usize]) -> Self {
+        self.strides = Some(elements.to_vec());
+        self
+    }
+
+    /// Where in the memory the first element lies, in bytes; 0 by default.
+    pub const fn offset(mut self, bytes: u64) -> Self {
+        self.offset = bytes;
+        self
+    }
+
+    /// Tells the consumer not to write. That is asked of it and not enforced: NumPy keeps to it,
+    /// PyTorch does not ask.
+    pub const fn read_only(mut self) -> Self {
+        self.read_only = true;
+        self
+    }
+
+    pub(super) const fn element(&self) -> DLDataType {
+        self.element
+    }
+
+    pub(super) const fn first_byte(&self) -> u64 {
+        self.offset
+    }
+
+    pub(super) const fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// The figures of a descriptor, if there is such a tensor.
+    pub(super) fn figures(&self) -> Result<Figures, ShapeError> {
+        let strides = self.strides.as_deref();
+        Figures::of(self.element, &self.shape, strides)
+    }
+}
+
+/// A shape with a stride for each dimension, and the bytes it spans.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Figures {
+    pub(super) shape: Vec<usize>,
+    pub(super) strides: Vec<usize>,
+    /// From the first element to behind the last; 0 if there is none.
+    pub(super) bytes: u64,
+}
+
+impl Figures {
+    pub(super) fn of(
+        element: DLDataType,
+        shape: &[usize],
+        strides: Option<&[usize]>,
+    ) -> Result<Self, ShapeError> {
+        if shape.len() > MOST_DIMENSIONS {
+            return Err(ShapeError::TooManyDimensions {
+                dimensions: shape.len(),
+                most: MOST_DIMENSIONS,
+            });
+        }
+        if let Some(strides) = strides.filter(|strides| strides.len() != shape.len()) {
+            return Err(ShapeError::WrongStrides {
+                strides: strides.len(),
+                dimensions: shape.len(),
+            });
+        }
+        if element.bits == 0 || element.lanes == 0 {
+            return Err(ShapeError::NoElement {
+                bits: element.bits,
+                lanes: element.lanes,
+            });
+        }
+        Self::counted(element, shape, strides).ok_or_else(|| ShapeError::TooLarge {
+            shape: shape.to_vec(),
+            strides: strides.unwrap_or_default().to_vec(),
+        })
+    }
+
+    fn counted(element: DLDataType, shape: &[usize], strides: Option<&[usize]>) -> Option<Self> {
+        let side_by_side = row_major(shape)?;
+        let strides = strides.map_or(side_by_side, <[usize]>::to_vec);
+        let bytes = if shape.contains(&0) {
+            0
+        } else {
+            let mut last = 0u64;
+            for (&length, &stride) in shape.iter().zip(&strides) {
+                let steps = u64::try_from(length).ok()?.checked_sub(1)?;
+                last = last.checked_add(steps.checked_mul(u64::try_from(stride).ok()?)?)?;
+            }
+            let bits = last.checked_add(1)?.checked_mul(bits_of(element))?;
+            bits.div_ceil(8)
+        };
+        // DLPack's figures have a sign.
+        let said = shape.iter().chain(&strides);
+        let fit = said.clone().all(|&figure| i64::try_from(figure).is_ok());
+        (fit && i64::try_from(bytes).is_ok()).then(|| Self {
+            shape: shape.to_vec(),
+            strides,
+            bytes,
+        })
+    }
+
+    /// Whether the elements lie side by side in row-major order. The stride of a dimension with one
+    /// element in it says nothing: PyTorch writes 1.
+    pub(super) fn is_compact(&self) -> bool {
+        if self.shape.contains(&0) {
+            return true;
+        }
+        let Some(side_by_side) = row_major(&self.shape) else {
+            return false;
+        };
+        let strides = self.strides.iter().zip(&side_by_side);
+        let mut dimensions = self.shape.iter().zip(strides);
+        dimensions.all(|(&length, (stride, wanted))| length == 1 || stride == wanted)
+    }
+}
+
+/// The strides of elements side by side. Nothing if so many cannot be counted, not even where a
+/// dimension without elements makes them none: others multiply too.
+fn row_major(shape: &[usize]) -> Option<Vec<usize>> {
+    let mut strides = vec![1; shape.len()];
+    let mut stride = 1usize;
+    for (place, &length) in strides.iter_mut().zip(shape).rev() {
+        *place = stride;
+        stride = stride.checked_mul(length.max(1))?;
+    }
+    i64::try_from(stride).ok().map(|_| strides)
+}
+
+fn bits_of(element: DLDataType) -> u64 {
+    u64::from(element.bits) * u64::from(element.lanes)
+}
+
+/// What the address of such an element must be a multiple of: its size, half of that for a complex
+/// number, and 1 where the size is no power of two.
+pub(super) fn alignment_of(element: DLDataType) -> u64 {
+    let bytes = bits_of(element) / 8;
+    if !bytes.is_power_of_two() {
+        1
+    } else if element.code == DLDataTypeCode::COMPLEX && bytes > 1 {
+        bytes / 2
+    } else {
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Every element's place, in elements, by counting through the tensor.
+    fn places(shape: &[usize], strides: &[usize]) -> Vec<u64> {
+        let mut places = vec![0u64];
+        for (&length, &stride) in shape.iter().zip(strides) {
+            places = places
+                .iter()
+                .flat_map(|place| (0..length).map(move |n| place + (n * stride) as u64))
+                .collect();
+        }
+        places
+    }
+
+    fn shapes() -> impl Strategy<Value = (Vec<usize>, Option<Vec<usize>>)> {
+        prop::collection::vec((0usize..5, 0usize..9), 0..5).prop_flat_map(|dimensions| {
+            let (shape, strides): (Vec<_>, Vec<_>) = dimensions.into_iter().unzip();
+            any::<bool>().prop_map(move |given| (shape.clone(), given.then(|| strides.clone())))
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn the_bytes_are_those_up_to_the_last_element(
+            (shape, strides) in shapes(),
+            bits in prop::sample::select(vec![1u8, 4, 6, 8, 16, 24, 32, 64]),
+            lanes in 1u16..5,
+        ) {
+            let element = DLDataType::new(DLDataTypeCode::UINT, bits, lanes);
+            let figures = Figures::of(element, &shape, strides.as_deref()).unwrap();
+            let places = places(&shape, &figures.strides);
+            let behind = places.iter().max().map_or(0, |last| (last + 1) * bits_of(element));
+            prop_assert_eq!(figures.bytes, behind.div_ceil(8));
+            let in_order = (0..places.len() as u64).eq(places.iter().copied());
+            prop_assert_eq!(figures.is_compact(), in_order, "{:?}", figures);
+            if strides.is_none() {
+                prop_assert!(figures.is_compact());
+            }
+        }
+
+        #[test]
+        fn what_cannot_be_counted_is_refused(
+            shape in prop::collection::vec(any::<usize>(), 1..6),
+            strides in prop::collection::vec(any::<usize>(), 1..6),
+        ) {
+            let dimensions = shape.len().min(strides.len());
+            let (shape, strides) = (&shape[..dimensions], &strides[..dimensions]);
+            let figures = Figures::of(DLDataType::F64, shape, Some(strides));
+            // The same in numbers that do not overflow here.
+            let last: u128 = shape
+                .iter()
+                .zip(strides)
+                .map(|(&n, &by)| (n.max(1) as u128 - 1).saturating_mul(by as u128))
+                .fold(0, u128::saturating_add);
+            let all = shape.iter().fold(1u128, |all, &n| all.saturating_mul(n.max(1) as u128));
+            let signed = i64::MAX as u128;
+            let sayable = shape.iter().chain(strides).all(|&n| n as u128 <= signed);
+            let bytes = last.saturating_add(1).saturating_mul(8);
+            let small = sayable
+                && all <= signed
+                && (shape.contains(&0) || bytes <= signed && bytes * 8 <= u64::MAX as u128);
+            prop_assert_eq!(figures.is_ok(), small);
+        }
+    }
+
+    #[test]
+    fn a_tensor_without_dimensions_is_one_element() {
+        let figures = Figures::of(DLDataType::F64, &[], None).unwrap();
+        assert_eq!(figures.bytes, 8);
+        assert!(figures.is_compact());
+    }
+
+    #[test]
+    fn what_makes_no_tensor_is_said() {
+        let of = |element, shape: &[usize], strides: Option<&[usize]>| {
+            Figures::of(element, shape, strides).unwrap_err()
+        };
+        assert_eq!(
+            of(DLDataType::U8, &[1; 65], None),
+            ShapeError::TooManyDimensions {
+                dimensions: 65,
+                most: 64
+            }
+        );
+        assert_eq!(
+            of(DLDataType::U8, &[2, 3], Some(&[3])),
+            ShapeError::WrongStrides {
+                strides: 1,
+                dimensions: 2
+            }
+        );
+        assert_eq!(
+            of(DLDataType::new(DLDataTypeCode::INT, 8, 0), &[2], None),
+            ShapeError::NoElement { bits: 8, lanes: 0 }
+        );
+        assert!(Figures::of(DLDataType::U8, &[1; 64], None).is_ok());
+    }
+
+    #[test]
+    fn an_element_is_aligned_to_its_size() {
+        let cases = [
+            (DLDataType::U8, 1),
+            (DLDataType::BF16, 2),
+            (DLDataType::F32, 4),
+            (DLDataType::C64, 4),
+            (DLDataType::C128, 8),
+            (DLDataType::F4E2M1FN, 1),
+            (DLDataType::F6E2M3FN, 1),
+            (DLDataType::new(DLDataTypeCode::FLOAT, 32, 4), 16),
+            (DLDataType::new(DLDataTypeCode::FLOAT, 32, 3), 1),
+        ];
+        for (element, alignment) in cases {
+            assert_eq!(alignment_of(element), alignment, "{element:?}");
+        }
+    }
+}

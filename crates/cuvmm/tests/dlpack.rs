@@ -1,0 +1,923 @@
+//! Tensors over our memory, held by somebody else: whose they are, when they go, what is refused.
+//!
+//! `unsafe` here: standing in for another library, which looks at memory by a pointer.
+#![cfg(feature = "dlpack")]
+#![allow(
+    unsafe_code,
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
+
+mod common;
+
+use std::sync::Arc;
+use std::thread;
+
+use common::{D0, G, Rig, pool};
+use cuvmm::dlpack::dlpark::ffi::{DLDataType, DLDataTypeCode, DLDevice, DLManagedTensorVersioned};
+use cuvmm::dlpack::dlpark::{DlpackElement, DlpackFlags, Managed, ManagedTensorBase, versioned};
+use cuvmm::dlpack::{Consumer, Imported, Memory, Tensor};
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::{CUresult, Call, Driver};
+use cuvmm::error::{
+    AllocateError, ExportTensorRefusal as Refusal, ImportTensorRefusal, NoSuchStream, ShapeError,
+    TensorError,
+};
+use cuvmm::own::CloseRefusal;
+use cuvmm::{Block, CallError, Device, DeviceVec, Layout, Place, Region, Stream};
+
+/// What another library sees of a tensor that lies side by side.
+fn seen<T: DlpackElement + Copy>(tensor: &Managed<impl ManagedTensorBase>) -> Vec<T> {
+    let view = tensor.validate().unwrap();
+    // SAFETY: the tensor lives, and nobody writes to it now.
+    unsafe { view.cpu_slice::<T>() }.unwrap().to_vec()
+}
+
+/// What it sees of one that does not, by the strides.
+fn strided<T: DlpackElement + Copy>(tensor: &versioned::Dlpack) -> Vec<T> {
+    let view = tensor.validate().unwrap();
+    let strides = view.strides().unwrap();
+    // SAFETY: the tensor lives.
+    let data = unsafe { view.offset_data_ptr::<T>() }.unwrap();
+    let mut places = vec![0];
+    for (&length, &stride) in view.shape().iter().zip(strides) {
+        places = places
+            .iter()
+            .flat_map(|place| (0..length).map(move |n| place + n * stride))
+            .collect();
+    }
+    // SAFETY: shape and strides stay within the tensor's memory.
+    let at = |place: &i64| unsafe { *data.add(usize::try_from(*place).unwrap()) };
+    places.iter().map(at).collect()
+}
+
+/// Somebody else writes to a tensor.
+fn put<T: DlpackElement>(tensor: &mut versioned::Dlpack, index: usize, value: T) {
+    let mut view = tensor.validate_mut().unwrap();
+    // SAFETY: the tensor lives, and nobody else looks now.
+    unsafe { view.cpu_slice_mut::<T>() }.unwrap()[index] = value;
+}
+
+fn refusal<O: Memory>(tensor: &Tensor, owner: O) -> (Refusal, O) {
+    let refused = tensor.export(owner, &Consumer::Anybody).err().unwrap();
+    assert!(refused.to_string().contains(&refused.reason.to_string()));
+    (refused.reason, refused.owner)
+}
+
+fn bytes_of(numbers: &[u32]) -> Vec<u8> {
+    numbers.iter().flat_map(|n| n.to_le_bytes()).collect()
+}
+
+/// A kernel that is queued and held back, and will write into the first granule.
+fn busy<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, block: &Block, byte: u8)
+where
+    Machine<B>: Driver,
+{
+    rig.machine.hold(D0, stream.as_raw());
+    let writes = vec![(block.address(), G, byte)];
+    rig.machine
+        .queue_kernel(D0, stream.as_raw(), vec![], writes)
+        .unwrap();
+}
+
+on_both! {
+    fn a_tensor_needs_memory(rig) {
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut numbers = DeviceVec::<u32>::new(&rig.device, &stream, 100).unwrap();
+        numbers.try_extend_from_slice(&[5; 10]).unwrap();
+        let tensor = Tensor::of::<u32>(&[10]);
+        if rig.keeps_bytes() {
+            let tensor = tensor.export(numbers, &Consumer::Anybody).unwrap();
+            assert_eq!(tensor.validate().unwrap().device(), DLDevice::CPU);
+            assert_eq!(seen::<u32>(&tensor), [5; 10]);
+        } else {
+            let (reason, numbers) = refusal(&tensor, numbers);
+            assert!(matches!(reason, Refusal::NoMemory), "{reason}");
+            assert_eq!(numbers.len(), 10);
+        }
+    }
+}
+
+#[test]
+fn the_block_lives_in_the_tensor_and_ends_with_it() {
+    let rig = common::host();
+    let pool = pool(&rig, 4);
+    let tenant = pool.tenant("a").register().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    let block = tenant.allocate_on(&stream, 3 * G).unwrap();
+    block.write(G, &bytes_of(&[1, 2, 3, 4, 5, 6])).unwrap();
+    let address = block.address();
+    let mut tensor = Tensor::of::<u32>(&[2, 3])
+        .offset(G)
+        .export(block, &Consumer::Anybody)
+        .unwrap();
+
+    let view = tensor.validate().unwrap();
+    assert_eq!(view.shape(), [2, 3]);
+    assert_eq!(view.strides().unwrap(), [3, 1]);
+    assert_eq!(view.dtype(), DLDataType::U32);
+    // PyTorch does not look at `byte_offset`.
+    assert_eq!(
+        (view.data_ptr().addr() as u64, view.byte_offset()),
+        (address.0 + G, 0)
+    );
+    assert_eq!(seen::<u32>(&tensor), [1, 2, 3, 4, 5, 6]);
+    put(&mut tensor, 4, 50u32);
+    assert_eq!(seen::<u32>(&tensor), [1, 2, 3, 4, 50, 6]);
+
+    let stats = pool.stats();
+    assert_eq!((stats.in_use, stats.tenants[0].leases), (3 * G, 1));
+    assert!(tenant.try_allocate(4 * G).is_err(), "it is not taken away");
+    thread::spawn(move || drop(tensor)).join().unwrap();
+    let stats = pool.stats();
+    assert_eq!(
+        (stats.in_use, stats.leased, stats.tenants[0].leases),
+        (0, 0, 0)
+    );
+    assert_eq!(tenant.try_allocate(4 * G).unwrap().size(), 4 * G);
+    drop((tenant, stream));
+    pool.close().unwrap();
+    common::nothing_left(rig);
+}
+
+#[test]
+fn several_tensors_and_we_hold_one_block() {
+    let rig = common::host();
+    let pool = pool(&rig, 4);
+    let tenant = pool.tenant("a").register().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    let block = Arc::new(tenant.allocate_on(&stream, 2 * G).unwrap());
+    block.write(0, &bytes_of(&[1, 2, 3, 4, 5, 6])).unwrap();
+    let whole = Tensor::of::<u32>(&[6]);
+    let mut whole = whole
+        .export(Arc::clone(&block), &Consumer::Anybody)
+        .unwrap();
+    // Transposed, and again and again the same.
+    let turned = Tensor::of::<u32>(&[3, 2]).strides(&[1, 3]);
+    let turned = turned
+        .export(Arc::clone(&block), &Consumer::Anybody)
+        .unwrap();
+    let same = Tensor::of::<u32>(&[2, 2])
+        .strides(&[0, 1])
+        .offset(8)
+        .read_only();
+    let same = same.export(Arc::clone(&block), &Consumer::Anybody).unwrap();
+    assert_eq!(strided::<u32>(&turned), [1, 4, 2, 5, 3, 6]);
+    assert_eq!(strided::<u32>(&same), [3, 4, 3, 4]);
+    assert_eq!(
+        (whole.flags(), same.flags()),
+        (DlpackFlags::empty(), DlpackFlags::READ_ONLY)
+    );
+
+    // What they write we read, and the other way round.
+    put(&mut whole, 2, 30u32);
+    let mut bytes = [0; 4];
+    block.read(8, &mut bytes).unwrap();
+    assert_eq!(bytes, 30u32.to_le_bytes());
+    block.write(12, &40u32.to_le_bytes()).unwrap();
+    assert_eq!(strided::<u32>(&same), [30, 40, 30, 40]);
+
+    drop((whole, turned));
+    assert_eq!(Arc::strong_count(&block), 2);
+    drop(block);
+    assert_eq!(pool.stats().in_use, 2 * G);
+    assert_eq!(strided::<u32>(&same), [30, 40, 30, 40], "it outlives us");
+    drop(same);
+    assert_eq!(pool.stats().in_use, 0);
+    drop((tenant, stream));
+    pool.close().unwrap();
+    common::nothing_left(rig);
+}
+
+/// Consumers call the deleter while their work is running, on streams that nobody told us.
+#[test]
+fn memory_waits_for_work_of_streams_that_nobody_named() {
+    for by_lease in [false, true] {
+        let rig = common::host();
+        let pool = pool(&rig, 4);
+        let a = pool.tenant("a").register().unwrap();
+        let b = pool.tenant("b").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let theirs = Stream::new(&rig.device).unwrap();
+        let block = a.allocate_on(&stream, 4 * G).unwrap();
+        let address = block.address();
+        let tensor = Tensor::of::<u8>(&[G as usize]);
+        let tensor = if by_lease {
+            let tensor = tensor.export(block.lease(), &Consumer::Anybody).unwrap();
+            busy(&rig, &theirs, &block, 9);
+            drop(block);
+            assert_eq!(pool.stats().leased, 4 * G);
+            tensor
+        } else {
+            busy(&rig, &theirs, &block, 9);
+            tensor.export(block, &Consumer::Anybody).unwrap()
+        };
+        rig.faults.forget();
+        drop(tensor);
+        assert_eq!(rig.faults.total(), 0, "the deleter waits for nothing");
+        assert_eq!(pool.stats().limbo, 4 * G);
+        let refused = b.try_allocate(G).unwrap_err();
+        assert!(matches!(refused, AllocateError::OutOfMemory(shortage) if shortage.limbo == 4 * G));
+        // On the home stream it is ready at once, behind that work.
+        let again = a.block(4 * G).home_stream(&stream).try_allocate().unwrap();
+        assert_eq!(again.address(), address);
+        rig.machine
+            .queue_kernel(D0, stream.as_raw(), vec![], vec![(address, G, 3)])
+            .unwrap();
+        assert!(!stream.is_done().unwrap());
+        rig.machine.let_go_all(D0);
+        let mut byte = [0];
+        again.read(G - 1, &mut byte).unwrap();
+        assert_eq!(byte, [3], "the late write did not come last");
+        assert!(rig.device.lost().is_none());
+        drop((again, a, b, stream, theirs));
+        pool.close().unwrap();
+        common::nothing_left(rig);
+    }
+}
+
+/// What a block gave up while it was lent is not the block's any more, and still lent.
+#[test]
+fn what_a_lent_block_gave_up_waits_too() {
+    let rig = common::host();
+    let pool = pool(&rig, 4);
+    let tenant = pool.tenant("a").register().unwrap();
+    let other = pool.tenant("b").register().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    let theirs = Stream::new(&rig.device).unwrap();
+    let mut block = tenant
+        .block(G)
+        .capacity(4 * G)
+        .home_stream(&stream)
+        .allocate()
+        .unwrap();
+    block.grow_to(4 * G).unwrap();
+    let lease = block.lease();
+    assert_eq!(lease.size(), 4 * G);
+    let last = block.address().checked_add(3 * G).unwrap();
+    let tensor = Tensor::of::<u8>(&[4 * G as usize])
+        .export(lease, &Consumer::Anybody)
+        .unwrap();
+    block.shrink_to(G).unwrap();
+    assert_eq!(pool.stats().leased, 3 * G);
+    // Asked for and refused, so that the fence has been looked at.
+    assert!(other.try_allocate(2 * G).is_err());
+    rig.machine.hold(D0, theirs.as_raw());
+    rig.machine
+        .queue_kernel(D0, theirs.as_raw(), vec![], vec![(last, G, 9)])
+        .unwrap();
+    drop(tensor);
+    assert!(other.try_allocate(2 * G).is_err(), "their work is at it");
+    rig.machine.let_go_all(D0);
+    drop(other.try_allocate(2 * G).unwrap());
+    assert!(rig.device.lost().is_none(), "it found its memory");
+    drop((block, tenant, other, stream, theirs));
+    pool.close().unwrap();
+    common::nothing_left(rig);
+}
+
+#[test]
+fn the_consumer_comes_behind_what_is_queued() {
+    let rig = common::host();
+    let pool = pool(&rig, 4);
+    let tenant = pool.tenant("a").register().unwrap();
+    let (home, other) = (
+        Stream::new(&rig.device).unwrap(),
+        Stream::new(&rig.device).unwrap(),
+    );
+    let theirs = Stream::new(&rig.device).unwrap();
+    let block = Arc::new(tenant.allocate_on(&home, G).unwrap());
+    block.record_use(&other).unwrap();
+    assert_eq!(block.streams(), Some(vec![home.clone(), other.clone()]));
+    busy(&rig, &other, &block, 7);
+    let tensor = Tensor::of::<u8>(&[G as usize]);
+
+    // Ordered by nobody: what is queued has not run.
+    let early = tensor
+        .export(Arc::clone(&block), &Consumer::Ordered)
+        .unwrap();
+    assert_eq!(seen::<u8>(&early)[..2], [0, 0]);
+    // Anybody: host memory has no other consumers, whatever stream they name.
+    for consumer in [Consumer::Anybody, Consumer::Stream(theirs.clone())] {
+        rig.machine.hold(D0, other.as_raw());
+        rig.machine
+            .queue_kernel(D0, other.as_raw(), vec![], vec![(block.address(), G, 8)])
+            .unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let tensor = tensor.export(Arc::clone(&block), &consumer).unwrap();
+                seen::<u8>(&tensor)[0]
+            });
+            thread::sleep(std::time::Duration::from_millis(5));
+            assert!(!waiting.is_finished());
+            rig.machine.let_go_all(D0);
+            assert_eq!(waiting.join().unwrap(), 8);
+        });
+    }
+    drop(early);
+    assert_eq!(block.streams(), None, "others have used it from now on");
+    drop((block, tenant, home, other, theirs));
+    pool.close().unwrap();
+    common::nothing_left(rig);
+}
+
+#[test]
+fn a_capture_is_not_broken() {
+    let rig = common::host();
+    let pool = pool(&rig, 4);
+    let tenant = pool.tenant("a").register().unwrap();
+    let home = Stream::new(&rig.device).unwrap();
+    let block = tenant.allocate_on(&home, G).unwrap();
+    let stray = tenant.try_allocate(G).unwrap();
+    let tensor = Tensor::of::<u8>(&[4]);
+    let guard = pool.capture_guard();
+    // All work of the device would have to be waited for.
+    let (reason, stray) = refusal(&tensor, stray);
+    assert!(matches!(reason, Refusal::NoOrder), "{reason}");
+    // SAFETY: the stream is alive, and the capture is ended below.
+    unsafe {
+        let mode = cuvmm::driver::CaptureMode::GLOBAL;
+        rig.machine.capture_begin(D0, home.as_raw(), mode).unwrap();
+    }
+    let (reason, block) = refusal(&tensor, block);
+    assert!(matches!(reason, Refusal::NoOrder), "{reason}");
+    let tensor = tensor.export(stray, &Consumer::Ordered).unwrap();
+    drop(tensor);
+    // SAFETY: it was begun above; the graph is not used.
+    unsafe {
+        let graph = rig.machine.capture_end(D0, home.as_raw()).unwrap();
+        rig.machine.graph_destroy(D0, graph).unwrap();
+    }
+    drop((guard, block, tenant, home));
+    pool.close().unwrap();
+    common::nothing_left(rig);
+}
+
+#[test]
+fn what_python_calls_a_stream() {
+    let rig = common::host();
+    let stream = Stream::new(&rig.device).unwrap();
+    let numbers = DeviceVec::<u32>::new(&rig.device, &stream, 1).unwrap();
+    // SAFETY: none of them is used.
+    let of = |number| unsafe { Consumer::from_python(&numbers, number) };
+    for (number, handle) in [(None, 0), (Some(1), 0), (Some(2), 2), (Some(77), 77)] {
+        let Ok(Consumer::Stream(stream)) = of(number) else {
+            panic!("{number:?} is a stream");
+        };
+        assert_eq!(stream.as_raw().0, handle);
+    }
+    assert!(matches!(of(Some(-1)), Ok(Consumer::Ordered)));
+    for number in [0, -2, i64::MIN] {
+        assert_eq!(of(Some(number)).unwrap_err(), NoSuchStream { number });
+    }
+    drop((numbers, stream));
+    common::nothing_left(rig);
+}
+
+#[test]
+fn a_vector_is_lent_as_long_as_it_is() {
+    let rig = common::host();
+    let stream = Stream::new(&rig.device).unwrap();
+    let mut numbers = DeviceVec::<f32>::new(&rig.device, &stream, 4 << 20).unwrap();
+    numbers.try_resize(2 << 20, 1.5).unwrap();
+    numbers.try_reserve(1 << 20).unwrap();
+    // There is memory behind the elements, but no element.
+    let (reason, numbers) = refusal(&Tensor::of::<f32>(&[(2 << 20) + 1]), numbers);
+    assert!(
+        matches!(reason, Refusal::OutOfRange { offset: 0, size, bytes } if size == (8 << 20) + 4 && bytes == 8 << 20),
+        "{reason}"
+    );
+    let numbers = Arc::new(numbers);
+    let tensor = Tensor::of::<f32>(&[2 << 20]);
+    let tensor = tensor
+        .export(Arc::clone(&numbers), &Consumer::Anybody)
+        .unwrap();
+    assert!(
+        Arc::into_inner(numbers).is_none(),
+        "the tensor holds it too"
+    );
+    assert_eq!(seen::<f32>(&tensor)[(2 << 20) - 1], 1.5);
+    drop(tensor);
+    assert_eq!(rig.machine.live().mappings, 0);
+
+    // Used by streams that nobody named, it gives nothing up before their work has passed.
+    let mut numbers = DeviceVec::<f32>::new(&rig.device, &stream, 4 << 20).unwrap();
+    numbers.try_resize(4 << 20, 0.0).unwrap();
+    let shared = Arc::new(numbers);
+    let tensor = Tensor::of::<f32>(&[4 << 20]);
+    let tensor = tensor
+        .export(Arc::clone(&shared), &Consumer::Anybody)
+        .unwrap();
+    let theirs = Stream::new(&rig.device).unwrap();
+    rig.machine.hold(D0, theirs.as_raw());
+    let writes = vec![(shared.address().checked_add(12 << 20).unwrap(), G, 1)];
+    rig.machine
+        .queue_kernel(D0, theirs.as_raw(), vec![], writes)
+        .unwrap();
+    drop(tensor);
+    let mut numbers = Arc::into_inner(shared).unwrap();
+    assert_eq!(numbers.streams(), None);
+    numbers.truncate(0);
+    assert_eq!(numbers.shrink_to_fit().unwrap(), 0, "their work is at it");
+    rig.machine.let_go_all(D0);
+    assert!(numbers.shrink_to_fit().unwrap() >= 16 << 20);
+    assert!(rig.device.lost().is_none());
+    drop((numbers, stream, theirs));
+    common::nothing_left(rig);
+}
+
+#[test]
+fn of_a_region_what_is_committed() {
+    let rig = common::host();
+    let stream = Stream::new(&rig.device).unwrap();
+    let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
+    region.commit(G..4 * G).unwrap();
+    region.write(&stream, 2 * G - 2, &[1, 2, 3, 4]).unwrap();
+    let tensor = Tensor::of::<u8>(&[2 * G as usize]);
+    let (reason, region) = refusal(&tensor, region);
+    assert!(
+        matches!(reason, Refusal::NotCommitted { offset: 0, size } if size == 2 * G),
+        "{reason}"
+    );
+    let (reason, region) = refusal(&tensor.clone().offset(7 * G), region);
+    assert!(
+        matches!(reason, Refusal::OutOfRange { offset, size, bytes } if (offset, size, bytes) == (7 * G, 2 * G, 8 * G)),
+        "{reason}"
+    );
+    let tensor = tensor
+        .offset(2 * G - 2)
+        .export(region, &Consumer::Anybody)
+        .unwrap();
+    assert_eq!(seen::<u8>(&tensor)[..4], [1, 2, 3, 4]);
+    drop((tensor, stream));
+    common::nothing_left(rig);
+}
+
+#[test]
+fn what_is_shared_by_a_fork_is_lent_to_be_read() {
+    let rig = common::host();
+    let mut region = Region::reserve(&rig.device, 2 * G).unwrap();
+    region.commit(0..2 * G).unwrap();
+    let fork = region.fork(&[]).unwrap();
+    let tensor = Tensor::of::<u8>(&[8]).offset(G);
+    let (reason, region) = refusal(&tensor, region);
+    assert!(
+        matches!(reason, Refusal::ReadOnly { offset, size: 8 } if offset == G),
+        "{reason}"
+    );
+    let tensor = tensor
+        .read_only()
+        .export(region, &Consumer::Anybody)
+        .unwrap();
+    assert_eq!(seen::<u8>(&tensor), [0; 8]);
+    drop((tensor, fork));
+    common::nothing_left(rig);
+}
+
+#[test]
+fn host_memory_under_a_region_is_the_processors() {
+    let rig = common::host();
+    let stream = Stream::new(&rig.device).unwrap();
+    let mut region = Region::builder(&rig.device, 2 * G)
+        .layout(Layout::on(Place::HostNuma(0)))
+        .reserve()
+        .unwrap();
+    region.commit(0..2 * G).unwrap();
+    region.write(&stream, 0, &[1, 2, 3, 4]).unwrap();
+    let tensor = Tensor::of::<u8>(&[4])
+        .export(region, &Consumer::Stream(stream))
+        .unwrap();
+    assert_eq!(seen::<u8>(&tensor), [1, 2, 3, 4]);
+    drop(tensor);
+    common::nothing_left(rig);
+}
+
+#[test]
+fn figures_are_checked_before_anything_is_lent() {
+    let rig = common::host();
+    let pool = pool(&rig, 4);
+    let tenant = pool.tenant("a").register().unwrap();
+    let block = tenant.try_allocate(100).unwrap();
+    let float = Tensor::of::<f32>;
+    let strange = DLDataType::new(DLDataTypeCode::FLOAT, 0, 1);
+    rig.faults.forget();
+    let mut block = Some(block);
+    let mut refused = |tensor: &Tensor| {
+        let (reason, back) = refusal(tensor, block.take().unwrap());
+        block = Some(back);
+        reason
+    };
+    let outside = |reason: &Refusal, figures: (u64, u64, u64)| matches!(*reason, Refusal::OutOfRange { offset, size, bytes } if (offset, size, bytes) == figures);
+    for (tensor, figures) in [
+        (float(&[26]), (0, 104, 100)),
+        (float(&[25]).offset(4), (4, 100, 100)),
+        (float(&[5, 5]).strides(&[6, 1]), (0, 116, 100)),
+        (float(&[]).offset(u64::MAX), (u64::MAX, 4, 100)),
+        (float(&[0, 3]).offset(101), (101, 0, 100)),
+    ] {
+        let reason = refused(&tensor);
+        assert!(outside(&reason, figures), "{tensor:?}: {reason}");
+    }
+    let reason = refused(&float(&[2]).offset(6));
+    assert!(matches!(reason, Refusal::Misaligned { address, alignment: 4 } if address.0 % 8 == 6));
+    let reason = refused(&float(&[usize::MAX, 3]));
+    assert!(matches!(
+        reason,
+        Refusal::Shape(ShapeError::TooLarge { .. })
+    ));
+    let reason = refused(&float(&[2, 2]).strides(&[1]));
+    assert!(matches!(
+        reason,
+        Refusal::Shape(ShapeError::WrongStrides {
+            strides: 1,
+            dimensions: 2
+        })
+    ));
+    let reason = refused(&Tensor::new(strange, &[2]));
+    assert!(matches!(
+        reason,
+        Refusal::Shape(ShapeError::NoElement { bits: 0, lanes: 1 })
+    ));
+    let block = block.unwrap();
+    let legacy = float(&[4])
+        .read_only()
+        .export_legacy(block, &Consumer::Anybody);
+    let refused = legacy.err().unwrap();
+    assert!(matches!(refused.reason, Refusal::CannotSayReadOnly));
+    assert_eq!(rig.faults.total(), 0);
+
+    // Packed elements of less than a byte, and none at all.
+    let block = Arc::new(refused.owner);
+    let half_bytes = Tensor::new(DLDataType::F4E2M1FN, &[199]).offset(0);
+    let tensor = half_bytes
+        .export(Arc::clone(&block), &Consumer::Anybody)
+        .unwrap();
+    assert_eq!(tensor.validate().unwrap().num_bytes(), 100);
+    let none = float(&[3, 0])
+        .offset(100)
+        .export(Arc::clone(&block), &Consumer::Anybody)
+        .unwrap();
+    assert!(none.validate().unwrap().data_ptr().is_null());
+    assert!(seen::<f32>(&none).is_empty());
+    let one = float(&[]).export_legacy(block, &Consumer::Anybody).unwrap();
+    assert_eq!(seen::<f32>(&one), [0.0]);
+    drop((tensor, none, one, tenant));
+    pool.close().unwrap();
+    common::nothing_left(rig);
+}
+
+/// A deleter is called from C.
+#[test]
+fn no_panic_leaves_a_deleter() {
+    let rig = common::host();
+    let stream = Stream::new(&rig.device).unwrap();
+    let mut numbers = DeviceVec::<u8>::new(&rig.device, &stream, 100).unwrap();
+    numbers.try_resize(100, 1).unwrap();
+    let tensor = Tensor::of::<u8>(&[100])
+        .export(numbers, &Consumer::Anybody)
+        .unwrap();
+    rig.device
+        .on_drop_failure(Some(Arc::new(|_| panic!("a hook that panics"))));
+    rig.faults
+        .arm(Fault::nth(1, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemUnmap));
+    drop(tensor);
+    assert!(rig.device.drop_failures() > 0);
+}
+
+/// Each driver call of an export failed once: the owner comes back, and the next try succeeds.
+#[test]
+fn an_export_that_fails_hands_the_owner_back() {
+    let rig = common::host();
+    let pool = pool(&rig, 4);
+    let tenant = pool.tenant("a").register().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    let tensor = Tensor::of::<u8>(&[4]);
+    for homeless in [false, true] {
+        let mut calls = 0;
+        for n in 1.. {
+            let block = if homeless {
+                tenant.try_allocate(G).unwrap()
+            } else {
+                tenant.allocate_on(&stream, G).unwrap()
+            };
+            let before = (rig.machine.live(), pool.stats().tenants[0].leases);
+            rig.faults.forget();
+            rig.faults.arm(Fault::nth(n, CUresult::CUDA_ERROR_UNKNOWN));
+            let outcome = tensor.export(block, &Consumer::Anybody);
+            let failed = rig.faults.injected() > 0;
+            rig.faults.disarm();
+            let Err(refused) = outcome else {
+                assert!(!failed);
+                break;
+            };
+            assert!(failed && matches!(refused.reason, Refusal::Call(CallError::Driver(_))));
+            assert_eq!(
+                format!("{:?}", rig.machine.live()),
+                format!("{:?}", before.0)
+            );
+            assert_eq!(pool.stats().tenants[0].leases, before.1);
+            assert_eq!(refused.owner.streams().is_none(), homeless);
+            drop(tensor.export(refused.owner, &Consumer::Anybody).unwrap());
+            calls = n;
+        }
+        assert!(calls > 0);
+    }
+    drop((tenant, stream));
+    pool.close().unwrap();
+    common::nothing_left(rig);
+}
+
+#[test]
+fn a_forked_child_gives_nothing_back() {
+    let rig = common::host();
+    let pool = pool(&rig, 4);
+    let tenant = pool.tenant("a").register().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    let block = tenant.allocate_on(&stream, G).unwrap();
+    let mut numbers = DeviceVec::<u8>::new(&rig.device, &stream, 100).unwrap();
+    numbers.try_resize(100, 1).unwrap();
+    let whole = |bytes| Tensor::of::<u8>(&[bytes]);
+    let block = whole(G as usize).export(block, &Consumer::Anybody).unwrap();
+    let numbers = whole(100).export(numbers, &Consumer::Anybody).unwrap();
+    let ours = Tensor::of::<u8>(&[4]).export(tenant.try_allocate(G).unwrap(), &Consumer::Anybody);
+    // SAFETY: the memory is there, and nobody writes to it.
+    let imported = unsafe { Imported::new(&stream, ours.unwrap()) }.unwrap();
+    rig.faults.forget();
+    // SAFETY: the child only uses what this test made, and leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop((block, numbers, imported));
+        let right = rig.faults.total() == 0 && rig.device.drop_failures() == 0;
+        // SAFETY: ends the child without running anything of the parent's.
+        unsafe { libc::_exit(i32::from(!right)) }
+    }
+    let mut status = -1;
+    // SAFETY: waits for the child just made.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child's checks");
+    assert_eq!(seen::<u8>(&block)[..3], [0; 3]);
+    assert_eq!(seen::<u8>(&numbers), [1; 100]);
+    drop((block, numbers, imported, tenant, stream));
+    pool.close().unwrap();
+    common::nothing_left(rig);
+}
+
+/// A tensor as another library makes one, and whether its deleter has been called.
+fn foreign(rig_device: &Device, numbers: &[u32]) -> (Tensor, Arc<DeviceVec<u32>>) {
+    let stream = Stream::new(rig_device).unwrap();
+    let mut vec = DeviceVec::new(rig_device, &stream, numbers.len()).unwrap();
+    vec.try_extend_from_slice(numbers).unwrap();
+    (Tensor::of::<u32>(&[numbers.len()]), Arc::new(vec))
+}
+
+fn import(stream: &Stream, tensor: versioned::Dlpack) -> Imported {
+    // SAFETY: what this file exports is what it says.
+    unsafe { Imported::new(stream, tensor) }.unwrap()
+}
+
+#[test]
+fn an_imported_tensor_is_read_and_written_and_let_go_of_once() {
+    let rig = common::host();
+    let stream = Stream::new(&rig.device).unwrap();
+    let (tensor, theirs) = foreign(&rig.device, &[1, 2, 3, 4, 5, 6]);
+    let exported = tensor
+        .export(Arc::clone(&theirs), &Consumer::Anybody)
+        .unwrap();
+    let mut imported = import(&stream, exported);
+    assert_eq!((imported.shape(), imported.strides()), (&[6][..], &[1][..]));
+    assert_eq!(imported.element(), DLDataType::U32);
+    assert_eq!(
+        (imported.address(), imported.size()),
+        (theirs.address(), 24)
+    );
+    assert!(imported.is_on_host() && imported.is_compact() && !imported.is_read_only());
+    assert_eq!(imported.home_stream(), &stream);
+    let mut bytes = [0; 8];
+    imported.read(4, &mut bytes).unwrap();
+    assert_eq!(bytes, bytes_of(&[2, 3])[..]);
+    imported.write(20, &60u32.to_le_bytes()).unwrap();
+    assert_eq!(theirs.get(5).unwrap(), 60);
+    let beyond = imported.read(21, &mut bytes[..4]);
+    assert!(matches!(beyond, Err(TensorError::Copy(_))), "{beyond:?}");
+    imported.read(24, &mut []).unwrap();
+
+    // The host driver's kernels reach the host's memory.
+    assert_eq!(imported.view::<u32>().unwrap().len(), 6);
+    assert_eq!(
+        imported.view_mut::<u32>().unwrap().address(),
+        theirs.address()
+    );
+    let other = imported.view::<f32>().err().unwrap();
+    assert!(matches!(
+        other,
+        TensorError::OtherElements {
+            found: DLDataType::U32,
+            wanted: DLDataType::F32
+        }
+    ));
+    assert_eq!(Arc::strong_count(&theirs), 2);
+    drop(imported);
+    assert_eq!(Arc::strong_count(&theirs), 1);
+    drop((theirs, stream));
+    common::nothing_left(rig);
+}
+
+#[test]
+fn an_imported_tensor_waits_for_our_work_before_it_goes() {
+    let rig = common::host();
+    let (home, other) = (
+        Stream::new(&rig.device).unwrap(),
+        Stream::new(&rig.device).unwrap(),
+    );
+    let (tensor, theirs) = foreign(&rig.device, &[0; 4]);
+    let take = || {
+        let exported = tensor
+            .export(Arc::clone(&theirs), &Consumer::Anybody)
+            .unwrap();
+        let mut imported = import(&home, exported);
+        imported.record_use(&other).unwrap();
+        imported
+    };
+    let queue = |byte| {
+        rig.machine.hold(D0, other.as_raw());
+        let writes = vec![(theirs.address(), 16, byte)];
+        rig.machine
+            .queue_kernel(D0, other.as_raw(), vec![], writes)
+            .unwrap();
+    };
+    // Dropped: the deleter is not called before our work is done.
+    let imported = take();
+    queue(1);
+    thread::scope(|scope| {
+        let dropping = scope.spawn(|| drop(imported));
+        thread::sleep(std::time::Duration::from_millis(5));
+        assert!(!dropping.is_finished());
+        assert_eq!(Arc::strong_count(&theirs), 2);
+        rig.machine.let_go_all(D0);
+    });
+    assert_eq!(Arc::strong_count(&theirs), 1);
+
+    // Given back: the library's stream comes behind it, and nobody waits.
+    let producer = Stream::new(&rig.device).unwrap();
+    let imported = take();
+    queue(2);
+    imported.give_back(&producer).unwrap();
+    assert_eq!(Arc::strong_count(&theirs), 1);
+    let writes = vec![(theirs.address(), 8, 3)];
+    rig.machine
+        .queue_kernel(D0, producer.as_raw(), vec![], writes)
+        .unwrap();
+    assert!(!producer.is_done().unwrap());
+    rig.machine.let_go_all(D0);
+    assert_eq!(
+        theirs.to_vec().unwrap(),
+        [0x0303_0303, 0x0303_0303, 0x0202_0202, 0x0202_0202]
+    );
+
+    // A stream that cannot be waited for keeps it, unless nothing runs any more.
+    let imported = take();
+    rig.faults
+        .arm(Fault::nth(1, CUresult::CUDA_ERROR_UNKNOWN).of(Call::StreamSynchronize));
+    let kept = imported.close().unwrap_err();
+    assert!(matches!(kept.reason, CloseRefusal::Call(_)));
+    assert_eq!(Arc::strong_count(&theirs), 2);
+    let foreign_stream = Stream::new(&common::model().device).unwrap();
+    let kept = kept.owner.give_back(&foreign_stream).unwrap_err();
+    assert!(matches!(
+        kept.reason,
+        CloseRefusal::Call(CallError::WrongDriver)
+    ));
+    kept.owner.close().unwrap();
+    assert_eq!(Arc::strong_count(&theirs), 1);
+    let imported = take();
+    rig.faults
+        .arm(Fault::nth(1, CUresult::CUDA_ERROR_UNKNOWN).of(Call::StreamSynchronize));
+    drop(imported);
+    assert_eq!(
+        (Arc::strong_count(&theirs), rig.device.drop_failures()),
+        (2, 1)
+    );
+}
+
+#[test]
+fn a_lost_context_still_lets_go_of_a_tensor() {
+    let rig = common::host();
+    let stream = Stream::new(&rig.device).unwrap();
+    let (tensor, theirs) = foreign(&rig.device, &[0; 4]);
+    let exported = tensor
+        .export(Arc::clone(&theirs), &Consumer::Anybody)
+        .unwrap();
+    let imported = import(&stream, exported);
+    rig.machine
+        .lose_context(D0, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+    assert!(rig.device.synchronize().is_err());
+    drop(imported);
+    assert_eq!(Arc::strong_count(&theirs), 1);
+    assert_eq!(rig.device.drop_failures(), 0);
+}
+
+#[test]
+fn what_is_imported_is_looked_at() {
+    let rig = common::host();
+    let stream = Stream::new(&rig.device).unwrap();
+    let (_, theirs) = foreign(&rig.device, &[1, 2, 3, 4, 5, 6]);
+    let taken = |tensor: Tensor, change: &dyn Fn(&mut DLManagedTensorVersioned)| {
+        let tensor = tensor
+            .export(Arc::clone(&theirs), &Consumer::Anybody)
+            .unwrap();
+        // SAFETY: nobody else looks at the descriptor.
+        change(unsafe { &mut *tensor.as_ptr() });
+        // SAFETY: what is wrong about it is to be found before anything is used.
+        unsafe { Imported::new(&stream, tensor) }
+    };
+    let six = || Tensor::of::<u32>(&[6]);
+    let two_by_three = || Tensor::of::<u32>(&[2, 3]);
+    fn set(strides: *mut i64, dimension: usize, stride: i64) {
+        // SAFETY: the strides are in the descriptor's own memory.
+        unsafe { *strides.add(dimension) = stride };
+    }
+
+    let refused = taken(six(), &|tensor| tensor.dl_tensor.device = DLDevice::cuda(0)).unwrap_err();
+    assert!(matches!(
+        refused.reason,
+        ImportTensorRefusal::WrongDevice { found, device } if found == DLDevice::cuda(0) && device == D0
+    ));
+    // It comes back as it was, to be let go of.
+    assert_eq!(Arc::strong_count(&theirs), 2);
+    drop(refused);
+    assert_eq!(Arc::strong_count(&theirs), 1);
+
+    let refused = taken(six(), &|tensor| set(tensor.dl_tensor.strides, 0, -1));
+    assert!(matches!(
+        refused.unwrap_err().reason,
+        ImportTensorRefusal::NegativeStride {
+            dimension: 0,
+            stride: -1
+        }
+    ));
+    let refused = taken(six(), &|tensor| {
+        tensor.dl_tensor.data = std::ptr::null_mut()
+    });
+    assert!(matches!(
+        refused.unwrap_err().reason,
+        ImportTensorRefusal::OutOfRange { size: 24, .. }
+    ));
+    let refused = taken(six(), &|tensor| tensor.dl_tensor.byte_offset = u64::MAX - 5);
+    assert!(matches!(
+        refused.unwrap_err().reason,
+        ImportTensorRefusal::OutOfRange { size: 24, .. }
+    ));
+    let refused = taken(six(), &|tensor| tensor.dl_tensor.ndim = -1);
+    assert!(matches!(
+        refused.unwrap_err().reason,
+        ImportTensorRefusal::Descriptor(_)
+    ));
+
+    // `byte_offset` counts, strides of single rows do not.
+    let second = taken(Tensor::of::<u32>(&[5]), &|tensor| {
+        tensor.dl_tensor.byte_offset = 4
+    })
+    .unwrap();
+    assert_eq!(second.address().0, theirs.address().0 + 4);
+    let row = taken(Tensor::of::<u32>(&[1, 6]), &|tensor| {
+        set(tensor.dl_tensor.strides, 0, 1)
+    })
+    .unwrap();
+    assert!(row.is_compact());
+    let none = taken(Tensor::of::<u32>(&[0, 6]), &|tensor| {
+        set(tensor.dl_tensor.strides, 0, -7)
+    })
+    .unwrap();
+    assert_eq!((none.size(), none.address().0), (0, 0));
+    none.read(0, &mut []).unwrap();
+
+    let turned = taken(two_by_three().strides(&[1, 2]), &|_| ()).unwrap();
+    let mut bytes = [0; 4];
+    assert!(matches!(
+        turned.read(0, &mut bytes),
+        Err(TensorError::NotCompact { shape, strides }) if shape == [2, 3] && strides == [1, 2]
+    ));
+    assert!(matches!(
+        turned.view::<u32>(),
+        Err(TensorError::NotCompact { .. })
+    ));
+    let mut fixed = taken(six().read_only(), &|_| ()).unwrap();
+    assert!(matches!(fixed.write(0, &[1]), Err(TensorError::ReadOnly)));
+    assert!(matches!(
+        fixed.view_mut::<u32>(),
+        Err(TensorError::ReadOnly)
+    ));
+    fixed.read(0, &mut bytes).unwrap();
+    assert_eq!(bytes, 1u32.to_le_bytes());
+    assert!(matches!(
+        fixed.record_use(&Stream::new(&rig.second()).unwrap()),
+        Err(TensorError::WrongDevice)
+    ));
+    drop((second, row, none, turned, fixed));
+    assert_eq!(Arc::strong_count(&theirs), 1);
+    drop((theirs, stream));
+    common::nothing_left(rig);
+}

@@ -1,0 +1,204 @@
+//! Tensors in memory of a device that the processors do not reach, as the real driver has it: the
+//! code that talks to the real driver, over a stand-in for its library.
+//!
+//! `unsafe` here: standing in for another library.
+#![cfg(feature = "dlpack")]
+#![allow(
+    unsafe_code,
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
+
+#[path = "../../fakecuda/testing/built.rs"]
+mod built;
+
+use std::sync::Arc;
+
+use cuvmm::dlpack::dlpark::ffi::{DLDevice, DLManagedTensorVersioned};
+use cuvmm::dlpack::{Consumer, Imported, Tensor};
+use cuvmm::driver::cuda::CudaDriver;
+use cuvmm::driver::fault::{Fault, FaultDriver};
+use cuvmm::driver::{CUresult, Call, Driver};
+use cuvmm::error::{
+    ExportTensorRefusal, ImportTensorError, ImportTensorRefusal as Refusal, TensorError,
+};
+use cuvmm::{CallError, Device, Layout, Place, Region, Stream};
+
+struct Rig {
+    faults: Arc<FaultDriver>,
+    device: Device,
+    stream: Stream,
+    /// Holds the library that the driver was loaded from.
+    _directory: tempfile::TempDir,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let library = built::fakecuda_in(directory.path());
+        // SAFETY: the stand-in was just built from this workspace.
+        let driver = unsafe { CudaDriver::open_library(&library) }.unwrap();
+        let faults = Arc::new(FaultDriver::new(Arc::new(driver)));
+        let driver: Arc<dyn Driver> = faults.clone();
+        let device = Device::open(driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        Self {
+            faults,
+            device,
+            stream,
+            _directory: directory,
+        }
+    }
+
+    fn g(&self) -> u64 {
+        self.device.granularity()
+    }
+
+    /// Three extents of one granule each, and the bytes around their seams.
+    fn region(&self) -> Arc<Region> {
+        let g = self.g();
+        let mut region = Region::builder(&self.device, 4 * g)
+            .largest_extent(g)
+            .reserve()
+            .unwrap();
+        region.commit(0..3 * g).unwrap();
+        region.write(&self.stream, g - 2, &[1, 2, 3, 4]).unwrap();
+        Arc::new(region)
+    }
+
+    fn import(
+        &self,
+        tensor: &Tensor,
+        region: &Arc<Region>,
+        change: impl Fn(&mut DLManagedTensorVersioned),
+    ) -> Result<Imported, ImportTensorError<DLManagedTensorVersioned>> {
+        let tensor = tensor
+            .export(Arc::clone(region), &Consumer::Ordered)
+            .unwrap();
+        // SAFETY: nobody else looks at the descriptor.
+        change(unsafe { &mut *tensor.as_ptr() });
+        // SAFETY: what is wrong about it is to be found before anything is used.
+        unsafe { Imported::new(&self.stream, tensor) }
+    }
+}
+
+/// One test, since the stand-in is one library with one state for the process.
+#[test]
+fn memory_of_a_device_is_looked_for_before_it_is_used() {
+    let rig = Rig::new();
+    let g = rig.g();
+    let region = rig.region();
+    let all = Tensor::of::<u8>(&[3 * g as usize]);
+
+    // Out under the device's name, and not the processors'.
+    let tensor = all.export(
+        Arc::clone(&region),
+        &Consumer::Stream(Stream::legacy(&rig.device)),
+    );
+    let tensor = tensor.unwrap();
+    let view = tensor.validate().unwrap();
+    assert_eq!(view.device(), DLDevice::cuda(0));
+    assert_eq!(view.data_ptr().addr() as u64, region.address().0);
+    drop(tensor);
+
+    // In again: every mapping is looked for.
+    rig.faults.forget();
+    let mut imported = rig.import(&all, &region, |_| ()).unwrap();
+    assert_eq!(rig.faults.count(Call::MemGetAddressRange), 3);
+    assert!(!imported.is_on_host());
+    let mut bytes = [0; 4];
+    imported.read(g - 2, &mut bytes).unwrap();
+    assert_eq!(bytes, [1, 2, 3, 4]);
+    imported.write(g, &[30]).unwrap();
+    region.read(&rig.stream, g - 2, &mut bytes).unwrap();
+    assert_eq!(bytes, [1, 2, 30, 4]);
+    assert_eq!(imported.view::<u8>().unwrap().len() as u64, 3 * g);
+    assert!(matches!(
+        imported.read(3 * g - 1, &mut bytes),
+        Err(TensorError::Copy(_))
+    ));
+    drop(imported);
+
+    // What is not there, or not on this device.
+    let one_more = |tensor: &mut DLManagedTensorVersioned| tensor.dl_tensor.byte_offset = 1;
+    let refused = rig.import(&all, &region, one_more).unwrap_err();
+    assert!(
+        matches!(refused.reason, Refusal::NotThere { address, .. } if address.0 == region.address().0 + 3 * g),
+        "{refused}"
+    );
+    drop(refused);
+    let refused = rig.import(&all, &region, |tensor| {
+        tensor.dl_tensor.device = DLDevice::cuda(1)
+    });
+    assert!(matches!(
+        refused.unwrap_err().reason,
+        Refusal::WrongDevice { .. }
+    ));
+
+    // Host memory under a region is the processors', and a tensor lies at one place.
+    let on_host = Place::HostNuma(0);
+    let mut mixed = Region::builder(&rig.device, 2 * g)
+        .layout(Layout::shares([
+            (Place::from(&rig.device), g),
+            (on_host, g),
+        ]))
+        .largest_extent(g)
+        .reserve()
+        .unwrap();
+    mixed.commit(0..2 * g).unwrap();
+    let mixed = Arc::new(mixed);
+    let (half, whole) = (g as usize, 2 * g as usize);
+    let refused = Tensor::of::<u8>(&[whole]).export(Arc::clone(&mixed), &Consumer::Ordered);
+    let refused = refused.err().unwrap();
+    assert!(
+        matches!(refused.reason, ExportTensorRefusal::Elsewhere { offset, .. } if offset == g),
+        "{refused}"
+    );
+    drop(refused);
+    for (offset, device) in [(0, DLDevice::cuda(0)), (g, DLDevice::CPU)] {
+        let half = Tensor::of::<u8>(&[half]).offset(offset);
+        let tensor = half.export(Arc::clone(&mixed), &Consumer::Anybody).unwrap();
+        assert_eq!(tensor.validate().unwrap().device(), device);
+    }
+    // No kernel was let into what the processors have of another library.
+    let half = Tensor::of::<u8>(&[half]).offset(g);
+    let mut imported = rig.import(&half, &mixed, |_| ()).unwrap();
+    assert!(imported.is_on_host());
+    assert!(matches!(imported.view::<u8>(), Err(TensorError::OnHost)));
+    imported.write(0, &[7]).unwrap();
+    let mut byte = [0];
+    mixed.read(&rig.stream, g, &mut byte).unwrap();
+    assert_eq!(byte, [7]);
+    // Said to be the device's, it is found out.
+    let refused = rig.import(&half, &mixed, |tensor| {
+        tensor.dl_tensor.device = DLDevice::cuda(0)
+    });
+    assert!(matches!(
+        refused.unwrap_err().reason,
+        Refusal::NotThere { .. }
+    ));
+    drop((imported, mixed));
+
+    // Each driver call of an import failed once: the tensor comes back.
+    let mut calls = 0;
+    for n in 1.. {
+        rig.faults.forget();
+        rig.faults.arm(Fault::nth(n, CUresult::CUDA_ERROR_UNKNOWN));
+        let outcome = rig.import(&all, &region, |_| ());
+        rig.faults.disarm();
+        let Err(refused) = outcome else { break };
+        assert!(matches!(
+            refused.reason,
+            Refusal::Call(CallError::Driver(_))
+        ));
+        assert_eq!(Arc::strong_count(&region), 2, "it has come back");
+        drop(refused);
+        assert_eq!(Arc::strong_count(&region), 1);
+        calls = n;
+    }
+    assert_eq!(calls, 9);
+    drop(region);
+    assert_eq!(rig.device.drop_failures(), 0);
+}

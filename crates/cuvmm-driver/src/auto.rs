@@ -12,13 +12,19 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! `unsafe` is allowed here because a library that the caller names has to be vouched for.
+//! Whoever has a context of another library's works in that one: [`open_current`].
+//!
+//! `unsafe` is allowed here because a library or a context that the caller names has to be vouched
+//! for.
 #![allow(unsafe_code)]
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::cuda::{self, CudaDriver};
+use cuvmm_sys::CUcontext;
+
+use crate::cuda::CudaDriver;
+pub use crate::cuda::{KeepAlive, OpenError};
 use crate::host::{HostDriver, HostOptions};
 use crate::{DeviceAttribute, Driver, DriverKind, Ordinal, Result};
 
@@ -101,7 +107,7 @@ pub struct Opened {
 ///
 /// With [`Wanted::Cuda`], why the real driver cannot be opened. The other two do not fail.
 #[doc(alias = "cuInit")]
-pub fn open(options: OpenOptions) -> Result<Opened, cuda::OpenError> {
+pub fn open(options: OpenOptions) -> Result<Opened, OpenError> {
     let OpenOptions {
         wanted,
         library,
@@ -145,6 +151,37 @@ pub fn open(options: OpenOptions) -> Result<Opened, cuda::OpenError> {
     })
 }
 
+/// Opens the real driver to work in a context that another library made and that is current on this
+/// thread, on the device that it belongs to. On other devices it works in their primary contexts.
+///
+/// Nothing is destroyed or released here that is the other library's; `keep_alive` is dropped after
+/// the last call. Calls `cuInit`, `cuDeviceGetCount`, `cuCtxGetCurrent`, `cuCtxGetDevice` and
+/// `cuDeviceGet`.
+///
+/// # Errors
+///
+/// Why the real driver cannot be opened; [`OpenError::NotCurrent`] when the context is not current, or
+/// another copy of the driver made it.
+///
+/// # Safety
+///
+/// `context` stays valid at least until `keep_alive` is dropped.
+pub unsafe fn open_current(
+    context: CUcontext,
+    keep_alive: KeepAlive,
+) -> Result<(Opened, Ordinal), OpenError> {
+    let driver = CudaDriver::open()?;
+    let library = driver.api().library().display().to_string();
+    // SAFETY: the promise is the same.
+    let (driver, device) = unsafe { driver.with_current_context(context, keep_alive) }?;
+    let opened = Opened {
+        driver: Arc::new(driver),
+        kind: DriverKind::Cuda,
+        reason: format!("another library's context on {device}, {library}"),
+    };
+    Ok((opened, device))
+}
+
 /// The first device that can map memory, in words, and how many there are beside it.
 fn first_able(driver: &dyn Driver) -> Result<Option<String>> {
     let count = driver.device_count()?;
@@ -165,9 +202,8 @@ fn first_able(driver: &dyn Driver) -> Result<Option<String>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{OpenOptions, Wanted, open};
+    use super::{OpenError, OpenOptions, Wanted, open};
     use crate::DriverKind;
-    use crate::cuda::OpenError;
 
     fn nowhere() -> OpenOptions {
         // SAFETY: there is no such file.

@@ -47,6 +47,7 @@ calls! {
     CtxPushCurrent = "cuCtxPushCurrent",
     CtxPopCurrent = "cuCtxPopCurrent",
     CtxGetCurrent = "cuCtxGetCurrent",
+    CtxGetDevice = "cuCtxGetDevice",
     CtxSynchronize = "cuCtxSynchronize",
     CtxRecordEvent = "cuCtxRecordEvent",
     MemGetInfo = "cuMemGetInfo",

@@ -37,6 +37,7 @@ const BODY: &str = r"
     int cuDevicePrimaryCtxRelease(int d) { retained[d]--; return 0; }
     int cuCtxGetCurrent(void **c) { *c = top(); return 0; }
     int cuCtxSetCurrent(void *c) { if (!depth) depth = 1; stack[depth - 1] = c; return 0; }
+    int cuCtxGetDevice(int *d) { *d = (int)((unsigned long)top() & 15); return 0; }
     int cuCtxPushCurrent_v2(void *c) { stack[depth++] = c; pushes++; return 0; }
     int cuCtxPopCurrent_v2(void **c) { *c = top(); depth--; return 0; }
     int cuMemGetInfo_v2(unsigned long *f, unsigned long *t) {
@@ -283,6 +284,54 @@ fn a_borrowed_context_is_used_and_not_released() {
     // SAFETY: as above.
     let error = unsafe { driver.with_context(Ordinal(5), foreign, Arc::new(())) };
     assert!(error.is_err());
+}
+
+#[test]
+fn a_current_context_says_of_which_device_it_is() {
+    let path = library("adopted", 0);
+    // SAFETY: as in `open`.
+    let api = unsafe { Api::load_from(&path) }.expect("loads");
+    let adopt = |context: CUcontext| {
+        // SAFETY: as in `open`; and the library never looks into a context.
+        unsafe {
+            let driver = CudaDriver::open_library(&path).expect("opens");
+            driver.with_current_context(context, Arc::new(()))
+        }
+    };
+    let foreign: CUcontext = ptr::without_provenance_mut(0xabc1);
+    let refused = adopt(foreign).expect_err("nothing is current");
+    assert!(
+        matches!(
+            refused,
+            OpenError::NotCurrent {
+                context: 0xabc1,
+                current: 0,
+                ..
+            }
+        ),
+        "{refused:?}"
+    );
+
+    // SAFETY: as above.
+    let code = unsafe { (api.cuCtxSetCurrent)(foreign) };
+    assert!(code.is_success());
+    let other = ptr::without_provenance_mut(0xabc0);
+    let refused = adopt(other).expect_err("another is current");
+    assert!(refused.to_string().contains("0xabc1"), "{refused}");
+
+    let (driver, device) = adopt(foreign).expect("current");
+    assert_eq!(device, SECOND);
+    assert_eq!(driver.memory_info(SECOND).expect("answers").free, 0xabc1);
+    assert_eq!((retained(&api, 0), retained(&api, 1)), (0, 0));
+
+    // One of a device that the driver does not count.
+    let lost: CUcontext = ptr::without_provenance_mut(0xabc7);
+    // SAFETY: as above.
+    let code = unsafe { (api.cuCtxSetCurrent)(lost) };
+    assert!(code.is_success());
+    let refused = adopt(lost).expect_err("there is no device 7");
+    assert!(matches!(refused, OpenError::Refused { error, .. }
+            if error == DriverError::new(Call::CtxGetDevice, CUresult::CUDA_ERROR_INVALID_DEVICE)),);
 }
 
 #[test]

@@ -168,7 +168,7 @@ impl<T: Pod> CowBuffer<T> {
             self.unshare(&bytes)?;
         }
         let len = range.end.saturating_sub(range.start);
-        Ok(ViewMut::new(self.address_at(bytes.start), len))
+        Ok(ViewMut::new(self.address_at(bytes.start), len, &self.users))
     }
 
     /// Overwrites elements from `first` on, which are [made](Self::make_mut) this buffer's own.
@@ -212,7 +212,7 @@ impl<T: Pod> CowBuffer<T> {
     /// The elements for a kernel to read.
     #[must_use]
     pub fn view(&self) -> View<'_, T> {
-        View::new(self.address(), self.len)
+        View::new(self.address(), self.len, &self.users)
     }
 
     fn unshare(&mut self, bytes: &Range<u64>) -> Result<(), CowError> {

@@ -12,10 +12,13 @@
 //! - [`pool`]: one device's memory under a hard limit, shared by tenants, taken back where it is
 //!   idle.
 //! - [`share`]: memory given to other processes, and published under a name.
-#![cfg_attr(
-    feature = "dlpack",
-    doc = "- [`dlpack`]: tensors over our memory for PyTorch and others, and theirs for us."
-)]
+//!
+//! # Features
+//! None is on by default.
+//! - `cudarc`: the room of that name. Contexts and streams of the crate cudarc taken up here, and
+//!   memory of this library where its slices go.
+//! - `dlpack`: the room of that name. Tensors over our memory for PyTorch and others, and theirs for
+//!   us.
 
 pub use cuvmm_driver as driver;
 
@@ -26,6 +29,8 @@ mod coming_from {}
 
 mod calls;
 pub mod cow;
+#[cfg(feature = "cudarc")]
+pub mod cudarc;
 mod device;
 #[cfg(feature = "dlpack")]
 pub mod dlpack;

@@ -157,13 +157,13 @@ impl<T: Pod> RingBuffer<T> {
     /// Everything in it, oldest first, for a kernel to read.
     #[must_use]
     pub fn filled(&self) -> View<'_, T> {
-        View::new(self.address_of(self.head), self.len)
+        View::new(self.address_of(self.head), self.len, &self.users)
     }
 
     /// What is free, for a kernel to write in order; [`produce`](Self::produce) then adds it.
     #[must_use]
     pub fn vacant(&mut self) -> ViewMut<'_, T> {
-        ViewMut::new(self.address_of(self.tail()), self.free())
+        ViewMut::new(self.address_of(self.tail()), self.free(), &self.users)
     }
 
     /// Adds elements that a kernel has written, or has been told to write, to

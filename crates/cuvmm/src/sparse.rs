@@ -340,7 +340,7 @@ impl<T: Pod> SparseArray<T> {
     /// [`SparseError`] when the range leaves the array or has holes.
     pub fn view(&self, range: Range<usize>) -> Result<View<'_, T>, SparseError> {
         let (address, len) = self.committed_run(&range)?;
-        Ok(View::new(address, len))
+        Ok(View::new(address, len, &self.users))
     }
 
     /// Elements for a kernel to write.
@@ -349,7 +349,7 @@ impl<T: Pod> SparseArray<T> {
     /// [`SparseError`] when the range leaves the array or has holes.
     pub fn view_mut(&mut self, range: Range<usize>) -> Result<ViewMut<'_, T>, SparseError> {
         let (address, len) = self.committed_run(&range)?;
-        Ok(ViewMut::new(address, len))
+        Ok(ViewMut::new(address, len, &self.users))
     }
 
     /// Reads as many elements as `into` holds, from `first` on.

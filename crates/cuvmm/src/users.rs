@@ -48,11 +48,14 @@ impl Users {
         self.anywhere.load(Ordering::Relaxed)
     }
 
-    /// All that were named, the home first.
+    /// Those that were named, the home first.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Stream> {
+        std::iter::once(&self.home).chain(&self.others)
+    }
+
+    /// The same, kept alive.
     pub(crate) fn all(&self) -> Vec<Stream> {
-        let mut all = vec![self.home.clone()];
-        all.extend(self.others.iter().cloned());
-        all
+        self.iter().cloned().collect()
     }
 
     /// Waits for what they have queued (`cuStreamSynchronize`).

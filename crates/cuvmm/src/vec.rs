@@ -241,7 +241,7 @@ impl<T: Pod> DeviceVec<T> {
         let offset = bytes_of::<T>(self.len).unwrap_or_default();
         let base = self.address();
         let address = base.checked_add(offset).unwrap_or(base);
-        ViewMut::new(address, self.capacity() - self.len)
+        ViewMut::new(address, self.capacity() - self.len, &self.users)
     }
 
     /// Adds elements that a kernel has written, or has been told to write, to
@@ -378,13 +378,13 @@ impl<T: Pod> DeviceVec<T> {
     /// or on one that was [recorded](Self::record_use).
     #[must_use]
     pub fn view(&self) -> View<'_, T> {
-        View::new(self.address(), self.len)
+        View::new(self.address(), self.len, &self.users)
     }
 
     /// The elements for a kernel to write.
     #[must_use]
     pub fn view_mut(&mut self) -> ViewMut<'_, T> {
-        ViewMut::new(self.address(), self.len)
+        ViewMut::new(self.address(), self.len, &self.users)
     }
 
     /// Every extent under it, in order: what whoever registers memory must register.

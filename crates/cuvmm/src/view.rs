@@ -2,18 +2,22 @@
 //! move, shrink or free the elements before the borrow ends.
 //!
 //! The borrow ends when the launch has been queued, not when the kernel has run: what comes after
-//! that is ordered by streams.
+//! that is ordered by streams. Which ones the container waits for, the view says.
 
 use std::marker::PhantomData;
 use std::ops::Deref;
 
 use cuvmm_driver::DeviceAddress;
 
+use crate::own::Stream;
+use crate::users::Users;
+
 /// Elements for a kernel to read: the borrow keeps them in place.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a, T> {
     address: DeviceAddress,
     len: usize,
+    users: &'a Users,
     elements: PhantomData<&'a [T]>,
 }
 
@@ -25,11 +29,12 @@ pub struct ViewMut<'a, T> {
     alone: PhantomData<&'a mut [T]>,
 }
 
-impl<T> View<'_, T> {
-    pub(crate) const fn new(address: DeviceAddress, len: usize) -> Self {
+impl<'a, T> View<'a, T> {
+    pub(crate) const fn new(address: DeviceAddress, len: usize, users: &'a Users) -> Self {
         Self {
             address,
             len,
+            users,
             elements: PhantomData,
         }
     }
@@ -51,12 +56,18 @@ impl<T> View<'_, T> {
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
+
+    /// The streams that the container waits for before it gives memory up: its home stream, then those
+    /// that were recorded. What is launched on another is not waited for.
+    pub fn streams(&self) -> impl Iterator<Item = &'a Stream> + use<'a, T> {
+        self.users.iter()
+    }
 }
 
-impl<T> ViewMut<'_, T> {
-    pub(crate) const fn new(address: DeviceAddress, len: usize) -> Self {
+impl<'a, T> ViewMut<'a, T> {
+    pub(crate) const fn new(address: DeviceAddress, len: usize, users: &'a Users) -> Self {
         Self {
-            view: View::new(address, len),
+            view: View::new(address, len, users),
             alone: PhantomData,
         }
     }

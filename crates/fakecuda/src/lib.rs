@@ -14,6 +14,9 @@
 //! | `FAKECUDA_CAPACITY` | bytes of memory of each device | the host driver's |
 //! | `FAKECUDA_NAME` | the name of the devices | `fakecuda` |
 //!
+//! Tests that load it as a driver ask it what is alive and hold its streams back through functions of
+//! its own, whose names begin with `fakecuda_`.
+//!
 //! What the host driver has no call for is simply absent, as in an older driver: kernels, memory
 //! pools beyond the default one, 16- and 32-bit fills, multicast.
 
@@ -22,6 +25,7 @@ mod contexts;
 mod copies;
 mod devices;
 mod edge;
+mod errors;
 mod managed;
 mod mappings;
 mod physicals;
@@ -29,3 +33,4 @@ mod plain;
 mod ranges;
 mod state;
 mod streams;
+mod watch;

@@ -50,6 +50,21 @@ pub enum OpenError {
         /// What it answered, to which call.
         error: DriverError,
     },
+
+    /// The context to work in is not current on this thread, as far as this driver knows: it was
+    /// not made current, or another copy of the driver made it.
+    #[error(
+        "{} does not have the context {context:#x} current on this thread, but {current:#x}",
+        library.display()
+    )]
+    NotCurrent {
+        /// Where the driver was found.
+        library: PathBuf,
+        /// The context that was given.
+        context: usize,
+        /// The context that is current; 0 for none.
+        current: usize,
+    },
 }
 
 impl OpenError {
@@ -147,6 +162,55 @@ impl CudaDriver {
                 error: DriverError::new(Call::CtxPushCurrent, CUresult::CUDA_ERROR_INVALID_DEVICE),
             })
         }
+    }
+
+    /// As [`with_context`](Self::with_context), with a context that is current on this thread, and
+    /// the device that it belongs to. That it is current shows that it is this libcuda's, which then
+    /// says of which device it is; neither has to be vouched for.
+    ///
+    /// Calls `cuCtxGetCurrent`, `cuCtxGetDevice` and `cuDeviceGet`.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::NotCurrent`] when it is not, [`OpenError::Refused`] when the driver does not say
+    /// which device it is of.
+    ///
+    /// # Safety
+    ///
+    /// `context` stays valid at least until `keep_alive` is dropped.
+    #[doc(alias = "cuCtxGetDevice")]
+    pub unsafe fn with_current_context(
+        self,
+        context: CUcontext,
+        keep_alive: KeepAlive,
+    ) -> Result<(Self, Ordinal), OpenError> {
+        let refused = |error| OpenError::Refused {
+            library: self.api.library().to_owned(),
+            error,
+        };
+        let mut current = std::ptr::null_mut();
+        ask!(self, CtxGetCurrent: cuCtxGetCurrent(&mut current)).map_err(refused)?;
+        if current.is_null() || current != context {
+            return Err(OpenError::NotCurrent {
+                library: self.api.library().to_owned(),
+                context: context.addr(),
+                current: current.addr(),
+            });
+        }
+        let mut id = 0;
+        ask!(self, CtxGetDevice: cuCtxGetDevice(&mut id)).map_err(refused)?;
+        let count = self.count().map_err(refused)?;
+        let device = (0..count)
+            .map(Ordinal)
+            .find(|&device| self.device(Call::CtxGetDevice, device) == Ok(id))
+            .ok_or_else(|| {
+                let code = CUresult::CUDA_ERROR_INVALID_DEVICE;
+                refused(DriverError::new(Call::CtxGetDevice, code))
+            })?;
+        // SAFETY: the driver has just said that the context is its own and of this device; how long
+        // it stays valid is the caller's word.
+        let driver = unsafe { self.with_context(device, context, keep_alive) }?;
+        Ok((driver, device))
     }
 
     /// The bare table of functions, for calls that the trait does not make.

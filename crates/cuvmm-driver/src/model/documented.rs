@@ -85,6 +85,7 @@ pub fn documented(call: Call) -> &'static [CUresult] {
         ],
         Call::CtxPopCurrent => &[DEINITIALIZED, NOT_INITIALIZED, INVALID_CONTEXT],
         Call::CtxGetCurrent => &[DEINITIALIZED, NOT_INITIALIZED],
+        Call::CtxGetDevice => &[DEINITIALIZED, NOT_INITIALIZED, INVALID_CONTEXT],
         Call::CtxSynchronize => &[
             DEINITIALIZED,
             NOT_INITIALIZED,

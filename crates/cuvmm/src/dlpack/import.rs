@@ -206,7 +206,7 @@ impl Imported {
             });
         }
         let elements = self.figures.shape.iter().product();
-        Ok(View::new(self.address, elements))
+        Ok(View::new(self.address, elements, &self.users))
     }
 
     /// The elements for a kernel to write.
@@ -216,7 +216,7 @@ impl Imported {
     pub fn view_mut<T: DlpackElement>(&mut self) -> Result<ViewMut<'_, T>, TensorError> {
         self.writable()?;
         let view = self.view::<T>()?;
-        Ok(ViewMut::new(view.address(), view.len()))
+        Ok(ViewMut::new(view.address(), view.len(), &self.users))
     }
 
     /// Has a stream of the library that made the tensor come behind our work on it, by events, and

@@ -5,6 +5,8 @@
 
 mod call;
 mod cow;
+#[cfg(feature = "cudarc")]
+mod cudarc;
 #[cfg(feature = "dlpack")]
 mod dlpack;
 mod own;
@@ -20,6 +22,8 @@ mod vec;
 
 pub use call::CallError;
 pub use cow::CowError;
+#[cfg(feature = "cudarc")]
+pub use cudarc::{AdoptError, AdoptStreamError, LendError, LendRefusal};
 #[cfg(feature = "dlpack")]
 pub use dlpack::{
     ExportTensorError, ExportTensorRefusal, ImportTensorError, ImportTensorRefusal, NoSuchStream,
@@ -199,6 +203,18 @@ pub enum Error {
     #[cfg(feature = "dlpack")]
     #[error(transparent)]
     Tensor(#[from] TensorError),
+    /// A context of cudarc's could not be taken up.
+    #[cfg(feature = "cudarc")]
+    #[error(transparent)]
+    Adopt(#[from] AdoptError),
+    /// A stream of cudarc's could not be taken up.
+    #[cfg(feature = "cudarc")]
+    #[error(transparent)]
+    AdoptStream(#[from] AdoptStreamError),
+    /// Memory could not be made a slice for cudarc.
+    #[cfg(feature = "cudarc")]
+    #[error(transparent)]
+    Lend(#[from] LendRefusal),
     /// A driver call failed.
     #[error(transparent)]
     Call(#[from] CallError),

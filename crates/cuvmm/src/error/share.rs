@@ -165,6 +165,9 @@ pub enum AttachError {
     /// A device was named that belongs to another driver.
     #[error("a device of another driver was named")]
     WrongDriver,
+    /// The home stream belongs to another device.
+    #[error("the stream belongs to another device than the memory is attached for")]
+    WrongDevice,
     /// The granule of the giver is none here.
     #[error("extents in granules of {theirs} bytes cannot be mapped in granules of {ours}")]
     Granularity {

@@ -32,7 +32,7 @@ struct Shared {
 enum Owner {
     Us,
     /// Somebody else, who keeps it until this is dropped.
-    Other(#[allow(dead_code, reason = "held for its drop")] Option<Arc<dyn Any + Send + Sync>>),
+    Other(Option<Arc<dyn Any + Send + Sync>>),
 }
 
 impl Stream {
@@ -82,6 +82,16 @@ impl Stream {
     #[must_use]
     pub fn as_raw(&self) -> StreamHandle {
         self.shared.handle
+    }
+
+    /// What keeps a stream of somebody else alive, if it is a `T`: what was given to
+    /// [`from_raw`](Self::from_raw).
+    #[must_use]
+    pub fn keep_alive<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        match &self.shared.owner {
+            Owner::Other(Some(kept)) => Arc::clone(kept).downcast().ok(),
+            Owner::Other(None) | Owner::Us => None,
+        }
     }
 
     /// The device it belongs to.

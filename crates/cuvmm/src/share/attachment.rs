@@ -17,6 +17,7 @@ use crate::error::{AttachError, CallError, CopyError, ImportError, ViewError};
 use crate::own::{Access, CloseError, CloseRefusal, Physical, Place, Right, Stream};
 use crate::region::{Extent, Piece, PlaceError, Space};
 use crate::size::range_within;
+use crate::users::Users;
 use crate::view::{View, ViewMut};
 
 /// How memory of another process is to be attached.
@@ -24,6 +25,7 @@ use crate::view::{View, ViewMut};
 pub struct AttachmentBuilder<'a> {
     home: &'a Device,
     others: Vec<&'a Device>,
+    stream: Option<&'a Stream>,
     right: Right,
 }
 
@@ -32,6 +34,14 @@ impl<'a> AttachmentBuilder<'a> {
     #[must_use]
     pub fn also(mut self, device: &'a Device) -> Self {
         self.others.push(device);
+        self
+    }
+
+    /// The stream that views of it name as the one it is used on; by default the device's legacy
+    /// default stream.
+    #[must_use]
+    pub const fn home_stream(mut self, stream: &'a Stream) -> Self {
+        self.stream = Some(stream);
         self
     }
 
@@ -67,6 +77,11 @@ impl<'a> AttachmentBuilder<'a> {
         {
             return Err(AttachError::WrongDriver);
         }
+        let stream = self.stream.cloned();
+        let stream = stream.unwrap_or_else(|| Stream::legacy(self.home));
+        if !stream.device().is_same(self.home) {
+            return Err(AttachError::WrongDevice);
+        }
         let granule = self.home.granule();
         let fits = |bytes: u64| granule.divides(bytes);
         let extents = description.extents();
@@ -84,6 +99,7 @@ impl<'a> AttachmentBuilder<'a> {
             description: description.clone(),
             right: self.right,
             home: self.home.clone(),
+            stream,
             others: self.others.iter().map(|&other| other.clone()).collect(),
             places: places.collect::<Result<_, _>>()?,
             pieces: vec![],
@@ -108,6 +124,7 @@ pub(super) struct Arriving {
     description: Description,
     right: Right,
     home: Device,
+    stream: Stream,
     others: Vec<Device>,
     /// One for each extent.
     places: Vec<Place>,
@@ -200,6 +217,7 @@ impl Arriving {
             space,
             runs: self.description.runs(),
             right: self.right,
+            users: Users::at(&self.stream),
             description: self.description,
         })
     }
@@ -218,6 +236,7 @@ pub struct Attachment {
     /// Where there is memory.
     runs: Vec<Range<u64>>,
     right: Right,
+    users: Users,
     description: Description,
 }
 
@@ -228,6 +247,7 @@ impl Attachment {
         AttachmentBuilder {
             home: device,
             others: Vec::new(),
+            stream: None,
             right: Right::Read,
         }
     }
@@ -311,7 +331,7 @@ impl Attachment {
         match given {
             Some((count, size)) if size as usize == size_of::<T>() => {
                 let len = usize::try_from(count).unwrap_or(usize::MAX);
-                Ok(View::new(self.address(), len))
+                Ok(View::new(self.address(), len, &self.users))
             }
             _ => Err(ViewError::ElementSize {
                 wanted: size_of::<T>(),
@@ -334,7 +354,7 @@ impl Attachment {
         match self.address().checked_add(offset) {
             Some(address) if whole(size, element) && whole(address.0, align_of::<T>()) => {
                 let len = usize::try_from(size).unwrap_or(usize::MAX) / element.max(1);
-                Ok(View::new(address, len))
+                Ok(View::new(address, len, &self.users))
             }
             _ => Err(ViewError::Misaligned {
                 offset,
@@ -356,7 +376,7 @@ impl Attachment {
             let view = self.view_of::<T>(range)?;
             (view.address(), view.len())
         };
-        Ok(ViewMut::new(address, len))
+        Ok(ViewMut::new(address, len, &self.users))
     }
 
     /// Waits for the devices that have access and unmaps everything. On failure it is handed back

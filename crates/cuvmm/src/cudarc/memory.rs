@@ -1,0 +1,275 @@
+//! What a slice can be made of: what a container lends, and owners.
+//!
+//! Nothing is known of cudarc here; only where the memory lies and which streams its owner waits for.
+
+use std::fmt;
+use std::ops::Range;
+
+use bytemuck::Pod;
+
+use crate::error::{LendError, LendRefusal, VecError};
+use crate::own::Stream;
+use crate::pool::{Block, Lease};
+use crate::region::Region;
+use crate::unified::{DeviceMut, DeviceRead};
+use crate::vec::DeviceVec;
+use crate::view::{View, ViewMut};
+
+/// Memory of this library that a [`Slice`](super::Slice) of `T` can be made of: what a container lends
+/// for a while ([`View`], [`ViewMut`], [`Committed`], an access to a [unified](crate::unified) buffer), or
+/// what owns it ([`DeviceVec`], [`Leased`]).
+pub trait Memory<T>: Sized + sealed::Place<T> {
+    /// What is returned where it cannot be made a slice. What owns memory is handed back in it.
+    type Refused: std::error::Error;
+
+    #[doc(hidden)]
+    fn refuse(self, reason: LendRefusal) -> Self::Refused;
+}
+
+/// Memory that may be written through a slice.
+pub trait MemoryMut<T>: Memory<T> {}
+
+/// Memory that a slice owns, and whose owner learns here of a stream that uses it. What is lent has
+/// learnt of them before.
+pub trait Owner<T>: Memory<T> + sealed::Notes {}
+
+pub(super) mod sealed {
+    use super::{LendRefusal, Stream};
+
+    /// Where memory lies, and who is waited for.
+    #[derive(Debug)]
+    pub struct Ground {
+        pub(in crate::cudarc) address: u64,
+        pub(in crate::cudarc) len: usize,
+        /// The home stream first.
+        pub(in crate::cudarc) streams: Vec<Stream>,
+    }
+
+    pub trait Place<T> {
+        fn ground(&self) -> Result<Ground, LendRefusal>;
+    }
+
+    pub trait Notes {
+        fn note(&mut self, stream: &Stream) -> Result<(), LendRefusal>;
+    }
+}
+
+use sealed::{Ground, Notes, Place};
+
+/// So many bytes as elements.
+fn elements<T>(address: u64, bytes: u64, streams: Vec<Stream>) -> Result<Ground, LendRefusal> {
+    let (element, alignment) = (size_of::<T>(), align_of::<T>());
+    if element == 0 {
+        return Err(LendRefusal::ZeroSizedElements);
+    }
+    if !address.is_multiple_of(alignment as u64) {
+        return Err(LendRefusal::Misaligned { address, alignment });
+    }
+    let odd = LendRefusal::OddSize { bytes, element };
+    match usize::try_from(bytes) {
+        Ok(bytes) if bytes.is_multiple_of(element) => Ok(Ground {
+            address,
+            len: bytes / element,
+            streams,
+        }),
+        _ => Err(odd),
+    }
+}
+
+impl<T> Place<T> for View<'_, T> {
+    fn ground(&self) -> Result<Ground, LendRefusal> {
+        Ok(Ground {
+            address: self.address().0,
+            len: self.len(),
+            streams: self.streams().cloned().collect(),
+        })
+    }
+}
+
+impl<T> Place<T> for ViewMut<'_, T> {
+    fn ground(&self) -> Result<Ground, LendRefusal> {
+        View::ground(self)
+    }
+}
+
+impl<T> Place<T> for DeviceRead<'_, T> {
+    fn ground(&self) -> Result<Ground, LendRefusal> {
+        Ok(Ground {
+            address: self.address().0,
+            len: self.len(),
+            streams: vec![self.stream().clone()],
+        })
+    }
+}
+
+impl<T> Place<T> for DeviceMut<'_, T> {
+    fn ground(&self) -> Result<Ground, LendRefusal> {
+        DeviceRead::ground(self)
+    }
+}
+
+impl<T: Pod> Place<T> for DeviceVec<T> {
+    fn ground(&self) -> Result<Ground, LendRefusal> {
+        self.view().ground()
+    }
+}
+
+impl<T: Pod> Notes for DeviceVec<T> {
+    fn note(&mut self, stream: &Stream) -> Result<(), LendRefusal> {
+        self.record_use(stream).map_err(|error| match error {
+            VecError::Call(error) => LendRefusal::Call(error),
+            _ => LendRefusal::WrongDevice,
+        })
+    }
+}
+
+/// A block's memory for as long as this lives: nothing under it is moved, unmapped or handed on
+/// meanwhile, whatever becomes of the block.
+///
+/// The block must have a home stream. What it grows by later is not in it.
+pub struct Leased {
+    // Ends first, so that the block is freed as any other.
+    lease: Lease,
+    block: Option<Block>,
+    home: Option<Stream>,
+    size: u64,
+}
+
+impl Leased {
+    /// The memory of a block that stays with whoever has it.
+    #[must_use]
+    pub fn of(block: &Block) -> Self {
+        Self {
+            lease: block.lease(),
+            home: block.home_stream().cloned(),
+            size: block.size(),
+            block: None,
+        }
+    }
+
+    /// The block, where this was made of one that was given away.
+    #[must_use]
+    pub fn into_block(self) -> Option<Block> {
+        self.block
+    }
+}
+
+impl From<Block> for Leased {
+    fn from(block: Block) -> Self {
+        let mut leased = Self::of(&block);
+        leased.block = Some(block);
+        leased
+    }
+}
+
+impl<T: Pod> Place<T> for Leased {
+    fn ground(&self) -> Result<Ground, LendRefusal> {
+        let streams = self.home.iter().cloned().collect();
+        elements::<T>(self.lease.address().0, self.size, streams)
+    }
+}
+
+impl Notes for Leased {
+    fn note(&mut self, stream: &Stream) -> Result<(), LendRefusal> {
+        Ok(self.lease.record_use(stream)?)
+    }
+}
+
+impl fmt::Debug for Leased {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leased")
+            .field("lease", &self.lease)
+            .field("size", &self.size)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Bytes of a region that are committed, used on a stream.
+///
+/// As for all that is queued on a region's memory, whoever decommits it later names the streams that it
+/// was used on, or all work.
+#[derive(Debug)]
+pub struct Committed<'a> {
+    region: &'a Region,
+    bytes: Range<u64>,
+    home: Stream,
+}
+
+impl<'a> Committed<'a> {
+    /// A range of a region, to be used on a stream of its device.
+    ///
+    /// # Errors
+    /// [`LendRefusal`] when not all of it is committed, or the stream is another device's.
+    pub fn new(region: &'a Region, bytes: Range<u64>, home: &Stream) -> Result<Self, LendRefusal> {
+        let Range { start, end } = bytes;
+        if start > end || end > region.size() || !region.is_committed(start..end) {
+            return Err(LendRefusal::NotCommitted { start, end });
+        }
+        if !home.device().is_same(region.device()) {
+            return Err(LendRefusal::WrongDevice);
+        }
+        Ok(Self {
+            region,
+            bytes: start..end,
+            home: home.clone(),
+        })
+    }
+}
+
+impl<T: Pod> Place<T> for Committed<'_> {
+    fn ground(&self) -> Result<Ground, LendRefusal> {
+        let Range { start, end } = self.bytes;
+        let base = self.region.address();
+        let address = base.checked_add(start).unwrap_or(base);
+        elements::<T>(address.0, end - start, vec![self.home.clone()])
+    }
+}
+
+macro_rules! lent {
+    ($($name:ident $(: $bound:ident)?),+) => {$(
+        impl<T $(: $bound)?> Memory<T> for $name<'_, T> {
+            type Refused = LendRefusal;
+
+            fn refuse(self, reason: LendRefusal) -> LendRefusal {
+                reason
+            }
+        }
+    )+};
+}
+
+lent!(View, ViewMut, DeviceRead, DeviceMut);
+
+impl<T: Pod> Memory<T> for Committed<'_> {
+    type Refused = LendRefusal;
+
+    fn refuse(self, reason: LendRefusal) -> LendRefusal {
+        reason
+    }
+}
+
+impl<T: Pod> Memory<T> for DeviceVec<T> {
+    type Refused = LendError<Self>;
+
+    fn refuse(self, reason: LendRefusal) -> LendError<Self> {
+        let memory = self;
+        LendError { memory, reason }
+    }
+}
+
+impl<T: Pod> Memory<T> for Leased {
+    type Refused = LendError<Self>;
+
+    fn refuse(self, reason: LendRefusal) -> LendError<Self> {
+        let memory = self;
+        LendError { memory, reason }
+    }
+}
+
+impl<T> MemoryMut<T> for ViewMut<'_, T> {}
+impl<T> MemoryMut<T> for DeviceMut<'_, T> {}
+impl<T: Pod> MemoryMut<T> for Committed<'_> {}
+impl<T: Pod> MemoryMut<T> for DeviceVec<T> {}
+impl<T: Pod> MemoryMut<T> for Leased {}
+
+impl<T: Pod> Owner<T> for DeviceVec<T> {}
+impl<T: Pod> Owner<T> for Leased {}

@@ -27,6 +27,9 @@ mod plan;
 #[path = "../examples/publication.rs"]
 mod publication;
 
+#[path = "../examples/registered.rs"]
+mod registered;
+
 #[path = "../examples/share_a_gpu.rs"]
 mod share_a_gpu;
 
@@ -72,6 +75,11 @@ fn a_ring_never_wraps() {
 #[test]
 fn a_late_user_is_caught() {
     hardened::main().unwrap();
+}
+
+#[test]
+fn what_is_registered_stays() {
+    registered::main().unwrap();
 }
 
 #[test]

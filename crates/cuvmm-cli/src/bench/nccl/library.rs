@@ -178,9 +178,10 @@ unsafe fn text(from: *const c_char) -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// Whether a version that NCCL said is one to use. Before 2.9 they were counted in hundreds.
+/// Whether a version that NCCL said is one to use. Before 2.9 they were counted in thousands, which
+/// are less than any since.
 const fn recent(version: c_int) -> bool {
-    version >= 10_000 && version >= OLDEST
+    version >= OLDEST
 }
 
 fn in_words(version: c_int) -> String {
@@ -300,8 +301,8 @@ impl Group for Ranks {
         let table = &self.nccl.table;
         let elements = usize::try_from(elements)?;
         // SAFETY: it takes nothing.
-        self.nccl
-            .check("ncclGroupStart", unsafe { (table.ncclGroupStart)() })?;
+        let began = unsafe { (table.ncclGroupStart)() };
+        self.nccl.check("ncclGroupStart", began)?;
         let sides = from.iter().zip(to).zip(streams).zip(&self.comms);
         let mut queued = Ok(());
         for (((&from, &to), stream), &comm) in sides {
@@ -322,9 +323,8 @@ impl Group for Ranks {
             queued = queued.and_then(|()| self.nccl.check("ncclAllReduce", answer));
         }
         // SAFETY: it ends the group that was begun above, whatever came of that.
-        let ended = self
-            .nccl
-            .check("ncclGroupEnd", unsafe { (table.ncclGroupEnd)() });
+        let ended = unsafe { (table.ncclGroupEnd)() };
+        let ended = self.nccl.check("ncclGroupEnd", ended);
         queued.and(ended)
     }
 

@@ -72,7 +72,7 @@ pub(super) fn measure(
     fill(&mut sides, most)?;
     let seams: Vec<u64> = doubling(most, granule)
         .iter()
-        .map(|step| step.end / ELEMENT)
+        .map(|end| end / ELEMENT)
         .collect();
     for &bytes in &asked.sizes {
         let places = places(bytes / ELEMENT, &seams);

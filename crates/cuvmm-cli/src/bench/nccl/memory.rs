@@ -5,8 +5,6 @@
 //! returns.
 #![allow(unsafe_code)]
 
-use std::ops::Range;
-
 use anyhow::{Context as _, ensure};
 use cuvmm::driver::{DeviceAddress, HandleTypes};
 use cuvmm::{Device, Extent, Region, Registration, Right, Stream};
@@ -113,21 +111,24 @@ impl<'a> Bench<'a> {
         Ok(self.buffer(rank, Owner::Nccl(address), bytes))
     }
 
-    /// Memory of ours as NCCL asks for its own, open to all ranks, committed in steps.
+    /// Memory of ours as NCCL asks for its own, open to all ranks, committed in steps that
+    /// end there.
     ///
     /// # Errors
     /// When the device has none.
-    pub(super) fn ours(&'a self, rank: usize, steps: &[Range<u64>]) -> anyhow::Result<Buffer<'a>> {
+    pub(super) fn ours(&'a self, rank: usize, ends: &[u64]) -> anyhow::Result<Buffer<'a>> {
         let device = self.devices.get(rank).context("there is no such rank")?;
-        let bytes = steps.last().map_or(0, |step| step.end);
+        let bytes = ends.last().copied().unwrap_or(0);
         let mut builder = Region::builder(device, bytes).for_nccl()?;
         for peer in self.devices.iter().filter(|peer| *peer != device) {
             builder = builder.open_to(peer, Right::ReadWrite);
         }
         let mut region = builder.reserve()?;
-        steps
-            .iter()
-            .try_for_each(|step| region.commit(step.clone()))?;
+        let mut at = 0;
+        for &end in ends {
+            region.commit(at..end)?;
+            at = end;
+        }
         let owner = Owner::Ours {
             region: Box::new(region),
             proof: None,

@@ -64,7 +64,8 @@ mod tests {
             let across = |place: &&Range<u64>| place.start < seam && seam < place.end;
             assert!(places.iter().any(|place| across(&place)), "{seam}");
         }
-        assert_eq!(super::places(4, &[2]), [0..4], "however few there are");
+        let few = super::places(4, &[2]);
+        assert!(few.iter().all(|place| *place == (0..4)), "{few:?}");
     }
 
     proptest! {

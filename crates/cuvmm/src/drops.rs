@@ -16,7 +16,7 @@ use crate::error::CallError;
 #[non_exhaustive]
 pub struct DropFailure {
     /// What was being dropped: "mapping", "physical", "reservation", "managed memory", "unified buffer",
-    /// "stream", "event", "imported tensor".
+    /// "stream", "event", "region", "registration", "attachment", "imported tensor".
     pub what: &'static str,
     /// Its size in bytes; 0 for what has none.
     pub bytes: u64,

@@ -228,6 +228,20 @@ on_both! {
         assert_eq!((live.mappings, live.physical_bytes, live.reservations), (0, 0, 0));
     }
 
+    fn region_and_registrations_may_go_at_once(rig) {
+        for _ in 0..50 {
+            let mut region = Region::builder(&rig.device, 8 * G).largest_extent(G).reserve().unwrap();
+            region.commit(0..8 * G).unwrap();
+            let (one, two) = (region.register(0..6 * G).unwrap(), region.register(2 * G..8 * G).unwrap());
+            std::thread::scope(|scope| {
+                scope.spawn(|| drop(one));
+                scope.spawn(|| drop(region));
+                scope.spawn(|| drop(two));
+            });
+            assert!(rig.machine.live().is_nothing());
+        }
+    }
+
     fn a_registration_that_ends_first_leaves_all_to_the_region(rig) {
         let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
         region.commit(0..4 * G).unwrap();

@@ -1,0 +1,28 @@
+//! Descriptions of shared memory against any bytes: they are refused, or consistent in themselves
+//! and written in the one form that there is.
+
+#![no_main]
+
+use cuvmm::Right;
+use cuvmm::share::Description;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok(read) = Description::from_bytes(bytes) else {
+        return;
+    };
+    assert_eq!(read.to_bytes(), bytes);
+    assert_ne!(read.right(), Right::None);
+    let (mut at, mut held) = (0, 0);
+    for extent in read.extents() {
+        assert!(extent.offset >= at && extent.size > 0);
+        assert!((extent.offset | extent.size).is_multiple_of(read.granularity()));
+        at = extent.offset.checked_add(extent.size).expect("within");
+        held += extent.size;
+    }
+    assert!(at <= read.size());
+    assert_eq!(held, read.held());
+    if let Some((count, size)) = read.elements() {
+        assert!(count.checked_mul(size.into()).expect("a size") <= held);
+    }
+});

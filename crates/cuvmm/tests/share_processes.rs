@@ -1,0 +1,486 @@
+//! Two, three and ten real processes, killed at random points a thousand times in all: nobody hangs,
+//! nobody sees anything stale or half-written, and nothing of the dead stays.
+//!
+//! `unsafe` here: killing children of this process.
+#![allow(
+    missing_docs,
+    unsafe_code,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
+
+mod common;
+mod share_support;
+
+use std::collections::BTreeMap;
+use std::io::{PipeReader, PipeWriter, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{G, Rig};
+use cuvmm::driver::HandleTypes;
+use cuvmm::driver::host::HostMemory;
+use cuvmm::error::{ChannelError, GiveError, SubscribeError, TakeError};
+use cuvmm::share::{Listener, Manifest, Publication, Publisher, Subscriber, sweep};
+use cuvmm::{Attachment, Channel, Offer, Region, Stream};
+use share_support::{PROMPT, alone, ended, fork, leaves_nothing_open, open_files};
+
+/// Granules of an edition, each an extent of its own.
+const GRANULES: u64 = 2;
+
+/// How long a child that is told to end may take for it.
+const LONG: Duration = Duration::from_secs(30);
+
+/// How long a life lasts in the mean.
+const LIFE: Duration = Duration::from_millis(60);
+
+/// Who wrote an edition, and which of its editions it is.
+type Stamp = (u64, u64);
+
+/// What the word at an offset of an edition holds.
+fn word(stamp: Stamp, offset: u64) -> u64 {
+    (stamp.0.rotate_left(32) ^ stamp.1)
+        .wrapping_add(offset)
+        .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+fn granule(stamp: Stamp, number: u64) -> Vec<u8> {
+    let words = (0..G / 8).map(|index| word(stamp, number * G + index * 8));
+    words.flat_map(u64::to_le_bytes).collect()
+}
+
+/// Memory whose every word says whose it is, which edition, and where it lies.
+fn stamped(rig: &Rig<HostMemory>, stamp: Stamp) -> Region {
+    let mut region = Region::builder(&rig.device, GRANULES * G)
+        .largest_extent(G)
+        .shareable(HandleTypes::POSIX_FD)
+        .reserve()
+        .unwrap();
+    region.commit(0..GRANULES * G).unwrap();
+    let stream = Stream::legacy(&rig.device);
+    for number in 0..GRANULES {
+        let bytes = granule(stamp, number);
+        region.write(&stream, number * G, &bytes).unwrap();
+    }
+    region
+}
+
+fn check(rig: &Rig<HostMemory>, memory: &Attachment, stamp: Stamp) {
+    assert_eq!(memory.held(), GRANULES * G);
+    let stream = Stream::legacy(&rig.device);
+    let mut bytes = vec![0; G as usize];
+    for number in 0..GRANULES {
+        memory.read(&stream, number * G, &mut bytes).unwrap();
+        let right = bytes == granule(stamp, number);
+        assert!(right, "granule {number} of edition {stamp:?}");
+    }
+}
+
+/// The first word of memory that was given without a manifest says which it is.
+fn check_by_itself(rig: &Rig<HostMemory>, memory: &Attachment) {
+    let mut first = [0; 8];
+    let stream = Stream::legacy(&rig.device);
+    memory.read(&stream, 0, &mut first).unwrap();
+    let first = u64::from_le_bytes(first);
+    let mut stamps = (0..EDITIONS).map(|edition| (GIVER, edition));
+    let stamp = stamps.find(|&stamp| word(stamp, 0) == first);
+    check(rig, memory, stamp.expect("a giver's stamp"));
+}
+
+/// All givers stamp as the same one: what they give has no manifest.
+const GIVER: u64 = 7;
+
+/// How many different ones they give.
+const EDITIONS: u64 = 10_000;
+
+/// What a child has to go by.
+struct Place<'a> {
+    folder: &'a Path,
+    /// Takes a byte for each edition that was found whole.
+    seen: &'a PipeWriter,
+    /// Different in every life.
+    life: u64,
+}
+
+impl Place<'_> {
+    fn published(&self) -> PathBuf {
+        self.folder.join("published")
+    }
+
+    fn given(&self) -> PathBuf {
+        self.folder.join("given")
+    }
+
+    fn is_over(&self, role: Role) -> bool {
+        self.folder.join(role.word()).exists()
+    }
+
+    fn saw(&self) {
+        // A full pipe has been heard of already.
+        drop((&mut &*self.seen).write(&[1]));
+    }
+
+    fn nap(&self) {
+        thread::sleep(Duration::from_micros(500));
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Role {
+    Publisher,
+    Subscriber,
+    Giver,
+    Taker,
+}
+
+impl Role {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Publisher => "no-publisher",
+            Self::Subscriber => "no-subscriber",
+            Self::Giver => "no-giver",
+            Self::Taker => "no-taker",
+        }
+    }
+
+    /// A life, which ends when it is told to.
+    fn live(self, place: &Place<'_>) {
+        match self {
+            Self::Publisher => publish(place),
+            Self::Subscriber => subscribe(place),
+            Self::Giver => give(place),
+            Self::Taker => take(place),
+        }
+    }
+}
+
+fn publish(place: &Place<'_>) {
+    let rig = common::host();
+    let publisher = Publisher::bind(place.published()).unwrap();
+    for edition in 1.. {
+        if place.is_over(Role::Publisher) {
+            break;
+        }
+        let stamp = (place.life, edition);
+        let mut manifest = Manifest::default();
+        let (life, number) = (stamp.0.to_string(), stamp.1.to_string());
+        manifest.metadata.insert("life".to_owned(), life);
+        manifest.metadata.insert("edition".to_owned(), number);
+        let memory = stamped(&rig, stamp);
+        let version = publisher.publish("model", manifest, memory).unwrap();
+        assert_eq!(version, edition);
+        place.nap();
+    }
+    drop(publisher);
+    common::nothing_left(rig);
+}
+
+/// Whether this is what one sees of a peer that was killed.
+fn is_death(error: &ChannelError) -> bool {
+    matches!(
+        error,
+        ChannelError::Closed | ChannelError::NobodyThere { .. }
+    )
+}
+
+fn stamp_of(publication: &Publication) -> Stamp {
+    let number = |name: &str| publication.manifest().metadata[name].parse().unwrap();
+    let stamp = (number("life"), number("edition"));
+    assert_eq!(stamp.1, publication.version());
+    stamp
+}
+
+fn subscribe(place: &Place<'_>) {
+    let rig = common::host();
+    let how = Attachment::builder(&rig.device);
+    let mut before: Option<Publication> = None;
+    while !place.is_over(Role::Subscriber) {
+        let begun = Instant::now();
+        let outcome = follow(place, &rig, &how, &mut before);
+        assert!(begun.elapsed() < LONG);
+        match outcome {
+            Ok(()) | Err(SubscribeError::NotPublished { .. }) => place.nap(),
+            Err(
+                SubscribeError::Channel(error) | SubscribeError::Take(TakeError::Channel(error)),
+            ) if is_death(&error) => place.nap(),
+            Err(error) => panic!("a subscriber: {error:?}"),
+        }
+    }
+    drop(before);
+    common::nothing_left(rig);
+}
+
+/// Reads edition after edition from one publisher.
+fn follow(
+    place: &Place<'_>,
+    rig: &Rig<HostMemory>,
+    how: &cuvmm::share::AttachmentBuilder<'_>,
+    before: &mut Option<Publication>,
+) -> Result<(), SubscribeError> {
+    let mut subscriber = Subscriber::connect(place.published())?;
+    while !place.is_over(Role::Subscriber) {
+        let begun = Instant::now();
+        let newest = subscriber.attach("model", how)?;
+        assert!(begun.elapsed() < PROMPT);
+        let stamp = stamp_of(&newest);
+        check(rig, newest.memory(), stamp);
+        place.saw();
+        if let Some(before) = before {
+            // Whatever became of its publisher, it is as it was.
+            let old = stamp_of(before);
+            check(rig, before.memory(), old);
+            assert!(old.0 != stamp.0 || old.1 <= stamp.1, "{old:?}, {stamp:?}");
+        }
+        let newer = subscriber.wait_for_newer(&newest, Duration::from_millis(20));
+        *before = Some(newest);
+        assert!(newer?.is_none_or(|version| version > stamp.1));
+    }
+    Ok(())
+}
+
+fn give(place: &Place<'_>) {
+    let rig = common::host();
+    let listener = Listener::bind(place.given()).unwrap();
+    for edition in 1.. {
+        if place.is_over(Role::Giver) {
+            break;
+        }
+        let region = stamped(&rig, (GIVER, edition % EDITIONS));
+        let offer = Offer::region(&region, 0..GRANULES * G).unwrap();
+        // What is given lives on without its giver.
+        drop(region);
+        let mut channel = match listener.accept(Duration::from_millis(20)) {
+            Ok(channel) => channel,
+            Err(ChannelError::TimedOut { .. }) => continue,
+            Err(error) => panic!("a listener: {error:?}"),
+        };
+        let begun = Instant::now();
+        match channel.give(&offer) {
+            Ok(()) => {}
+            Err(GiveError::Channel(error)) if is_death(&error) => {}
+            Err(error) => panic!("a giver: {error:?}"),
+        }
+        assert!(begun.elapsed() < PROMPT);
+    }
+    drop(listener);
+    let begun = Instant::now();
+    while rig.machine.live().exported_only > 0 && begun.elapsed() < PROMPT {
+        place.nap();
+    }
+    common::nothing_left(rig);
+}
+
+fn take(place: &Place<'_>) {
+    let rig = common::host();
+    while !place.is_over(Role::Taker) {
+        let begun = Instant::now();
+        let taken = Channel::connect(place.given())
+            .map_err(TakeError::Channel)
+            .and_then(|mut channel| channel.take(&Attachment::builder(&rig.device)));
+        match taken {
+            Ok(memory) => {
+                check_by_itself(&rig, &memory);
+                place.saw();
+            }
+            Err(TakeError::Channel(error)) if is_death(&error) => place.nap(),
+            Err(error) => panic!("a taker: {error:?}"),
+        }
+        assert!(begun.elapsed() < PROMPT);
+    }
+    common::nothing_left(rig);
+}
+
+/// Processes that are killed and begun again.
+struct Crowd {
+    folder: tempfile::TempDir,
+    seen: (PipeReader, PipeWriter),
+    living: BTreeMap<i32, Role>,
+    lives: u64,
+    random: fastrand::Rng,
+}
+
+impl Crowd {
+    fn of(roles: &[Role], seed: u64) -> Self {
+        let (reader, writer) = std::io::pipe().unwrap();
+        rustix::io::ioctl_fionbio(&reader, true).unwrap();
+        rustix::io::ioctl_fionbio(&writer, true).unwrap();
+        let mut crowd = Self {
+            folder: tempfile::tempdir().unwrap(),
+            seen: (reader, writer),
+            living: BTreeMap::new(),
+            lives: 0,
+            random: fastrand::Rng::with_seed(seed),
+        };
+        roles.iter().for_each(|&role| crowd.begin(role));
+        crowd
+    }
+
+    fn begin(&mut self, role: Role) {
+        self.lives += 1;
+        let place = Place {
+            folder: self.folder.path(),
+            seen: &self.seen.1,
+            life: self.lives,
+        };
+        let child = fork(|| role.live(&place));
+        self.living.insert(child, role);
+    }
+
+    /// Kills one of those for whom that is meant, at whatever point it is, and begins it again.
+    fn kill(&mut self, meant: impl Fn(Role) -> bool) {
+        // So that each lives for about as long, however many there are.
+        let most = LIFE / self.living.len() as u32;
+        thread::sleep(most.mul_f64(self.random.f64()));
+        let candidates: Vec<(i32, Role)> = self
+            .living
+            .iter()
+            .map(|(&child, &role)| (child, role))
+            .filter(|&(_, role)| meant(role))
+            .collect();
+        let (child, role) = candidates[self.random.usize(0..candidates.len())];
+        // SAFETY: a child of this process that nobody has waited for yet.
+        assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0);
+        self.living.remove(&child);
+        // One that had found something wrong has ended by itself, and said so.
+        assert_eq!(ended(child, LONG), Some(-1), "a {role:?}");
+        self.begin(role);
+    }
+
+    fn seen(&mut self) -> usize {
+        let mut bytes = vec![];
+        // It ends with what a pipe that is empty answers.
+        drop(self.seen.0.read_to_end(&mut bytes));
+        bytes.len()
+    }
+
+    /// Tells all of a role to end, which they do in time, with all they had given back.
+    fn end(&mut self, role: Role) {
+        std::fs::write(self.folder.path().join(role.word()), "").unwrap();
+        let ending: Vec<i32> = self
+            .living
+            .iter()
+            .filter(|&(_, of)| *of == role)
+            .map(|(&child, _)| child)
+            .collect();
+        for child in ending {
+            self.living.remove(&child);
+            assert_eq!(ended(child, LONG), Some(0), "a {role:?} at its end");
+        }
+    }
+
+    fn end_all(mut self) {
+        for role in [Role::Taker, Role::Giver, Role::Subscriber, Role::Publisher] {
+            self.end(role);
+            drop(std::fs::remove_file(self.folder.path().join(role.word())));
+        }
+        let left: Vec<_> = std::fs::read_dir(self.folder.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+/// Bytes of the machine's memory in files that are no disk's, which shared memory is here.
+fn shared_memory() -> u64 {
+    let all = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let line = all.lines().find(|line| line.starts_with("Shmem:")).unwrap();
+    let number = line.split_whitespace().nth(1).unwrap();
+    number.parse::<u64>().unwrap() << 10
+}
+
+fn killed(roles: &[Role], kills: u64) {
+    leaves_nothing_open(|| {
+        let before = shared_memory();
+        let mut crowd = Crowd::of(roles, kills);
+        let mut seen = 0;
+        for _ in 0..kills {
+            crowd.kill(|_| true);
+            seen += crowd.seen();
+        }
+        assert!(seen as u64 > kills / 10, "{seen} seen in {kills} lives");
+        // Those that live now get on with each other.
+        let begun = Instant::now();
+        let enough = seen + 20;
+        while seen < enough {
+            assert!(begun.elapsed() < LONG, "nobody sees anything: {seen}");
+            thread::sleep(Duration::from_millis(1));
+            seen += crowd.seen();
+        }
+        crowd.end_all();
+        // Others may use such memory meanwhile; what so many lives had had would be much more.
+        let had = kills * GRANULES * G;
+        let begun = Instant::now();
+        while shared_memory() > before + had / 2 {
+            assert!(begun.elapsed() < LONG, "{had} bytes or so were left behind");
+            thread::sleep(Duration::from_millis(20));
+        }
+    });
+}
+
+#[test]
+fn two() {
+    killed(&[Role::Giver, Role::Taker], 200);
+}
+
+#[test]
+fn three() {
+    killed(&[Role::Publisher, Role::Subscriber, Role::Subscriber], 300);
+}
+
+#[test]
+fn ten() {
+    let mut roles = vec![Role::Publisher, Role::Giver, Role::Taker, Role::Taker];
+    roles.resize(10, Role::Subscriber);
+    killed(&roles, 400);
+}
+
+/// What is dead costs the living nothing: neither descriptors nor memory.
+#[test]
+fn a_publisher_outlives_its_readers() {
+    let _alone = alone();
+    let mut crowd = Crowd::of(&[Role::Publisher], 1);
+    let publisher = *crowd.living.keys().next().unwrap();
+    let open = || {
+        let folder = format!("/proc/{publisher}/fd");
+        std::fs::read_dir(folder).unwrap().count()
+    };
+    (0..4).for_each(|_| crowd.begin(Role::Subscriber));
+    for _ in 0..100 {
+        crowd.kill(|role| role == Role::Subscriber);
+    }
+    crowd.end(Role::Subscriber);
+    // Two editions at most, each with a descriptor an extent; one connection more or less; the
+    // common file, the lock, the socket, the bell, and what it was born with.
+    let most = open_files().len() + 2 * GRANULES as usize + 8;
+    let begun = Instant::now();
+    while open() > most {
+        assert!(begun.elapsed() < PROMPT, "{} descriptors", open());
+        thread::sleep(Duration::from_millis(2));
+    }
+    // At its end it looks whether the driver has all back.
+    crowd.end_all();
+}
+
+/// What a killed publisher leaves is swept, by hand or by the next.
+#[test]
+fn what_the_killed_leave_is_swept() {
+    let _alone = alone();
+    let mut crowd = Crowd::of(&[Role::Publisher, Role::Giver], 2);
+    for _ in 0..20 {
+        crowd.kill(|_| true);
+    }
+    for (&child, _) in &crowd.living {
+        // SAFETY: a child of this process that nobody has waited for yet.
+        assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0);
+        assert_eq!(ended(child, LONG), Some(-1));
+    }
+    let path = |name: &str| crowd.folder.path().join(name);
+    for name in ["published", "given"] {
+        sweep(path(name)).unwrap();
+        assert!(!sweep(path(name)).unwrap(), "once is enough");
+    }
+    assert_eq!(std::fs::read_dir(crowd.folder.path()).unwrap().count(), 0);
+}

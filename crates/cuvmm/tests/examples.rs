@@ -9,6 +9,9 @@
 #[path = "../examples/device_vec.rs"]
 mod device_vec;
 
+#[path = "../examples/export_block.rs"]
+mod export_block;
+
 #[path = "../examples/grow_in_place.rs"]
 mod grow_in_place;
 
@@ -50,6 +53,11 @@ mod unified_buffer;
 #[test]
 fn a_vector_never_moves() {
     device_vec::main().unwrap();
+}
+
+#[test]
+fn what_a_peer_has_is_no_other_blocks() {
+    export_block::main().unwrap();
 }
 
 #[test]

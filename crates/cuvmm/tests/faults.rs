@@ -16,7 +16,7 @@ use common::sweep::{sweep, text};
 use common::{G, Rig};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::Nothing;
-use cuvmm::driver::{CUresult, Call};
+use cuvmm::driver::{CUresult, Call, HandleTypes};
 use cuvmm::error::AllocateError;
 use cuvmm::pool::PoolBuilder;
 use cuvmm::unified::{Advice, Policy, Residence};
@@ -505,6 +505,92 @@ fn giving_up_in_a_hardened_pool() {
             false,
         );
         assert!(calls >= 8, "{calls}");
+    }
+}
+
+/// A world whose memory may be exported, in extents of a granule; the first block has 2 of them.
+fn sharing_world(rig: &Rig<Nothing>) -> World {
+    let builder = Pool::builder(&rig.device).shareable(HandleTypes::POSIX_FD);
+    world_of(rig, builder.largest_extent(G))
+}
+
+#[test]
+fn exporting() {
+    let calls = sweep(
+        sharing_world,
+        |_, world| {
+            let exported = text(world.blocks[0].export(HandleTypes::POSIX_FD))?;
+            assert_eq!(exported.handles().len(), 2);
+            assert_eq!(world.pool.stats().exported, 2 * G);
+            Ok(())
+        },
+        |world| {
+            let stats = world.pool.stats();
+            (books(&world.pool), stats.exported, stats.tenants[0].leases)
+        },
+        true,
+    );
+    assert_eq!(calls, 2);
+    let calls = sweep(
+        |rig| {
+            let types = HandleTypes::POSIX_FD;
+            let builder = Region::builder(&rig.device, 4 * G).largest_extent(G);
+            let mut region = builder.shareable(types).reserve().unwrap();
+            region.commit(0..3 * G).unwrap();
+            region
+        },
+        |_, region| text(region.export(0..3 * G, HandleTypes::POSIX_FD)).map(drop),
+        Region::exported,
+        true,
+    );
+    assert_eq!(calls, 3);
+}
+
+#[test]
+fn giving_up_what_was_exported() {
+    // A drop says nothing, and what failed in it is done by whoever comes next. What is taken back
+    // from the end of a block that lives fails the one who wants it.
+    for (shrinks, home) in [(false, true), (false, false), (true, true)] {
+        let calls = sweep(
+            |rig| {
+                let mut world = sharing_world(rig);
+                let mut builder = world.tenants[0].block(7 * G);
+                if home {
+                    builder = builder.home_stream(&world.streams[1]);
+                }
+                let mut block = builder.try_allocate().unwrap();
+                drop(block.export(HandleTypes::POSIX_FD).unwrap());
+                if shrinks {
+                    block.shrink_to(4 * G).unwrap();
+                }
+                world.blocks.push(block);
+                world
+            },
+            move |rig, world| {
+                if !shrinks {
+                    world.blocks.truncate(1);
+                }
+                let stats = world.pool.stats();
+                let failed = rig.faults.injected() > 0;
+                assert!(shrinks || failed || stats.exported == 0, "{stats:#?}");
+                // All that is left, of which nothing is to be had before it was released.
+                let room = 16 * G - stats.in_use - stats.quarantined;
+                let block = text(world.tenants[1].try_allocate(room));
+                let stats = world.pool.stats();
+                assert_eq!(stats.committed + stats.free + stats.quarantined, {
+                    let live = rig.machine.live();
+                    assert_eq!(live.exported_only, 0, "the handles are closed");
+                    live.physical_bytes
+                });
+                drop(block?);
+                assert_eq!(stats.exported, if shrinks { 4 * G } else { 0 });
+                world.blocks.truncate(1);
+                Ok(())
+            },
+            |world| world.blocks[0].size(),
+            false,
+        );
+        assert!(calls >= 20, "{calls}");
     }
 }
 

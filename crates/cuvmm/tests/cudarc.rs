@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, DevicePtr, SyncOnDrop};
 use cuvmm::cudarc::{Context, Leased, Slice};
-use cuvmm::driver::auto;
+use cuvmm::driver::{CUresult, auto};
 use cuvmm::error::{AdoptError, AdoptStreamError, LendRefusal};
 use cuvmm::{CallError, DeviceVec, Limit, Pool};
 use stand_in::{hold, let_go};
@@ -129,13 +129,14 @@ stand_in::on_stand_in! {
         let other = rig.context.as_cudarc().new_stream().unwrap();
         let mut vec = rig.vec(&[0; 3]);
         vec.record_use(&rig.context.stream(&other).unwrap()).unwrap();
+        let mut copy = rig.theirs.alloc_zeros::<u32>(3).unwrap();
+        rig.theirs.synchronize().unwrap();
         hold(&rig.theirs);
         let mut slice = Slice::new(vec.view_mut()).unwrap();
         rig.theirs.memcpy_htod(&[1, 2, 3], &mut slice).unwrap();
         drop(slice);
         // A slice that has seen nothing of that.
         let mut slice = Slice::new(vec.view_mut()).unwrap();
-        let mut copy = rig.theirs.alloc_zeros::<u32>(3).unwrap();
         other.memcpy_dtod(&slice, &mut copy).unwrap();
         rig.theirs.memcpy_htod(&[9; 3], &mut slice).unwrap();
         drop(slice);
@@ -200,6 +201,20 @@ stand_in::on_stand_in! {
         assert!(matches!(unknown, SyncOnDrop::Sync(Some(_))));
         drop((known, unknown));
         drop(slice);
+
+        let mut slice = Slice::new(vec.view_mut()).unwrap();
+        let mut copy = theirs.alloc_zeros::<u32>(3).unwrap();
+        hold(&theirs);
+        theirs.memcpy_htod(&[4, 5, 6], &mut slice).unwrap();
+        std::thread::scope(|scope| {
+            let copying = scope.spawn(|| other.memcpy_dtod(&slice, &mut copy).unwrap());
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!copying.is_finished(), "it came before the home stream's work");
+            let_go(&theirs);
+            copying.join().unwrap();
+        });
+        assert_eq!(theirs.clone_dtoh(&copy).unwrap(), [4, 5, 6]);
+        drop((slice, copy));
         drop(vec);
         context.as_cudarc().check_err().unwrap();
     }
@@ -237,6 +252,12 @@ stand_in::on_stand_in! {
         let vec = rig.vec(&[1]);
         let slice = Slice::new(vec.view()).unwrap();
         stand_in::lose_the_context();
+        let code = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
+        assert_eq!(
+            Slice::new(vec.view()).unwrap_err(),
+            LendRefusal::Cudarc(code),
+            "found by cudarc, where it would panic"
+        );
         let lost = rig.ours.synchronize().unwrap_err();
         let refused = Slice::new(vec.view()).unwrap_err();
         assert!(

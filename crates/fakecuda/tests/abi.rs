@@ -294,3 +294,26 @@ fn contexts_are_counted_and_each_thread_has_its_own_stack() {
         assert_eq!((api.cuCtxPushCurrent_v2)(first), INVALID_CONTEXT);
     }
 }
+
+#[test]
+fn codes_have_names_that_stay() {
+    let (api, _directory) = loaded();
+    let name = |code: CUresult| {
+        let mut text = null();
+        // SAFETY: the result goes to a local; a name that is told ends with a zero byte and stays.
+        unsafe {
+            let answer = (api.cuGetErrorName.get().unwrap())(code, &mut text);
+            let told = (!text.is_null()).then(|| std::ffi::CStr::from_ptr(text).to_str().unwrap());
+            (answer, told)
+        }
+    };
+    assert_eq!(name(OK), (OK, Some("CUDA_SUCCESS")));
+    assert_eq!(
+        name(INVALID_CONTEXT),
+        (OK, Some("CUDA_ERROR_INVALID_CONTEXT"))
+    );
+    assert_eq!(name(CUresult(12_345)), (INVALID_VALUE, None));
+    // SAFETY: null is what is asked.
+    let answer = unsafe { (api.cuGetErrorString.get().unwrap())(OK, null_mut()) };
+    assert_eq!(answer, INVALID_VALUE);
+}

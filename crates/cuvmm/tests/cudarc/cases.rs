@@ -19,7 +19,7 @@ use cudarc::driver::{
     CudaContext, CudaStream, DevicePtr, DeviceSlice, DriverError, LaunchArgs, PushKernelArg,
 };
 use cuvmm::cudarc::{Committed, Context, Leased, MemoryMut, Part, PartMut, Slice};
-use cuvmm::driver::CUresult;
+use cuvmm::driver::{CUresult, StreamHandle};
 use cuvmm::error::{AdoptError, AdoptStreamError, LendRefusal};
 use cuvmm::sparse::Holes;
 use cuvmm::{
@@ -261,6 +261,16 @@ pub fn what_does_not_fit_is_refused_and_handed_back() {
     );
     let default = rig.context.as_cudarc().default_stream();
     rig.context.stream(&default).unwrap();
+
+    // One that is kept alive by another of cudarc's is not that other.
+    // SAFETY: it is a stream of the context, which outlives all that is made of it here.
+    let disguised = unsafe {
+        let handle = StreamHandle(rig.theirs.cu_stream().addr() as u64);
+        Stream::from_raw(device, handle, default.clone())
+    };
+    let vec = DeviceVec::<u32>::new(device, &disguised, 8).unwrap();
+    let refused = Slice::new(vec).unwrap_err();
+    assert_eq!(refused.reason, LendRefusal::NotOfCudarc);
 
     let own = Stream::new(device).unwrap();
     let mut vec = DeviceVec::<u32>::new(device, &own, 8).unwrap();

@@ -79,7 +79,8 @@ fn builds() -> Result<Vec<Vec<String>>> {
         }
         if !tests.is_empty() {
             let manifest = folder.join("Cargo.toml");
-            let mut build: Vec<String> = owned(&["test", "--no-run"]);
+            // Some tests are of a feature.
+            let mut build: Vec<String> = owned(&["test", "--no-run", "--all-features"]);
             build.push(format!("--manifest-path={}", manifest.display()));
             build.extend(tests);
             builds.push(build);

@@ -269,6 +269,30 @@ stand_in::on_stand_in! {
         assert_eq!(rig.context.device().drop_failures(), 0);
     }
 
+    /// A forked child gives nothing back that is its parent's.
+    fn a_forked_child_drops_nothing() {
+        let rig = cases::rig();
+        let slice = Slice::new(rig.vec(&[1, 2, 3])).unwrap();
+        let before = stand_in::live();
+        // SAFETY: the child drops a slice, counts, and ends.
+        match unsafe { libc::fork() } {
+            0 => {
+                drop(slice);
+                let same = stand_in::live() == before;
+                // SAFETY: it ends the child without running anything else.
+                unsafe { libc::_exit(i32::from(!same)) }
+            }
+            child => {
+                let mut status = -1;
+                // SAFETY: the child is this process's, and the result goes to a local.
+                let ended = unsafe { libc::waitpid(child, &mut status, 0) };
+                assert_eq!((ended, status), (child, 0));
+            }
+        }
+        assert_eq!(slice.into_memory().to_vec().unwrap(), [1, 2, 3]);
+        rig.nothing_went_wrong();
+    }
+
     fn the_example() {
         cudarc_slices::main().unwrap();
     }

@@ -50,6 +50,9 @@
 //!   another context), of which cudarc shows the wrong stream: keep the slice until that stream has been
 //!   synchronised, as for cudarc's own.
 //!
+//! The per-thread stream is another one on each thread, so nobody else could wait for it: it is refused
+//! as a home stream. candle's `Device::new_cuda` works on it; take `Device::new_cuda_with_stream`.
+//!
 //! # Errors of cudarc's
 //! cudarc keeps an error that it cannot return and returns it from a later call of its context
 //! (`check_err`); where it is found here, it is an error here. cudarc panics where there is no libcuda;

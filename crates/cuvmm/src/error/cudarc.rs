@@ -37,7 +37,8 @@ pub enum AdoptStreamError {
     /// It belongs to another context.
     #[error("the stream belongs to another context")]
     WrongContext,
-    /// It is another stream on each thread: what one queued on it another could not wait for.
+    /// It is another stream on each thread: what one queued on it another could not wait for. candle's
+    /// `Device::new_cuda` works on it, its `Device::new_cuda_with_stream` does not.
     #[error("the per-thread stream is another one on each thread; take a stream of its own")]
     PerThread,
 }

@@ -7,3 +7,9 @@
 fn what_the_types_forbid_does_not_compile() {
     trybuild::TestCases::new().compile_fail("tests/compile_fail/*.rs");
 }
+
+#[cfg(feature = "dlpack")]
+#[test]
+fn what_the_types_of_tensors_forbid_does_not_compile() {
+    trybuild::TestCases::new().compile_fail("tests/compile_fail_dlpack/*.rs");
+}

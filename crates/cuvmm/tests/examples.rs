@@ -9,6 +9,10 @@
 #[path = "../examples/device_vec.rs"]
 mod device_vec;
 
+#[cfg(feature = "dlpack")]
+#[path = "../examples/dlpack.rs"]
+mod dlpack;
+
 #[path = "../examples/export_block.rs"]
 mod export_block;
 
@@ -53,6 +57,12 @@ mod unified_buffer;
 #[test]
 fn a_vector_never_moves() {
     device_vec::main().unwrap();
+}
+
+#[cfg(feature = "dlpack")]
+#[test]
+fn another_library_holds_our_memory() {
+    dlpack::main().unwrap();
 }
 
 #[test]

@@ -84,17 +84,30 @@ fn read(line: &str, tests: bool) -> Result<Option<Built>> {
             file,
             name: target.name,
         }),
-        None if !tests && is("cdylib") && target.name == "fakecuda" => message
-            .filenames
-            .into_iter()
-            .find(|file| file.extension().is_some_and(|extension| extension == "so"))
-            .map(|file| Built {
-                place: Place::Library,
-                file,
-                name: "libcuda.so.1".to_owned(),
-            }),
+        None if !tests => match library(&target) {
+            Some(name) => message
+                .filenames
+                .into_iter()
+                .find(|file| file.extension().is_some_and(|extension| extension == "so"))
+                .map(|file| Built {
+                    place: Place::Library,
+                    file,
+                    name: name.to_owned(),
+                }),
+            None => None,
+        },
         _ => None,
     })
+}
+
+/// What a library is called in the pack, if it belongs there.
+fn library(target: &Target) -> Option<&'static str> {
+    let is = |kind: &str| target.kind.iter().any(|ours| ours == kind);
+    match &*target.name {
+        "fakecuda" if is("cdylib") => Some("libcuda.so.1"),
+        "dlpack_python" if is("example") => Some("libdlpack_python.so"),
+        _ => None,
+    }
 }
 
 /// The package's name in an id such as `path+file:///there/crates/cuvmm#0.1.0`.
@@ -126,6 +139,11 @@ mod tests {
         assert_eq!(program, Some((Place::Program, "cuvmm".into())));
         let library = told("cdylib", "fakecuda", "null", false);
         assert_eq!(library, Some((Place::Library, "libcuda.so.1".into())));
+        let library = told("example", "dlpack_python", "null", false);
+        assert_eq!(
+            library,
+            Some((Place::Library, "libdlpack_python.so".into()))
+        );
         let test = told("test", "gpu", "\"/t/gpu-1\"", true);
         assert_eq!(test, Some((Place::Test, "cuvmm-gpu".into())));
     }

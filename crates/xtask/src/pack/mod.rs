@@ -1,5 +1,6 @@
 //! Packs what a machine with a GPU but without cargo needs to run: the release command, the tests
-//! that want a GPU, the conformance programs, the recorded answers and a script that runs them.
+//! that want a GPU, the conformance programs, the recorded answers, what Python is told by DLPack, and
+//! a script that runs them.
 //!
 //! A test file says that it wants a GPU by its name, which then begins with `gpu`, or by reading
 //! `CUVMM_REQUIRE_GPU`. Such a test starts the command through the variable `CUVMM_BIN` where that
@@ -14,6 +15,9 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::cargo;
 use built::{Built, Place};
+
+/// What holds the library's memory in PyTorch and CuPy.
+const DLPACK: &str = include_str!("../../../cuvmm/tests/python/dlpack.py");
 
 /// What the pack may hold, in bytes.
 const MOST: u64 = 60 << 20;
@@ -48,6 +52,7 @@ impl Pack {
         for file in files_in(&cargo::workspace().join("crates/conformance/answers"))? {
             copy(&file, &answers.join(file.file_name().unwrap_or_default()))?;
         }
+        std::fs::write(folder.join("dlpack.py"), DLPACK)?;
         let script = folder.join("run.sh");
         std::fs::write(&script, include_str!("run.sh"))?;
         succeed(Command::new("chmod").arg("+x").arg(&script))?;
@@ -69,6 +74,12 @@ fn builds() -> Result<Vec<Vec<String>>> {
         "--package=conformance",
         "--package=fakecuda",
     ])];
+    builds.push(owned(&[
+        "build",
+        "--package=cuvmm",
+        "--all-features",
+        "--example=dlpack_python",
+    ]));
     for folder in folders_in(&cargo::workspace().join("crates"))? {
         let mut tests = Vec::new();
         for file in files_in(&folder.join("tests"))? {

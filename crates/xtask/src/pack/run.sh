@@ -6,6 +6,8 @@
 #                           in answers/
 #   run.sh stand-in         the same cases through the packed libcuda.so.1, on host memory
 #   run.sh replay FOLDER    replay the Azure traces in FOLDER on the GPU
+#   run.sh dlpack LIBRARY   the GPU's memory in Python's torch or cupy, and theirs; finds them by
+#                           PYTHONPATH, and Python itself by $PYTHON or as python3
 #   run.sh info             what the command sees
 #   run.sh all [FOLDER]     info, tests, stand-in, conform, and replay where FOLDER is given
 #
@@ -85,6 +87,11 @@ replay() {
         --model "code=$traces/azure-code.csv"
 }
 
+dlpack() {
+    step "dlpack-$1" "${PYTHON:-python3}" "$here/dlpack.py" --on "$1" \
+        --library "$here/lib/libdlpack_python.so"
+}
+
 usage() {
     sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
     exit 2
@@ -95,6 +102,7 @@ tests) tests ;;
 conform) conform ;;
 stand-in) stand_in ;;
 replay) [ $# -eq 2 ] || usage; replay "$2" ;;
+dlpack) [ $# -eq 2 ] || usage; dlpack "$2" ;;
 info) step info "$CUVMM_BIN" info ;;
 all)
     step info "$CUVMM_BIN" info

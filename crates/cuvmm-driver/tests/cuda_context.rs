@@ -16,8 +16,8 @@ use cuvmm_driver::auto::{self, OpenOptions, Wanted};
 use cuvmm_driver::cuda::{CudaDriver, OpenError};
 use cuvmm_driver::sys::{Api, CUcontext, SYMBOLS};
 use cuvmm_driver::{
-    CUresult, Call, CudaVersion, DeviceAddress, Driver, DriverError, DriverKind, Location, Ordinal,
-    StreamHandle,
+    CUresult, Call, CudaVersion, DeviceAddress, DeviceMemory, Driver, DriverError, DriverKind,
+    Location, Ordinal, StreamHandle,
 };
 
 /// What the library does where it does more than answer 0: two devices whose primary contexts
@@ -122,6 +122,7 @@ fn a_driver_without_a_device_says_so() {
 #[test]
 fn primary_contexts_are_taken_once_each_and_given_back() {
     let driver = open("primary", 0).expect("opens");
+    assert_eq!(driver.device_memory(), DeviceMemory::Device);
     // A second table over the same library, to look at it from outside.
     // SAFETY: as in `open`.
     let api = unsafe { Api::load_from(driver.api().library()) }.expect("loads");

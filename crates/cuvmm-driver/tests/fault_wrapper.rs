@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use cuvmm_driver::fault::{Fault, FaultDriver};
 use cuvmm_driver::model::{ModelDriver, ModelOptions};
-use cuvmm_driver::{CUresult, Call, Driver, DriverKind, PhysicalProps};
+use cuvmm_driver::{CUresult, Call, DeviceMemory, Driver, DriverKind, PhysicalProps};
 use model_support::*;
 
 fn wrapped() -> (Arc<ModelDriver>, FaultDriver) {
@@ -88,6 +88,7 @@ fn a_roll_back_that_fails_too() {
 fn kinds_counts_and_order() {
     let (inner, d) = wrapped();
     assert_eq!(d.kind(), DriverKind::Model);
+    assert_eq!(d.device_memory(), DeviceMemory::Nothing);
     assert_eq!(d.total(), 0, "asking for the kind is no call");
     d.arm(Fault::nth(2, UNKNOWN).of(Call::MemGetInfo));
     d.arm(

@@ -13,8 +13,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cuvmm_driver::host::{HostDriver, HostOptions};
 use cuvmm_driver::{
-    AccessDesc, AccessFlags, DeviceAddress, Driver, Exported, HandleTypes, ImportSource, Location,
-    PhysicalProps, StreamFlags,
+    AccessDesc, AccessFlags, DeviceAddress, DeviceMemory, Driver, Exported, HandleTypes,
+    ImportSource, Location, PhysicalProps, StreamFlags,
 };
 use model_support::*;
 
@@ -62,6 +62,7 @@ unsafe fn byte_at(address: DeviceAddress) -> u8 {
 fn the_bytes_are_at_their_addresses() {
     let _alone = alone();
     let d = host(HostOptions::new());
+    assert_eq!(d.device_memory(), DeviceMemory::Host);
     let r = range(&d, 3, 3);
     unsafe {
         let pattern: Vec<u8> = (0..2 * PAGE).map(|index| (index % 251) as u8).collect();

@@ -21,7 +21,6 @@ use cuvmm::dlpack::dlpark::versioned::Dlpack;
 use cuvmm::dlpack::{Consumer, Imported, Tensor};
 use cuvmm::driver::{DeviceAddress, DeviceMemory};
 use cuvmm::{Block, Stream};
-use gpu::Stage;
 
 /// How long kernels take to begin, so that whoever does not wait for them is too early.
 const LATE: Duration = Duration::from_millis(20);

@@ -72,6 +72,67 @@ on_both! {
         assert!(rig.device.lost().is_none());
     }
 
+    fn work_on_streams_that_nobody_can_name_is_waited_for(rig) {
+        let pool = pool(rig, 4);
+        let a = pool.tenant("a").register().unwrap();
+        let b = pool.tenant("b").register().unwrap();
+        let home = Stream::new(&rig.device).unwrap();
+        let theirs = Stream::new(&rig.device).unwrap();
+        for by_lease in [false, true] {
+            let block = a.allocate_on(&home, 4 * G).unwrap();
+            assert_eq!(block.device(), &rig.device);
+            assert_eq!(block.streams(), Some(vec![home.clone()]));
+            busy(rig, &theirs, &block, 9);
+            if by_lease {
+                let lease = block.lease();
+                drop(block);
+                assert_eq!(lease.streams(), None, "the block has gone");
+                assert_eq!((lease.device(), lease.size()), (&rig.device, 4 * G));
+                lease.record_use_anywhere();
+            } else {
+                block.record_use_anywhere();
+                assert_eq!(block.streams(), None);
+                drop(block);
+            }
+            let early = b.try_allocate(G);
+            rig.machine.let_go_all(D0);
+            assert_eq!(limbo(&early.unwrap_err()), 4 * G);
+            drop(b.try_allocate(4 * G).unwrap());
+            assert!(rig.device.lost().is_none());
+        }
+    }
+
+    fn a_lease_covers_what_its_block_gave_up(rig) {
+        let pool = pool(rig, 4);
+        let a = pool.tenant("a").register().unwrap();
+        let b = pool.tenant("b").register().unwrap();
+        let home = Stream::new(&rig.device).unwrap();
+        let theirs = Stream::new(&rig.device).unwrap();
+        for named in [false, true] {
+            let mut block = a.block(G).capacity(4 * G).home_stream(&home).allocate().unwrap();
+            block.grow_to(4 * G).unwrap();
+            let lease = block.lease();
+            let last = block.address().checked_add(3 * G).unwrap();
+            block.shrink_to(G).unwrap();
+            // Refused, so that what the block's own streams had queued is known to have passed.
+            assert!(b.try_allocate(2 * G).is_err());
+            rig.machine.hold(D0, theirs.as_raw());
+            rig.machine.queue_kernel(D0, theirs.as_raw(), vec![], vec![(last, G, 9)]).unwrap();
+            if named {
+                lease.record_use(&theirs).unwrap();
+            } else {
+                lease.record_use_anywhere();
+            }
+            drop(lease);
+            let early = b.try_allocate(2 * G);
+            rig.machine.let_go_all(D0);
+            assert!(early.is_err(), "the lease was used until now");
+            drop(b.try_allocate(2 * G).unwrap());
+            assert!(rig.device.lost().is_none());
+            drop(block);
+        }
+    }
+
     fn another_stream_of_the_tenant_waits_on_the_device_and_not_here(rig) {
         let pool = pool(rig, 4);
         let tenant = pool.tenant("a").register().unwrap();

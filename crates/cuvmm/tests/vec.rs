@@ -141,6 +141,24 @@ on_both! {
         }
     }
 
+    fn nothing_goes_before_work_of_streams_that_nobody_can_name(rig) {
+        let mut vec = empty(rig, 16);
+        let theirs = Stream::new(&rig.device).unwrap();
+        vec.try_resize(16 * PER_GRANULE, 5).unwrap();
+        assert_eq!(vec.streams(), Some(vec![vec.home_stream().clone()]));
+        vec.record_use_anywhere();
+        assert_eq!(vec.streams(), None);
+        rig.machine.hold(D0, theirs.as_raw());
+        let writes = vec![(vec.address(), 16 * G, 1)];
+        rig.machine.queue_kernel(D0, theirs.as_raw(), vec![], writes).unwrap();
+        vec.clear();
+        let early = vec.shrink_to_fit();
+        rig.machine.let_go(D0, theirs.as_raw());
+        assert_eq!(early.unwrap(), 0);
+        assert!(vec.shrink_to_fit().unwrap() >= 16 * G);
+        assert!(rig.device.lost().is_none());
+    }
+
     fn every_call_of_growing_and_shrinking_may_fail_once(rig) {
         for code in [CUresult::CUDA_ERROR_OUT_OF_MEMORY, CUresult::CUDA_ERROR_UNKNOWN] {
             for k in 1..100 {

@@ -313,7 +313,8 @@ impl Imported {
     fn host_pointer(&self, offset: u64, length: usize) -> Result<*mut u8, TensorError> {
         let size = length as u64;
         let fits = range_within(offset, size, self.size()).is_some();
-        if !fits && !(size == 0 && offset <= self.size()) {
+        let nothing = size == 0 && offset <= self.size();
+        if !(fits || nothing) {
             return Err(CopyError::OutOfRange {
                 offset,
                 size,

@@ -227,12 +227,9 @@ impl Slot {
         self.space.stuck_in(offset, offset.saturating_add(size)) > 0
     }
 
-    /// Notes what has to pass besides before what a lease keeps of a block that has gone, or that
-    /// has shrunk since, is idle for good.
-    pub(crate) fn used_by(&mut self, fence: Fence) {
-        if self.block.is_none() || (self.leases > 0 && self.idle() > 0) {
-            self.fence.merge(fence);
-        }
+    /// Whether a lease keeps what no block has any more: because it has gone, or has shrunk since.
+    pub(crate) fn is_kept_by_leases(&self) -> bool {
+        self.block.is_none() || (self.leases > 0 && self.idle() > 0)
     }
 
     /// Memory was taken from its end.

@@ -186,7 +186,9 @@ impl State {
                 block.users.push(stream.clone());
             }
         }
-        slot.used_by(Fence::streams(vec![stream.clone()]));
+        if slot.is_kept_by_leases() {
+            slot.fence.merge(Fence::streams(vec![stream.clone()]));
+        }
         Ok(())
     }
 
@@ -196,7 +198,9 @@ impl State {
             if let Some(block) = &mut slot.block {
                 block.anywhere = true;
             }
-            slot.used_by(Fence::device(slot.space.device().clone()));
+            if slot.is_kept_by_leases() {
+                slot.fence.merge(Fence::device(slot.space.device().clone()));
+            }
         }
     }
 

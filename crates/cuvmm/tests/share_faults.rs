@@ -173,6 +173,7 @@ impl Shop {
         shop
     }
 
+    #[allow(clippy::result_large_err, reason = "the region itself is handed back")]
     fn publish(&self, region: Region) -> Result<u64, cuvmm::error::PublishError<Region>> {
         self.publisher.publish("model", Manifest::default(), region)
     }

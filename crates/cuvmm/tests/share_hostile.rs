@@ -112,7 +112,8 @@ fn timed_out(error: &TakeError) {
 
 #[test]
 fn heads_that_lie() {
-    let lies: [(&str, fn(&mut Head)); 11] = [
+    type Lie = fn(&mut Head);
+    let lies: [(&str, Lie); 11] = [
         ("not one of this library", |head| head.magic = *b"http"),
         ("of another version", |head| head.version = 2),
         ("out of order", |head| head.serial = 1),

@@ -17,6 +17,7 @@ from ctypes import (POINTER, Structure, c_bool, c_char_p, c_int32, c_int64, c_si
                     c_uint64, c_void_p)
 
 MIB = 1 << 20
+LIMIT = 256 * MIB
 TYPES = {"uint8": (1, 8), "int32": (0, 32), "int64": (0, 64), "float16": (2, 16), "float32": (2, 32),
          "float64": (2, 64)}
 NAMES = {True: b"dltensor_versioned", False: b"dltensor"}
@@ -77,7 +78,7 @@ class World:
     def __init__(self, ours, on_gpu):
         self.ours = ours
         self.on_gpu = on_gpu
-        self.at = self.made(ours.world_open(on_gpu, 256 * MIB))
+        self.at = self.made(ours.world_open(on_gpu, LIMIT))
         self.destroy = ctypes.PYFUNCTYPE(None, c_void_p)(self.destroyed)
 
     def made(self, answer):
@@ -251,7 +252,7 @@ class Torch(Numpy):
 
     def capsule(self, array, stream):
         if stream is None:
-            return self.library.utils.dlpack.to_dlpack(array)
+            return array.__dlpack__()
         return array.__dlpack__(stream=stream, max_version=(1, 0))
 
     def producer(self):
@@ -273,9 +274,9 @@ class Cupy(Torch):
 
     def to_host(self, array):
         # What is not side by side would be gathered by a kernel.
-        whole = self.numpy.empty(array.shape, array.dtype)
         if array.flags.c_contiguous:
             return array.get()
+        whole = self.numpy.empty(array.shape, array.dtype)
         for index in self.numpy.ndindex(*array.shape):
             whole[index] = array[index].get()
         return whole
@@ -287,11 +288,6 @@ class Cupy(Torch):
 
     def fill(self, array, value):
         array.set(self.numpy.full(array.shape, value, array.dtype))
-
-    def capsule(self, array, stream):
-        if stream is None:
-            return array.toDlpack()
-        return array.__dlpack__(stream=stream, max_version=(1, 0))
 
     def producer(self):
         return self.library.cuda.get_current_stream().ptr
@@ -465,7 +461,8 @@ def late_work_of_theirs_finds_no_new_owner(world, on):
         return
     torch = on.library
     side = torch.cuda.Stream()
-    size = 32 * MIB
+    # All that the pool has, so that the next owner has the same.
+    size = LIMIT
     for wait in (True, False):
         owner = Owner(world, "b", size)
         array = on.from_dlpack(owner.tensor("uint8", (size,)))

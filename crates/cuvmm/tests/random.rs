@@ -527,7 +527,8 @@ where
             Ok(exported) => exported,
             Err(error) => {
                 assert!(faulted, "{error}");
-                assert_eq!(self.pool.stats().exported, before);
+                // An earlier block's may have been released on the way.
+                assert!(self.pool.stats().exported <= before);
                 return;
             }
         };

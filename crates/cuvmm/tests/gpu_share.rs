@@ -4,7 +4,7 @@
 mod gpu;
 
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cuvmm::driver::{DriverKind, HandleTypes};
@@ -49,6 +49,8 @@ fn child_of(test: &str, socket: &Path) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--ignored", "--nocapture"])
         .env(SOCKET, socket)
+        // A summary of its own would be taken for this one's.
+        .stdout(Stdio::null())
         .spawn()
         .unwrap()
 }

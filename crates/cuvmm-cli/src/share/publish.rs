@@ -16,6 +16,10 @@ use crate::drivers::print;
 use crate::watch::{in_words, nanos};
 use crate::{FAILURE, complain, usage};
 
+/// Nothing of an edition is ever given back alone, and each reader pays for each extent: so they are as
+/// large as they can be.
+const LARGEST_EXTENT: u64 = 64 << 30;
+
 /// How often a file that is followed is looked at.
 const LOOK: Duration = Duration::from_millis(250);
 
@@ -169,6 +173,7 @@ impl Press {
     fn load(&self, weights: &Weights) -> anyhow::Result<Region> {
         let mut region = Region::builder(&self.device, weights.bytes())
             .shareable(HandleTypes::POSIX_FD)
+            .largest_extent(LARGEST_EXTENT)
             .reserve()?;
         region.commit(0..region.size())?;
         weights.each_chunk(|offset, chunk| {

@@ -50,7 +50,7 @@ tests() {
         done
         step "$name" "$test" --test-threads=1
         local line
-        if line=$(grep '^test result: ' "$out/$name.log"); then
+        if line=$(grep '^test result: ' "$out/$name.log" | tail -n 1) && [ -n "$line" ]; then
             passed=$((passed + $(sed -E 's/.* ([0-9]+) passed.*/\1/' <<<"$line")))
             failed=$((failed + $(sed -E 's/.* ([0-9]+) failed.*/\1/' <<<"$line")))
             skipped=$((skipped + $(sed -E 's/.* ([0-9]+) ignored.*/\1/' <<<"$line")))

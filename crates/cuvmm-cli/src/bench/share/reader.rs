@@ -7,6 +7,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 
 use anyhow::{bail, ensure};
+use cuvmm::driver::Call;
 use cuvmm::share::{Publication, Subscriber};
 use cuvmm::{Attachment, Device, Stream};
 use serde::{Deserialize, Serialize};
@@ -53,11 +54,22 @@ pub(crate) struct Reader {
     pub(super) pairs: usize,
 }
 
+/// The calls of an attachment, by the names that the report has for them.
+pub(super) const ATTACHING: [(Call, &str); 5] = [
+    (Call::MemAddressReserve, "reserve_us"),
+    (Call::MemImportFromShareableHandle, "import_us"),
+    (Call::MemGetAllocationPropertiesFromHandle, "properties_us"),
+    (Call::MemMap, "map_us"),
+    (Call::MemSetAccess, "set_access_us"),
+];
+
 /// What it found. Times are in nanoseconds.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Reading {
     pub(super) ours: Vec<f64>,
     pub(super) by_hand: Vec<f64>,
+    /// What each of [`ATTACHING`] took for one attachment, in microseconds.
+    pub(super) calls: Vec<f64>,
     /// Opening the device: on a GPU this makes a context.
     pub(super) opened: f64,
     /// What the driver says is free, before and while one attachment is there.
@@ -116,6 +128,7 @@ impl Reader {
         ensure!(extents == self.count, "{extents} extents were published");
         drop(publication);
 
+        let before = device.calls();
         let ours = || {
             let (took, publication) = wall(|| self.attach(&device, &stream))?;
             drop(publication);
@@ -127,7 +140,13 @@ impl Reader {
             Ok(took)
         };
         let (ours, by_hand) = alternate(self.pairs, ours, by_hand)?;
+        let made = device.calls().since(&before);
+        let calls = ATTACHING.map(|(call, _)| {
+            let micros = made.time(call).as_secs_f64() * 1e6;
+            micros / ours.values().len().max(1) as f64
+        });
         let reading = Reading {
+            calls: calls.to_vec(),
             ours: ours.values().to_vec(),
             by_hand: by_hand.values().to_vec(),
             opened: took,

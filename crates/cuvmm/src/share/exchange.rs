@@ -1,7 +1,7 @@
 //! Memory given over a channel: described, agreed to, and only then handed over, a few handles at a
 //! time, so that neither side has many of them open at once.
 
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd};
 
 use cuvmm_driver::Exported;
 
@@ -56,12 +56,13 @@ impl Channel {
         let mut given = 0;
         while given < all {
             let next = all.min(given + BATCH);
-            match offer.handles(given..next).and_then(Batch::of) {
-                Ok(batch) => self.send_handles(&batch.names, &batch.fds(), deadline)?,
-                Err(error) => {
-                    self.refuse(&error.to_string(), deadline);
-                    return Err(GiveError::Offer(error));
-                }
+            let batch = match offer.batch(given..next) {
+                Ok(batch) => batch,
+                Err(error) => return Err(self.withdraw(error, deadline)),
+            };
+            match packed(batch.handles()) {
+                Ok((names, descriptors)) => self.send_handles(&names, &descriptors, deadline)?,
+                Err(error) => return Err(self.withdraw(error, deadline)),
             }
             self.hear_verdict(deadline)?;
             given = next;
@@ -135,6 +136,12 @@ impl Channel {
         }
     }
 
+    /// Tells the peer that it gets nothing after all.
+    fn withdraw(&mut self, error: OfferError, deadline: Deadline) -> GiveError {
+        self.refuse(&error.to_string(), deadline);
+        GiveError::Offer(error)
+    }
+
     /// Says no, and why, if that can still be said: what went wrong first is what the caller must
     /// hear of.
     fn refuse(&mut self, reason: &str, deadline: Deadline) {
@@ -171,28 +178,16 @@ impl Channel {
 }
 
 /// Handles as they travel: fabric handles in a message, descriptors beside it.
-#[derive(Debug, Default)]
-struct Batch {
-    names: Vec<u8>,
-    descriptors: Vec<OwnedFd>,
-}
-
-impl Batch {
-    fn of(handles: Vec<Exported>) -> Result<Self, OfferError> {
-        let mut batch = Self::default();
-        for handle in handles {
-            match handle {
-                Exported::Fd(fd) => batch.descriptors.push(fd),
-                Exported::Fabric(name) => batch.names.extend_from_slice(&name),
-                _ => return Err(OfferError::UnknownHandle),
-            }
+fn packed(handles: &[Exported]) -> Result<(Vec<u8>, Vec<BorrowedFd<'_>>), OfferError> {
+    let (mut names, mut descriptors) = (vec![], vec![]);
+    for handle in handles {
+        match handle {
+            Exported::Fd(fd) => descriptors.push(fd.as_fd()),
+            Exported::Fabric(name) => names.extend_from_slice(name),
+            _ => return Err(OfferError::UnknownHandle),
         }
-        Ok(batch)
     }
-
-    fn fds(&self) -> Vec<BorrowedFd<'_>> {
-        self.descriptors.iter().map(OwnedFd::as_fd).collect()
-    }
+    Ok((names, descriptors))
 }
 
 /// The reason for a no; nothing for a yes.

@@ -161,7 +161,7 @@ impl Publisher {
             }));
         }
         // Asked for once before it is promised to anybody.
-        drop(offer.handles(0..1)?);
+        drop(offer.batch(0..1)?);
         memory.seal()?;
         Ok(offer)
     }

@@ -18,7 +18,7 @@ use rustix::fs::{
     FileType, FlockOperation, MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals,
     fcntl_get_seals, flock, fstat, ftruncate, memfd_create, open, readlink,
 };
-use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use rustix::io::{Errno, fcntl_dupfd_cloexec, retry_on_intr};
 
 use super::answer::{Answer, OUT_OF_MEMORY, UNKNOWN, require};
 use crate::{CUresult, Location, LocationKind};
@@ -72,8 +72,9 @@ pub(crate) fn stand_in(size: u64) -> Answer<OwnedFd> {
 /// A new descriptor on a new open file of the same memory, locked for as long as it lives.
 pub(crate) fn hand_out(file: &OwnedFd) -> Answer<OwnedFd> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let given = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(code)?;
-    flock(&given, FlockOperation::LockShared).map_err(code)?;
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let given = retry_on_intr(|| open(&path, flags, Mode::empty())).map_err(code)?;
+    retry_on_intr(|| flock(&given, FlockOperation::LockShared)).map_err(code)?;
     Ok(given)
 }
 

@@ -17,6 +17,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -285,7 +286,10 @@ pub fn in_a_child(work: impl FnOnce()) {
     assert_eq!(ended(child, Duration::from_secs(30)), Some(0), "the child");
 }
 
-/// Begins something in a forked child, which ends with 0 if it does not panic.
+/// Whether any thread of a child has.
+static PANICKED: AtomicBool = AtomicBool::new(false);
+
+/// Begins something in a forked child, which ends with 0 if none of its threads panics.
 pub fn fork(work: impl FnOnce()) -> i32 {
     // SAFETY: the child has this thread only, uses nothing of the others', and leaves by `_exit`.
     let child = unsafe { libc::fork() };
@@ -293,12 +297,17 @@ pub fn fork(work: impl FnOnce()) -> i32 {
     if child == 0 {
         // What the test's runner keeps of its output nobody would see.
         std::panic::set_hook(Box::new(|info| {
+            PANICKED.store(true, Ordering::SeqCst);
             let said = writeln!(std::io::stderr(), "in a child: {info}");
             drop(said);
         }));
         let outcome = catch_unwind(AssertUnwindSafe(work));
         // SAFETY: ends the child without running anything of the parent's.
-        unsafe { libc::_exit(i32::from(outcome.is_err())) }
+        unsafe {
+            libc::_exit(i32::from(
+                outcome.is_err() || PANICKED.load(Ordering::SeqCst),
+            ))
+        }
     }
     child
 }

@@ -1,0 +1,480 @@
+//! Every system call of either side of a sharing, failed once: an error or none, in time, with
+//! nothing left open or mapped.
+//!
+//! The side that is looked at is a process of its own, which this one traces: its nth call is not
+//! made, and answers as it would where there is no room, or as if a signal had come. The other side
+//! is another process, which nobody disturbs.
+//!
+//! `unsafe` here: ending children, and asking for alarms.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#![allow(
+    missing_docs,
+    unsafe_code,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
+
+mod common;
+mod share_support;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{G, Rig};
+use cuvmm::driver::HandleTypes;
+use cuvmm::driver::host::HostMemory;
+use cuvmm::share::{Listener, Manifest, Publisher, Subscriber, Users, sweep};
+use cuvmm::{Attachment, Channel, Offer, Region};
+use nix::libc::user_regs_struct;
+use nix::sys::ptrace;
+use nix::sys::signal::{Signal, raise};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use share_support::{fork, leaves_nothing_open, open_files};
+
+/// What a child ends with where it may not be traced.
+const REFUSED: i32 = 77;
+
+/// After so many seconds a child hangs.
+const HANGS: u32 = 20;
+
+/// How long a peer is waited for.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// The system has no room, or the peer has gone.
+    NoRoom,
+    /// A signal came: that ends nothing.
+    Interrupted,
+}
+
+/// What a call answers instead of being made; nothing if it is none of those that are failed.
+fn refusal(way: Way, call: &user_regs_struct) -> Option<(&'static str, i32)> {
+    let number = call.orig_rax.cast_signed();
+    let interrupted = way == Way::Interrupted;
+    let (name, no_room, may_be_interrupted) = match number {
+        libc::SYS_socket => ("socket", libc::EMFILE, false),
+        libc::SYS_socketpair => ("socketpair", libc::EMFILE, false),
+        libc::SYS_bind => ("bind", libc::ENOMEM, false),
+        libc::SYS_listen => ("listen", libc::ENOBUFS, false),
+        libc::SYS_accept4 => ("accept4", libc::EMFILE, true),
+        libc::SYS_connect => ("connect", libc::ENOMEM, true),
+        libc::SYS_sendmsg => ("sendmsg", libc::ECONNRESET, true),
+        libc::SYS_recvmsg => ("recvmsg", libc::ECONNRESET, true),
+        libc::SYS_ppoll => ("ppoll", libc::ENOMEM, true),
+        libc::SYS_poll => ("poll", libc::ENOMEM, true),
+        libc::SYS_getsockopt => ("getsockopt", libc::ENOBUFS, false),
+        libc::SYS_setsockopt => ("setsockopt", libc::ENOMEM, false),
+        libc::SYS_eventfd2 => ("eventfd2", libc::EMFILE, false),
+        libc::SYS_fchmod => ("fchmod", libc::EPERM, false),
+        libc::SYS_chmod => ("chmod", libc::EPERM, false),
+        libc::SYS_fchmodat => ("fchmodat", libc::EPERM, false),
+        libc::SYS_ioctl => ("ioctl", libc::ENOMEM, false),
+        libc::SYS_openat => ("openat", libc::EMFILE, true),
+        libc::SYS_open => ("open", libc::EMFILE, true),
+        libc::SYS_flock => ("flock", libc::ENOLCK, true),
+        libc::SYS_unlink => ("unlink", libc::EACCES, false),
+        libc::SYS_unlinkat => ("unlinkat", libc::EACCES, false),
+        libc::SYS_statx => ("statx", libc::EACCES, false),
+        libc::SYS_newfstatat => ("newfstatat", libc::EACCES, false),
+        libc::SYS_fstat => ("fstat", libc::ENOMEM, false),
+        libc::SYS_lstat => ("lstat", libc::EACCES, false),
+        libc::SYS_memfd_create => ("memfd_create", libc::EMFILE, false),
+        libc::SYS_ftruncate => ("ftruncate", libc::ENOSPC, false),
+        libc::SYS_fcntl => ("fcntl", libc::EMFILE, false),
+        libc::SYS_readlink => ("readlink", libc::ENOMEM, false),
+        libc::SYS_readlinkat => ("readlinkat", libc::ENOMEM, false),
+        libc::SYS_clone3 => ("clone3", libc::EAGAIN, false),
+        libc::SYS_clone => ("clone", libc::EAGAIN, false),
+        // Of memory that is shared, and of addresses: the allocator's own ends the process, as it
+        // does everywhere.
+        libc::SYS_mmap if call.r8 as i32 >= 0 => ("mmap of a file", libc::ENOMEM, false),
+        libc::SYS_mmap if call.rdx == 0 && call.r10 & libc::MAP_STACK as u64 == 0 => {
+            ("mmap of addresses", libc::ENOMEM, false)
+        }
+        // Those of a bell, which answers nothing else.
+        libc::SYS_read if interrupted && call.rdx == 8 => ("read", libc::EINTR, true),
+        libc::SYS_write if interrupted && call.rdx == 8 => ("write", libc::EINTR, true),
+        _ => return None,
+    };
+    match way {
+        Way::NoRoom => Some((name, no_room)),
+        Way::Interrupted => may_be_interrupted.then_some((name, libc::EINTR)),
+    }
+}
+
+/// Between two of these, calls are failed.
+fn mark() {
+    // SAFETY: asks for a number.
+    let _ = unsafe { libc::getppid() };
+}
+
+/// What became of a run.
+#[derive(Debug)]
+struct Outcome {
+    /// The call that was failed, if there were so many.
+    failed: Option<&'static str>,
+    traced: WaitStatus,
+    other: WaitStatus,
+}
+
+/// Follows a child that has asked to be traced, and fails its nth call; nothing if it may not be
+/// traced. Waits for another child too.
+fn follow(traced: i32, other: i32, nth: usize, way: Way) -> Option<Outcome> {
+    let (traced, other) = (Pid::from_raw(traced), Pid::from_raw(other));
+    let mut ended: BTreeMap<Pid, WaitStatus> = BTreeMap::new();
+    // Which threads are in a call, and what it is to answer if it was not made.
+    let mut within: BTreeMap<Pid, Option<i32>> = BTreeMap::new();
+    let mut known = BTreeSet::new();
+    let (mut marks, mut calls, mut failed) = (0, 0, None);
+    while ended.len() < 2 {
+        let status = waitpid(None, Some(WaitPidFlag::__WALL)).unwrap();
+        let pid = status.pid().unwrap();
+        let mut signal = None;
+        match status {
+            WaitStatus::Exited(..) | WaitStatus::Signaled(..) => {
+                if pid == traced || pid == other {
+                    ended.insert(pid, status);
+                }
+                continue;
+            }
+            // A thread begins with one, and the process with one of its own.
+            WaitStatus::Stopped(_, Signal::SIGSTOP) if known.insert(pid) => {
+                if pid == traced {
+                    let options = ptrace::Options::PTRACE_O_TRACESYSGOOD
+                        | ptrace::Options::PTRACE_O_TRACECLONE
+                        | ptrace::Options::PTRACE_O_EXITKILL;
+                    ptrace::setoptions(pid, options).unwrap();
+                }
+            }
+            WaitStatus::Stopped(_, other) => signal = Some(other),
+            WaitStatus::PtraceSyscall(_) => {
+                // One that is killed meanwhile has none.
+                if let Ok(mut registers) = ptrace::getregs(pid) {
+                    if let Some(answer) = within.remove(&pid) {
+                        if let Some(errno) = answer {
+                            registers.rax = i64::from(-errno).cast_unsigned();
+                            let _ = ptrace::setregs(pid, registers);
+                        }
+                    } else {
+                        let mut answer = None;
+                        if registers.orig_rax.cast_signed() == libc::SYS_getppid {
+                            marks += 1;
+                        } else if marks == 1
+                            && let Some((name, errno)) = refusal(way, &registers)
+                        {
+                            calls += 1;
+                            if calls == nth {
+                                failed = Some(name);
+                                answer = Some(errno);
+                                registers.orig_rax = u64::MAX;
+                                ptrace::setregs(pid, registers).unwrap();
+                            }
+                        }
+                        within.insert(pid, answer);
+                    }
+                }
+            }
+            _ => {}
+        }
+        // One that is killed meanwhile has gone.
+        let _ = ptrace::syscall(pid, signal);
+    }
+    let (traced, other) = (ended[&traced], ended[&other]);
+    if matches!(traced, WaitStatus::Exited(_, REFUSED)) {
+        return None;
+    }
+    Some(Outcome {
+        failed,
+        traced,
+        other,
+    })
+}
+
+/// What a side has to go by.
+struct Side<'a> {
+    folder: &'a Path,
+    /// Connected to the other side's, which closes its own when it has done.
+    socket: Option<OwnedFd>,
+    /// Whether what it does must come about.
+    must: bool,
+}
+
+impl Side<'_> {
+    fn path(&self) -> PathBuf {
+        self.folder.join("socket")
+    }
+
+    fn socket(&mut self) -> OwnedFd {
+        self.socket.take().unwrap()
+    }
+
+    /// Waits until the other side has done.
+    fn wait(&self) {
+        let mut byte = [0];
+        let socket = self.socket.as_ref().unwrap();
+        while !matches!(rustix::io::read(socket, &mut byte), Ok(0)) {}
+    }
+
+    /// What a side does: while its calls are failed, and without a trace.
+    fn does<E: std::fmt::Display>(&mut self, work: impl FnOnce(&mut Self) -> Result<(), E>) {
+        let before = open_files();
+        mark();
+        let done = work(self);
+        mark();
+        if self.must
+            && let Err(error) = done
+        {
+            panic!("interrupted, and then: {error}");
+        }
+        // What was handed on has gone with whoever had it.
+        let mut left = open_files();
+        left.retain(|number, what| before.get(number) != Some(what));
+        assert_eq!(left, BTreeMap::new(), "descriptors");
+    }
+}
+
+/// What could not be given back because its one call was failed is counted; nothing else is left.
+fn given_back(rig: Rig<HostMemory>) {
+    let live = rig.machine.live();
+    let things = live.reservations + live.mappings + live.allocations;
+    let left = things as u64 + live.references;
+    let failures = rig.device.drop_failures();
+    assert!(failures <= 1, "{live:?}");
+    assert!(left <= 2 * failures, "{live:?}");
+    assert_eq!(live.exported_only, 0);
+}
+
+fn region(rig: &Rig<HostMemory>) -> Region {
+    let mut region = Region::builder(&rig.device, 2 * G)
+        .largest_extent(G)
+        .shareable(HandleTypes::POSIX_FD)
+        .reserve()
+        .unwrap();
+    region.commit(0..2 * G).unwrap();
+    region
+}
+
+fn over(socket: OwnedFd) -> Result<Channel, String> {
+    let mut channel = Channel::over(socket, &Users::own()).map_err(text)?;
+    channel.set_timeout(PATIENCE);
+    Ok(channel)
+}
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+fn give(side: &mut Side<'_>) {
+    let rig = common::host();
+    let region = region(&rig);
+    let offer = Offer::region(&region, 0..2 * G).unwrap();
+    side.does(|side| {
+        drop(Channel::pair().map_err(text)?);
+        over(side.socket())?.give(&offer).map_err(text)
+    });
+    // The other side may have them still.
+    drop((offer, region));
+    let begun = Instant::now();
+    while rig.machine.live().exported_only > 0 && begun.elapsed() < 10 * PATIENCE {
+        thread::sleep(Duration::from_millis(1));
+    }
+    given_back(rig);
+}
+
+fn take(side: &mut Side<'_>) {
+    let rig = common::host();
+    side.does(|side| {
+        let how = Attachment::builder(&rig.device);
+        over(side.socket())?.take(&how).map(drop).map_err(text)
+    });
+    given_back(rig);
+}
+
+fn listen(side: &mut Side<'_>) {
+    let rig = common::host();
+    side.does(|side| {
+        let users = Users::own().and(4321);
+        let listener = Listener::bind_for(side.path(), users).map_err(text)?;
+        let mut channel = listener.accept(PATIENCE).map_err(text)?;
+        channel.set_timeout(PATIENCE);
+        let how = Attachment::builder(&rig.device);
+        channel.take(&how).map(drop).map_err(text)
+    });
+    given_back(rig);
+}
+
+/// Connects once somebody listens, and gives.
+fn give_there(side: &mut Side<'_>) {
+    let rig = common::host();
+    let region = region(&rig);
+    let offer = Offer::region(&region, 0..2 * G).unwrap();
+    side.does(|side| {
+        let mut channel = connected(|| Channel::connect(side.path()))?;
+        channel.set_timeout(PATIENCE);
+        channel.give(&offer).map_err(text)
+    });
+    drop((offer, region));
+}
+
+/// What is there soon.
+fn connected<T, E: std::fmt::Display>(
+    mut connect: impl FnMut() -> Result<T, E>,
+) -> Result<T, String> {
+    let begun = Instant::now();
+    loop {
+        match connect() {
+            Err(_) if begun.elapsed() < PATIENCE / 3 => thread::sleep(Duration::from_millis(1)),
+            connected => return connected.map_err(text),
+        }
+    }
+}
+
+fn publish(side: &mut Side<'_>) {
+    let rig = common::host();
+    let region = region(&rig);
+    side.does(|side| {
+        let publisher = Publisher::bind(side.path()).map_err(text)?;
+        publisher
+            .publish("model", Manifest::default(), region)
+            .map_err(text)?;
+        side.wait();
+        drop(publisher);
+        Ok::<(), String>(())
+    });
+    given_back(rig);
+}
+
+fn subscribe(side: &mut Side<'_>) {
+    let rig = common::host();
+    side.does(|side| {
+        let how = Attachment::builder(&rig.device);
+        let mut subscriber = connected(|| Subscriber::connect(side.path()))?;
+        subscriber.channel().set_timeout(PATIENCE);
+        subscriber.list().map_err(text)?;
+        // It may not have been published yet.
+        let edition = connected(|| subscriber.attach("model", &how))?;
+        let soon = Duration::from_millis(5);
+        subscriber.wait_for_newer(&edition, soon).map_err(text)?;
+        Ok::<(), String>(())
+    });
+    given_back(rig);
+}
+
+type Does = fn(&mut Side<'_>);
+
+/// Runs both sides with the nth call of the first failed.
+fn run(traced: Does, other: Does, nth: usize, way: Way) -> Option<Outcome> {
+    let folder = tempfile::tempdir().unwrap();
+    let kind = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let (one, two) = socketpair(kind.0, kind.1, SocketFlags::CLOEXEC, None).unwrap();
+    let mut ends = [Some(one), Some(two)];
+    let mut begin = |mine: usize, traced: bool, work: Does| {
+        fork(|| {
+            ends[1 - mine] = None;
+            // SAFETY: asks to be ended in time.
+            unsafe { libc::alarm(HANGS) };
+            let mut side = Side {
+                folder: folder.path(),
+                socket: ends[mine].take(),
+                must: traced && way == Way::Interrupted,
+            };
+            if traced {
+                if ptrace::traceme().is_err() {
+                    // SAFETY: ends the child without running anything of the parent's.
+                    unsafe { libc::_exit(REFUSED) }
+                }
+                raise(Signal::SIGSTOP).unwrap();
+            }
+            work(&mut side);
+        })
+    };
+    let other = begin(1, false, other);
+    let traced = begin(0, true, traced);
+    ends = [None, None];
+    drop(ends);
+    let outcome = follow(traced, other, nth, way)?;
+    // What could not be removed goes with the next who looks.
+    sweep(folder.path().join("socket")).unwrap();
+    let left = std::fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(left, 0, "call {nth}: {outcome:?}");
+    Some(outcome)
+}
+
+/// Fails the first call of one side, the second, and so on, until there are no more.
+fn each_call(traced: Does, other: Does, expected: &[&str]) {
+    leaves_nothing_open(|| {
+        for way in [Way::NoRoom, Way::Interrupted] {
+            let mut failed = BTreeMap::new();
+            for nth in 1.. {
+                assert!(nth < 1000, "it never ends");
+                let Some(outcome) = run(traced, other, nth, way) else {
+                    let said =
+                        "*** NO SYSTEM CALL WAS FAILED: one process may not trace another here";
+                    drop(writeln!(std::io::stderr(), "{said}"));
+                    return;
+                };
+                let right = |status| matches!(status, WaitStatus::Exited(_, 0));
+                assert!(
+                    right(outcome.traced) && right(outcome.other),
+                    "call {nth}, {way:?}: {outcome:?}"
+                );
+                let Some(name) = outcome.failed else {
+                    break;
+                };
+                *failed.entry(name).or_insert(0) += 1;
+            }
+            if way == Way::NoRoom {
+                for expected in expected {
+                    assert!(failed.contains_key(expected), "{expected}: {failed:?}");
+                }
+            }
+            assert!(failed.contains_key("sendmsg"), "{failed:?}");
+        }
+    });
+}
+
+#[test]
+fn giving() {
+    let calls = ["socketpair", "getsockopt", "recvmsg", "sendmsg", "open"];
+    each_call(give, take, &calls);
+}
+
+#[test]
+fn taking() {
+    let calls = ["fcntl", "mmap of a file", "recvmsg", "sendmsg"];
+    each_call(take, give, &calls);
+}
+
+#[test]
+fn listening() {
+    let calls = [
+        "socket", "ioctl", "fchmod", "bind", "listen", "accept4", "flock", "openat", "unlink",
+    ];
+    each_call(listen, give_there, &calls);
+}
+
+#[test]
+fn connecting() {
+    let calls = ["socket", "setsockopt", "connect", "sendmsg", "recvmsg"];
+    each_call(give_there, listen, &calls);
+}
+
+#[test]
+fn publishing() {
+    let calls = ["eventfd2", "clone3", "accept4", "ppoll", "openat"];
+    each_call(publish, subscribe, &calls);
+}
+
+#[test]
+fn subscribing() {
+    each_call(subscribe, publish, &["connect", "mmap of a file"]);
+}

@@ -169,13 +169,11 @@ impl Shop {
 
     fn of(region: Region) -> Self {
         let shop = Self::new();
-        shop.publish(region).unwrap();
+        let publisher = &shop.publisher;
+        publisher
+            .publish("model", Manifest::default(), region)
+            .unwrap();
         shop
-    }
-
-    #[allow(clippy::result_large_err, reason = "the region itself is handed back")]
-    fn publish(&self, region: Region) -> Result<u64, cuvmm::error::PublishError<Region>> {
-        self.publisher.publish("model", Manifest::default(), region)
     }
 
     fn reader(&self) -> Subscriber {
@@ -188,7 +186,9 @@ fn publishing() {
     leaves_nothing_open(|| {
         let world = |rig: &Model| (Shop::new(), Some(region(rig)));
         let publish = |_: &Model, (shop, memory): &mut (Shop, Option<Region>)| {
-            if let Err(refused) = shop.publish(memory.take().unwrap()) {
+            let region = memory.take().unwrap();
+            let published = shop.publisher.publish("model", Manifest::default(), region);
+            if let Err(refused) = published {
                 memory.replace(refused.memory);
                 return Err(refused.reason.to_string());
             }

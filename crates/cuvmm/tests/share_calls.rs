@@ -148,12 +148,10 @@ fn follow(traced: i32, other: i32, nth: usize, way: Way) -> Option<Outcome> {
             }
             // A thread begins with one, and the process with one of its own.
             WaitStatus::Stopped(_, Signal::SIGSTOP) if known.insert(pid) => {
-                if pid == traced {
-                    let options = ptrace::Options::PTRACE_O_TRACESYSGOOD
-                        | ptrace::Options::PTRACE_O_TRACECLONE
-                        | ptrace::Options::PTRACE_O_EXITKILL;
-                    ptrace::setoptions(pid, options).unwrap();
-                }
+                let options = ptrace::Options::PTRACE_O_TRACESYSGOOD
+                    | ptrace::Options::PTRACE_O_TRACECLONE
+                    | ptrace::Options::PTRACE_O_EXITKILL;
+                ptrace::setoptions(pid, options).unwrap();
             }
             WaitStatus::Stopped(_, other) => signal = Some(other),
             WaitStatus::PtraceSyscall(_) => {

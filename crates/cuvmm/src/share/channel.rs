@@ -11,9 +11,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_domain, socket_type};
 use rustix::net::{
@@ -24,6 +24,7 @@ use rustix::net::{
 
 use super::frame::{self, Kind, MOST_BODY, MOST_FRAME, MOST_HANDLES};
 use super::peer::{Peer, Users};
+use super::wait::{Deadline, wait_for};
 use crate::error::ChannelError;
 
 /// How long an exchange with a peer may take, unless it is told otherwise.
@@ -395,67 +396,6 @@ pub(super) struct Message {
     pub(super) kind: Kind,
     pub(super) body: Vec<u8>,
     pub(super) handles: Vec<OwnedFd>,
-}
-
-/// When an exchange must have ended.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Deadline {
-    end: Option<Instant>,
-    allowed: Duration,
-}
-
-impl Deadline {
-    pub(super) fn after(allowed: Duration) -> Self {
-        Self {
-            end: Instant::now().checked_add(allowed),
-            allowed,
-        }
-    }
-
-    fn left(&self) -> Duration {
-        self.end.map_or(Duration::MAX, |end| {
-            end.saturating_duration_since(Instant::now())
-        })
-    }
-
-    fn check(&self) -> Result<(), ChannelError> {
-        if self.left().is_zero() {
-            return Err(ChannelError::TimedOut {
-                waited: self.allowed,
-            });
-        }
-        Ok(())
-    }
-}
-
-/// Waits until one of these is as it is wanted, or has ended; which.
-pub(super) fn wait_for(
-    wanted: &[(BorrowedFd<'_>, PollFlags)],
-    deadline: Option<Deadline>,
-) -> Result<Vec<usize>, ChannelError> {
-    loop {
-        let mut fds: Vec<PollFd<'_>> = wanted
-            .iter()
-            .map(|(fd, what)| PollFd::from_borrowed_fd(*fd, *what))
-            .collect();
-        // A time that does not fit is as good as none.
-        let left = deadline.and_then(|deadline| Timespec::try_from(deadline.left()).ok());
-        match poll(&mut fds, left.as_ref()) {
-            Ok(0) => {
-                let waited = deadline.map_or(Duration::ZERO, |deadline| deadline.allowed);
-                return Err(ChannelError::TimedOut { waited });
-            }
-            Ok(_) => {
-                let ready = fds
-                    .iter()
-                    .enumerate()
-                    .filter(|(_, fd)| !fd.revents().is_empty());
-                return Ok(ready.map(|(index, _)| index).collect());
-            }
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(system("poll")(errno)),
-        }
-    }
 }
 
 /// A socket of the kind that channels use.

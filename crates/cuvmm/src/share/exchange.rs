@@ -6,9 +6,10 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use cuvmm_driver::Exported;
 
 use super::attachment::{Attachment, AttachmentBuilder};
-use super::channel::{Channel, Deadline, Message};
+use super::channel::{Channel, Message};
 use super::frame::{Kind, MOST_HANDLES};
 use super::offer::Offer;
+use super::wait::Deadline;
 use super::wire::{Description, MOST_DESCRIPTION};
 use crate::error::{AttachError, ChannelError, GiveError, OfferError, TakeError};
 

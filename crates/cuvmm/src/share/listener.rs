@@ -16,8 +16,9 @@ use rustix::fs::{FlockOperation, Mode, OFlags, chmod, fchmod, flock};
 use rustix::io::{Errno, ioctl_fionbio, retry_on_intr};
 use rustix::net::{SocketFlags, accept_with, bind, listen};
 
-use super::channel::{Channel, Deadline, address, new_socket, system, wait_for};
+use super::channel::{Channel, address, new_socket, system};
 use super::peer::Users;
+use super::wait::{Deadline, wait_for};
 use crate::error::ChannelError;
 
 /// How many may wait to be accepted.

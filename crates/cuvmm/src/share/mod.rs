@@ -40,6 +40,7 @@ mod protocol;
 mod publisher;
 mod seal;
 mod subscriber;
+mod wait;
 mod wire;
 
 pub use attachment::{Attachment, AttachmentBuilder};

@@ -3,9 +3,10 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::channel::{Channel, Deadline};
+use super::channel::Channel;
 use super::frame::Kind;
 use super::manifest::Manifest;
+use super::wait::Deadline;
 use crate::error::ChannelError;
 
 /// The most bytes of a request.

@@ -16,13 +16,14 @@ use std::time::{Duration, SystemTime};
 use rustix::event::{EventfdFlags, PollFlags, eventfd};
 use rustix::io::retry_on_intr;
 
-use super::channel::{Channel, Deadline, Woken, system, wait_for};
+use super::channel::{Channel, Woken, system};
 use super::listener::Listener;
 use super::manifest::Manifest;
 use super::offer::Offer;
 use super::peer::Users;
 use super::protocol::{Listing, MOST_MANIFEST, MOST_NAME, MOST_REQUEST, Reply, Request};
 use super::seal::Publishable;
+use super::wait::{Deadline, wait_for};
 use crate::error::{ChannelError, GiveError, ManifestError, PublishError, PublishRefusal};
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Mutex, MutexGuard};

@@ -1,0 +1,72 @@
+//! Waiting for descriptors, and never for longer than an exchange may take.
+
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::channel::system;
+use crate::error::ChannelError;
+
+/// When an exchange must have ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Deadline {
+    end: Option<Instant>,
+    allowed: Duration,
+}
+
+impl Deadline {
+    pub(super) fn after(allowed: Duration) -> Self {
+        Self {
+            end: Instant::now().checked_add(allowed),
+            allowed,
+        }
+    }
+
+    pub(super) fn left(&self) -> Duration {
+        self.end.map_or(Duration::MAX, |end| {
+            end.saturating_duration_since(Instant::now())
+        })
+    }
+
+    /// Whether there is time left.
+    pub(super) fn check(&self) -> Result<(), ChannelError> {
+        if self.left().is_zero() {
+            return Err(ChannelError::TimedOut {
+                waited: self.allowed,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Waits until one of these is as it is wanted, or has ended; which.
+pub(super) fn wait_for(
+    wanted: &[(BorrowedFd<'_>, PollFlags)],
+    deadline: Option<Deadline>,
+) -> Result<Vec<usize>, ChannelError> {
+    loop {
+        let mut fds: Vec<PollFd<'_>> = wanted
+            .iter()
+            .map(|(fd, what)| PollFd::from_borrowed_fd(*fd, *what))
+            .collect();
+        // A time that does not fit is as good as none.
+        let left = deadline.and_then(|deadline| Timespec::try_from(deadline.left()).ok());
+        match poll(&mut fds, left.as_ref()) {
+            Ok(0) => {
+                let waited = deadline.map_or(Duration::ZERO, |deadline| deadline.allowed);
+                return Err(ChannelError::TimedOut { waited });
+            }
+            Ok(_) => {
+                let ready = fds
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, fd)| !fd.revents().is_empty());
+                return Ok(ready.map(|(index, _)| index).collect());
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(system("poll")(errno)),
+        }
+    }
+}

@@ -271,6 +271,47 @@ fn handles_that_come_one_by_one_come_in_time_or_not_at_all() {
     });
 }
 
+/// All that it says is there already, so that nobody ever waits for it: the time runs all the same.
+#[test]
+fn a_peer_that_is_always_ready_has_no_more_time_than_others() {
+    const MOMENT: Duration = Duration::from_micros(200);
+    leaves_nothing_open(|| {
+        let (giver, taker) = (common::model(), common::model());
+        let (mut channel, mut peer) = Raw::pair();
+        channel.set_timeout(MOMENT);
+        let told = Told::of(giver.device.uuid(), G, 100);
+        assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
+        let memory = handle(&giver.device, G);
+        (0..100).for_each(|_| assert!(peer.say(HANDLES, &[], &[memory.as_fd()])));
+        let error = channel
+            .take(&Attachment::builder(&taker.device))
+            .unwrap_err();
+        let right = matches!(
+            error,
+            TakeError::Channel(ChannelError::TimedOut { waited: MOMENT })
+        );
+        assert!(right, "{error:?}");
+        drop((channel, peer, memory));
+        // Nor is what is there already taken where there is no time at all.
+        let (mut channel, mut peer) = Raw::pair();
+        channel.set_timeout(Duration::ZERO);
+        assert!(peer.say(VERDICT, b"\x01no", &[]));
+        let error = channel
+            .take(&Attachment::builder(&taker.device))
+            .unwrap_err();
+        let right = matches!(
+            error,
+            TakeError::Channel(ChannelError::TimedOut {
+                waited: Duration::ZERO
+            })
+        );
+        assert!(right, "{error:?}");
+        drop((channel, peer));
+        common::nothing_left(giver);
+        common::nothing_left(taker);
+    });
+}
+
 #[test]
 fn handles_of_something_else() {
     leaves_nothing_open(|| {

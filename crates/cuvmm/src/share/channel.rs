@@ -22,6 +22,7 @@ use rustix::net::{
     connect, recvmsg, sendmsg, socket_with, socketpair,
 };
 
+use super::bell::Bell;
 use super::frame::{self, Kind, MOST_BODY, MOST_FRAME, MOST_HANDLES};
 use super::peer::{Peer, Users};
 use super::wait::{Deadline, wait_for};
@@ -44,8 +45,8 @@ pub struct Channel {
     sent: u32,
     received: u32,
     broken: bool,
-    /// Once this can be read, the peer is not waited for any more.
-    stop: Option<Arc<OwnedFd>>,
+    /// Once it is rung, the peer is not waited for any more.
+    stop: Option<Arc<Bell>>,
 }
 
 impl Channel {
@@ -129,8 +130,8 @@ impl Channel {
         })
     }
 
-    /// Waits for the peer only until `stop` can be read; then it has [closed](ChannelError::Closed).
-    pub(super) fn until(mut self, stop: Arc<OwnedFd>) -> Self {
+    /// Waits for the peer only until `stop` is rung; then it has [closed](ChannelError::Closed).
+    pub(super) fn until(mut self, stop: Arc<Bell>) -> Self {
         self.stop = Some(stop);
         self
     }

@@ -28,6 +28,8 @@
 //! error on this side, with no descriptor left open and nothing mapped.
 
 mod attachment;
+mod bell;
+mod catalogue;
 mod channel;
 mod exchange;
 mod frame;
@@ -38,6 +40,7 @@ mod parcel;
 mod peer;
 mod protocol;
 mod publisher;
+mod readers;
 mod seal;
 mod subscriber;
 mod wait;

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::{G, MIB};
-use cuvmm::driver::HandleTypes;
+use cuvmm::driver::{Call, HandleTypes};
 use cuvmm::error::{
     AttachError, CopyError, GiveError, OfferError, PublishRefusal, SubscribeError, TakeError,
     ViewError,
@@ -204,6 +204,31 @@ fn what_is_offered_is_not_forked_and_what_is_forked_is_not_offered() {
     ));
     drop((fork, other, mine));
     common::nothing_left(rig);
+}
+
+/// Making a handle costs by the size of the memory: who offers it often has it made once.
+#[test]
+fn an_offer_of_few_extents_makes_their_handles_once() {
+    let (giver, taker) = (common::host(), common::host());
+    let mut mine = region(&giver.device, 4);
+    mine.commit(0..4 * G).unwrap();
+    let offer = Offer::region(&mine, 0..4 * G).unwrap();
+    giver.faults.forget();
+    let how = Attachment::builder(&taker.device);
+    let attached: Vec<Attachment> = (0..3).map(|_| give(&offer, &how).1.unwrap()).collect();
+    let extents = mine.extents().len() as u64;
+    assert_eq!(
+        giver.faults.count(Call::MemExportToShareableHandle),
+        extents
+    );
+    let mut first = attached.into_iter();
+    drop((offer, mine, first.next()));
+    for left in first {
+        let stream = Stream::legacy(&taker.device);
+        left.read(&stream, 4 * G - 1, &mut [0]).unwrap();
+    }
+    common::nothing_left(giver);
+    common::nothing_left(taker);
 }
 
 #[test]

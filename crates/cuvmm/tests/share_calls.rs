@@ -293,13 +293,16 @@ fn text(error: impl std::fmt::Display) -> String {
 fn give(side: &mut Side<'_>) {
     let rig = common::host();
     let region = region(&rig);
+    // Moved in: it keeps the handles that it made.
     let offer = Offer::region(&region, 0..2 * G).unwrap();
-    side.does(|side| {
+    side.does(move |side| {
         drop(Channel::pair().map_err(text)?);
-        over(side.socket())?.give(&offer).map_err(text)
+        let given = over(side.socket())?.give(&offer).map_err(text);
+        drop(offer);
+        given
     });
     // The other side may have them still.
-    drop((offer, region));
+    drop(region);
     let begun = Instant::now();
     while rig.machine.live().exported_only > 0 && begun.elapsed() < 10 * PATIENCE {
         thread::sleep(Duration::from_millis(1));
@@ -336,12 +339,14 @@ fn give_there(side: &mut Side<'_>) {
     let region = region(&rig);
     let offer = Offer::region(&region, 0..2 * G).unwrap();
     side.begin();
-    side.does(|side| {
+    side.does(move |side| {
         let mut channel = Channel::connect(side.path()).map_err(text)?;
         channel.set_timeout(PATIENCE);
-        channel.give(&offer).map_err(text)
+        let given = channel.give(&offer).map_err(text);
+        drop(offer);
+        given
     });
-    drop((offer, region));
+    drop(region);
 }
 
 fn publish(side: &mut Side<'_>) {

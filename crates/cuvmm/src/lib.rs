@@ -11,6 +11,7 @@
 //! - [`plan`]: operations gone through in advance, with what they take.
 //! - [`pool`]: one device's memory under a hard limit, shared by tenants, taken back where it is
 //!   idle.
+//! - [`kv`]: keys and values of attention for many sequences, over a tenant.
 //! - [`share`]: memory given to other processes, and published under a name.
 //!
 //! # Features
@@ -37,6 +38,7 @@ pub mod dlpack;
 mod drops;
 pub mod error;
 mod fork;
+pub mod kv;
 pub mod own;
 pub mod plan;
 pub mod pool;
@@ -57,6 +59,7 @@ pub use device::Device;
 pub use drops::{DropFailure, DropHook};
 pub use error::Error;
 pub use error::{AllocateError, CallError};
+pub use kv::KvCache;
 pub use own::{Access, Event, Managed, Mapping, Physical, Place, Reservation, Right, Stream};
 pub use plan::{Plan, Step};
 pub use pool::{

@@ -22,6 +22,9 @@ mod grow_in_place;
 #[path = "../examples/hardened.rs"]
 mod hardened;
 
+#[path = "../examples/kv_cache.rs"]
+mod kv_cache;
+
 #[path = "../examples/numa_spill.rs"]
 mod numa_spill;
 
@@ -73,6 +76,11 @@ fn what_a_peer_has_is_no_other_blocks() {
 #[test]
 fn a_block_grows_in_place() {
     grow_in_place::main().unwrap();
+}
+
+#[test]
+fn sequences_grow_and_never_move() {
+    kv_cache::main().unwrap();
 }
 
 #[test]

@@ -21,6 +21,7 @@ mod grants;
 mod grow;
 mod hardened;
 mod kernels;
+mod kv;
 mod launch;
 mod mapper;
 mod metadata;
@@ -135,6 +136,10 @@ fn groups() -> Vec<Group> {
         })
     }));
     groups.push(Group::one(hardened::GROWTH, hardened::growth));
+    groups.extend(
+        kv::STEPS.map(|of| Group::one(of.0, move |stage, report| kv::step(stage, report, of))),
+    );
+    groups.push(Group::one(kv::CREATE, kv::create));
     groups.extend(containers());
     groups.extend(share::SHARED.map(|of| {
         Group::new(share::names(of), move |stage, wanted, report| {

@@ -9,6 +9,7 @@ mod cow;
 mod cudarc;
 #[cfg(feature = "dlpack")]
 mod dlpack;
+mod kv;
 mod own;
 mod plan;
 mod pool;
@@ -29,6 +30,7 @@ pub use dlpack::{
     ExportTensorError, ExportTensorRefusal, ImportTensorError, ImportTensorRefusal, NoSuchStream,
     ShapeError, TensorError,
 };
+pub use kv::{BuildKvCacheError, KvCacheError};
 pub use own::{
     AccessError, AllocateManagedError, CopyError, CreateError, ExportError, ImportError, MapError,
     OpenError, ProbeError, ReserveError, RetainError,
@@ -36,7 +38,7 @@ pub use own::{
 pub use plan::PlanError;
 pub use pool::{
     AllocateError, BuildPoolError, CompactError, ExportBlockError, FreeError, FreeRefusal,
-    RegisterError, Shortage, ShrinkError,
+    GrowAllError, RegisterError, Shortage, ShrinkError,
 };
 pub use region::{
     AliasError, CommitError, DecommitError, ExportRegionError, ForkError, GrantError, LayoutError,
@@ -185,6 +187,15 @@ pub enum Error {
     /// A block could not be exported.
     #[error(transparent)]
     ExportBlock(#[from] ExportBlockError),
+    /// A cache of keys and values could not be built.
+    #[error(transparent)]
+    BuildKvCache(#[from] BuildKvCacheError),
+    /// An operation on a cache of keys and values failed.
+    #[error(transparent)]
+    KvCache(#[from] KvCacheError),
+    /// Blocks could not be grown together.
+    #[error(transparent)]
+    GrowAll(#[from] GrowAllError),
     /// Memory could not be compacted.
     #[error(transparent)]
     Compact(#[from] CompactError),

@@ -214,6 +214,14 @@ pub enum AllocateError {
         /// Bytes asked for.
         size: u64,
     },
+    /// The block's largest extent is no power of two granules.
+    #[error("an extent of {bytes} bytes is no power of two granules of {granularity}")]
+    BadExtent {
+        /// The largest extent asked for.
+        bytes: u64,
+        /// The granule in bytes.
+        granularity: u64,
+    },
     /// The stream belongs to another device.
     #[error("the home stream belongs to another device than the pool")]
     WrongDevice,
@@ -292,6 +300,29 @@ impl From<CreateError> for AllocateError {
     fn from(error: CreateError) -> Self {
         Self::Commit(error.into())
     }
+}
+
+/// Why blocks could not be grown together. Every one of them is as before.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GrowAllError {
+    /// A block belongs to another tenant.
+    #[error("block {index} of those to be grown is another tenant's")]
+    NotOurs {
+        /// Which block, counted from zero.
+        index: usize,
+    },
+    /// A block could not grow.
+    #[error("growing block {index} of those to be grown to {size} bytes: {cause}")]
+    Refused {
+        /// Which block, counted from zero.
+        index: usize,
+        /// Bytes asked for.
+        size: u64,
+        /// Why.
+        #[source]
+        cause: AllocateError,
+    },
 }
 
 /// Why a block could not be shrunk.

@@ -94,22 +94,23 @@ impl State {
 
     fn prepare(&mut self, id: TenantId, index: usize) -> Option<Job> {
         let granule = self.device.granule();
-        let Growth::Part(part) = self.policy.growth else {
-            return None;
-        };
         let registered = self.tenants.get(&id)?.registered;
         let slot = self.tenants.get_mut(&id)?.slot_mut(index)?;
         let offset = slot.space.bytes();
         let busy = slot.is_busy() || slot.broken;
+        let largest = slot.class.largest;
         let block = slot.block.as_mut()?;
         block.pace.called = false;
+        let Growth::Part(part) = block.growth else {
+            return None;
+        };
         if busy || !registered || offset >= block.most {
             return None;
         }
         let step = granule
-            .step(block.used / part.max(1), self.policy.largest_extent)
+            .step(block.used / part.max(1), largest)
             .max(granule.bytes())
-            .min(granule.extent_within(block.most - offset, self.policy.largest_extent));
+            .min(granule.extent_within(block.most - offset, largest));
         block.pace.low = block.pace.look(block.used).clamp(step / 2, step);
         let margin = offset.saturating_sub(block.used);
         if margin >= block.pace.low || slot.stuck_at(offset, step) {

@@ -1,10 +1,11 @@
 //! Allocating: the best idle slot or a new one, furnished; or nothing.
 
 use super::budget::TenantId;
-use super::core::Wanted;
+use super::commit::{Fit, Furnished};
+use super::core::{Grain, Wanted};
 use super::pace::Pace;
-use super::slot::{Occupant, Place, Slot};
-use super::state::State;
+use super::slot::{Class, Occupant, Place, Slot};
+use super::state::{Growth, State};
 use crate::error::{AllocateError, CallError};
 use crate::own::Stream;
 
@@ -15,12 +16,34 @@ const CANDIDATES: usize = 8;
 /// lies behind it in the extent that its end falls into.
 const STRANDED_PART: u64 = 8;
 
+/// A block that was allocated, and what its slot was before.
+#[derive(Debug)]
+pub(super) struct Allocated {
+    pub(super) place: Place,
+    pub(super) given: Furnished,
+    /// The slot was opened for it.
+    pub(super) new: bool,
+    /// When the slot had been used last.
+    pub(super) touched: u64,
+}
+
 impl State {
     pub(crate) fn allocate(
         &mut self,
         id: TenantId,
         wanted: &Wanted<'_>,
     ) -> Result<Place, AllocateError> {
+        let allocated = self.allocate_unsettled(id, wanted)?;
+        self.settle(&allocated.place, allocated.given.begun);
+        Ok(allocated.place)
+    }
+
+    /// The same, and what it took can still be told from what was there.
+    pub(super) fn allocate_unsettled(
+        &mut self,
+        id: TenantId,
+        wanted: &Wanted<'_>,
+    ) -> Result<Allocated, AllocateError> {
         let &Wanted { size, capacity, .. } = wanted;
         if size == 0 {
             return Err(AllocateError::ZeroSize);
@@ -30,7 +53,7 @@ impl State {
         }
         let granule = self.device.granule();
         let too_large = AllocateError::TooLarge { size: capacity };
-        let (Some(used), Some(most), Some(class)) = (
+        let (Some(used), Some(most), Some(size_of_slot)) = (
             granule.round_up(size),
             granule.round_up(capacity),
             granule.class(capacity),
@@ -41,11 +64,24 @@ impl State {
         if home.is_some_and(|home| !home.device().is_same(&self.device)) {
             return Err(AllocateError::WrongDevice);
         }
+        let class = Class {
+            size: size_of_slot,
+            largest: self.largest_extent(wanted.grain)?,
+        };
         self.check_usable(id)?;
         self.retire_some();
-        let mut picked = self.pick(id, class, used, home)?;
-        if picked.is_none() && self.sweep(id) {
-            picked = self.pick(id, class, used, home)?;
+        let bound = match wanted.snug {
+            true => 0,
+            false => granule.bytes().max(used / STRANDED_PART),
+        };
+        let mut picked = self.pick(id, class, (used, bound), home)?;
+        let lacks = |index| {
+            self.slot(id, index)
+                .is_none_or(|slot| slot.space.bytes() < used)
+        };
+        // What was freed a moment ago may have all that is wanted.
+        if picked.is_none_or(lacks) && self.sweep(id) {
+            picked = self.pick(id, class, (used, bound), home)?;
         }
         if let Some(index) = picked {
             let revived = self.slot(id, index).map_or(0, |slot| slot.space.bytes());
@@ -62,18 +98,19 @@ impl State {
             }
         };
         let zeroed = wanted.zeroed;
-        if let Err(error) =
-            self.furnish(id, &mut slot, &super::commit::Fit::new(used, home, zeroed))
-        {
-            if new {
-                self.drop_slot(id, index, slot);
-            } else {
-                self.put_slot(id, index, slot);
+        let given = match self.furnish(id, &mut slot, &Fit::new(used, home, zeroed)) {
+            Ok(given) => given,
+            Err(error) => {
+                if new {
+                    self.drop_slot(id, index, slot);
+                } else {
+                    self.put_slot(id, index, slot);
+                }
+                return Err(error);
             }
-            return Err(error);
-        }
+        };
         let stained = slot.space.stain(0, used, id.0);
-        slot.touched = self.tick();
+        let touched = std::mem::replace(&mut slot.touched, self.tick());
         slot.block = Some(Occupant {
             requested: size,
             ever: size,
@@ -81,6 +118,7 @@ impl State {
             most,
             reach: slot.space.bytes(),
             stained,
+            growth: self.growth(wanted.grain),
             pace: Pace::default(),
             home: home.cloned(),
             users: Vec::new(),
@@ -95,7 +133,36 @@ impl State {
             capacity,
         };
         self.put_slot(id, index, slot);
-        Ok(place)
+        Ok(Allocated {
+            place,
+            given,
+            new,
+            touched,
+        })
+    }
+
+    /// The largest extent under a block.
+    fn largest_extent(&self, grain: Grain) -> Result<u64, AllocateError> {
+        let pools = self.policy.largest_extent;
+        let granule = self.device.granule();
+        match grain.largest {
+            Some(bytes) if !(bytes.is_power_of_two() && granule.divides(bytes)) => {
+                Err(AllocateError::BadExtent {
+                    bytes,
+                    granularity: granule.bytes(),
+                })
+            }
+            Some(bytes) => Ok(bytes.min(pools)),
+            None => Ok(pools),
+        }
+    }
+
+    /// How a block grows. In a hardened pool nothing lies behind a block's end.
+    fn growth(&self, grain: Grain) -> Growth {
+        match &self.hardening {
+            Some(_) => Growth::Exact,
+            None => grain.growth.unwrap_or(self.policy.growth),
+        }
     }
 
     pub(crate) fn check_usable(&self, id: TenantId) -> Result<(), AllocateError> {
@@ -115,12 +182,13 @@ impl State {
         }
     }
 
-    /// The idle slot of a class that serves best, ordered before the work of `home`.
+    /// The idle slot of a class that serves best, ordered before the work of `home`: one in which a
+    /// block strands no more than it may.
     fn pick(
         &mut self,
         id: TenantId,
-        class: u64,
-        used: u64,
+        class: Class,
+        (used, most_stranded): (u64, u64),
         home: Option<&Stream>,
     ) -> Result<Option<usize>, AllocateError> {
         let Some(tenancy) = self.tenants.get(&id) else {
@@ -128,11 +196,10 @@ impl State {
         };
         // Too little memory is worse than a fence, and a fence is worse than too much memory.
         let mut candidates = [(true, true, u64::MAX, usize::MAX); CANDIDATES];
-        let bound = self.device.granularity().max(used / STRANDED_PART);
         let fitting = tenancy
             .reusable(class)
             .take(CANDIDATES)
-            .filter(|(_, slot)| slot.stranded_by(used) <= bound);
+            .filter(|(_, slot)| slot.stranded_by(used) <= most_stranded);
         let mut count = 0;
         for ((index, slot), candidate) in fitting.zip(&mut candidates) {
             let held = slot.space.bytes();
@@ -173,9 +240,13 @@ impl State {
     }
 
     /// Addresses for a new slot, not yet in its place.
-    fn open_slot(&mut self, id: TenantId, class: u64) -> Result<(usize, Box<Slot>), AllocateError> {
+    fn open_slot(
+        &mut self,
+        id: TenantId,
+        class: Class,
+    ) -> Result<(usize, Box<Slot>), AllocateError> {
         let guard = self.guard();
-        let addresses = class.saturating_add(guard).saturating_add(guard);
+        let addresses = class.size.saturating_add(guard).saturating_add(guard);
         self.make_address_room(addresses);
         if self.budget.addresses_left() < addresses {
             return Err(AllocateError::OutOfAddresses {
@@ -185,7 +256,7 @@ impl State {
             });
         }
         self.budget.charge_addresses(id, addresses);
-        let space = match self.reserve(class, guard) {
+        let space = match self.reserve(class.size, guard) {
             Ok(space) => space,
             Err(error) => {
                 self.budget.refund_addresses(id, addresses);

@@ -12,10 +12,12 @@ use std::time::{Duration, Instant};
 
 use cuvmm_driver::DeviceAddress;
 
-use super::core::{Core, Wanted};
+use super::budget::TenantId;
+use super::core::{Core, Grain, Wanted};
 use super::lease::Lease;
 use super::shelf::{Held, Owner, Shape};
 use super::slot::Place;
+use super::state::Growth;
 use crate::device::Device;
 use crate::error::{AllocateError, CallError, CopyError, FreeError, FreeRefusal, ShrinkError};
 use crate::own::{Span, Stream};
@@ -38,6 +40,11 @@ impl<'a> BlockBuilder<'a> {
             home: None,
             tag: None,
             zeroed: false,
+            grain: Grain {
+                growth: None,
+                largest: None,
+            },
+            snug: false,
         };
         Self {
             owner,
@@ -82,6 +89,22 @@ impl<'a> BlockBuilder<'a> {
         self
     }
 
+    /// How much memory the block gets at once when it outgrows what it has, instead of what
+    /// [the pool says](super::PoolBuilder::growth). In a [hardened pool](super#hardened-pools) it
+    /// is [exact](Growth::Exact) all the same.
+    pub const fn growth(mut self, growth: Growth) -> Self {
+        self.wanted.grain.growth = Some(growth);
+        self
+    }
+
+    /// The largest extent that may lie under the block, in bytes: a power of two granules. More
+    /// than [the pool's](super::PoolBuilder::largest_extent) is the same as the pool's, which is
+    /// the default. Small extents cost more driver calls and strand less.
+    pub const fn largest_extent(mut self, bytes: u64) -> Self {
+        self.wanted.grain.largest = Some(bytes);
+        self
+    }
+
     /// How long [`allocate`](Self::allocate) and [`Block::grow_to`] may wait for memory in use to
     /// come free. By default they do not wait, but still ask pressure hooks.
     pub const fn deadline(mut self, wait: Duration) -> Self {
@@ -123,6 +146,47 @@ impl<'a> BlockBuilder<'a> {
         Ok(self.block(held))
     }
 
+    /// Allocates so many blocks that are all like this one, in one go: all of them or none.
+    ///
+    /// # Errors
+    /// As [`Self::allocate`].
+    pub fn allocate_many(self, count: usize) -> Result<Vec<Block>, AllocateError> {
+        let until = self.wait.map(after);
+        self.many(count, |core, tenant, wanted, missing| {
+            core.allocate_many(tenant, wanted, missing, until)
+        })
+    }
+
+    /// The same if that needs no waiting.
+    ///
+    /// # Errors
+    /// As [`Self::try_allocate`].
+    pub fn try_allocate_many(self, count: usize) -> Result<Vec<Block>, AllocateError> {
+        self.many(count, Core::try_allocate_many)
+    }
+
+    fn many(
+        self,
+        count: usize,
+        make: impl Fn(&Core, TenantId, &Wanted<'_>, usize) -> Result<Vec<Place>, AllocateError>,
+    ) -> Result<Vec<Block>, AllocateError> {
+        let shelved = std::iter::from_fn(|| self.shelved()).take(count);
+        let mut blocks: Vec<Block> = shelved.map(|held| self.block(held)).collect();
+        let missing = count - blocks.len();
+        if missing > 0 {
+            let Owner { core, tenant, .. } = &**self.owner;
+            let mut made = make(core, *tenant, &self.wanted, missing);
+            if matches!(&made, Err(error) if error.is_shortage()) && !blocks.is_empty() {
+                // Taken apart, what lay on the shelf may go further.
+                blocks.clear();
+                made = make(core, *tenant, &self.wanted, count);
+            }
+            let places = made?;
+            blocks.extend(places.into_iter().map(|place| self.block(self.held(place))));
+        }
+        Ok(blocks)
+    }
+
     /// A block of the same shape that was freed on the home stream a moment ago.
     fn shelved(&self) -> Option<Held> {
         let Wanted {
@@ -131,6 +195,8 @@ impl<'a> BlockBuilder<'a> {
             home,
             ref tag,
             zeroed,
+            grain,
+            ..
         } = self.wanted;
         let device = &self.owner.core.device;
         let usable = !zeroed && device.lost().is_none() && device.forked().is_none();
@@ -140,6 +206,7 @@ impl<'a> BlockBuilder<'a> {
             size,
             capacity,
             tag,
+            grain,
         };
         self.owner.shelves.of(home)?.take(home, shape)
     }
@@ -150,6 +217,7 @@ impl<'a> BlockBuilder<'a> {
             place,
             size: self.wanted.size,
             tag: self.wanted.tag.clone(),
+            grain: self.wanted.grain,
             home: self.wanted.home.cloned(),
             shelf: self
                 .wanted
@@ -159,7 +227,7 @@ impl<'a> BlockBuilder<'a> {
         }
     }
 
-    fn block(self, held: Held) -> Block {
+    fn block(&self, held: Held) -> Block {
         Block {
             held: ManuallyDrop::new(held),
             plain: AtomicBool::new(!self.wanted.zeroed),
@@ -169,7 +237,7 @@ impl<'a> BlockBuilder<'a> {
 }
 
 /// The moment so long from now, or one that is as good as never.
-fn after(wait: Duration) -> Instant {
+pub(super) fn after(wait: Duration) -> Instant {
     let now = Instant::now();
     let century = Duration::from_secs(100 * 365 * 86_400);
     now.checked_add(wait.min(century)).unwrap_or(now)
@@ -196,6 +264,21 @@ impl Block {
 
     pub(super) fn place(&self) -> &Place {
         &self.held.place
+    }
+
+    /// How long it may wait for memory.
+    pub(super) const fn patience(&self) -> Option<Duration> {
+        self.wait
+    }
+
+    /// The pool has grown it.
+    pub(super) fn has_grown(&mut self, size: u64) {
+        self.held.size = size;
+    }
+
+    /// Whether it is of a pool.
+    pub(super) fn is_of(&self, core: &Arc<Core>) -> bool {
+        Arc::ptr_eq(self.core(), core)
     }
 
     /// The first address.
@@ -352,7 +435,8 @@ impl Block {
         }
     }
 
-    fn may_be_freed(&self) -> Result<(), FreeRefusal> {
+    /// Whether [`Self::free`] would free it now.
+    pub(crate) fn may_be_freed(&self) -> Result<(), FreeRefusal> {
         // Asked only while a guard says that there are captures: the usual free asks nobody.
         if !self.core().is_capturing() {
             return Ok(());

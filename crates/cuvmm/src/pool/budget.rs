@@ -189,6 +189,15 @@ impl Budget {
         pool.min(account.limit.saturating_sub(account.held))
     }
 
+    /// The same once the tenant has given back `own` bytes and others `theirs`.
+    pub(crate) fn available_after(&self, tenant: TenantId, own: u64, theirs: u64) -> u64 {
+        let account = self.account(tenant);
+        let gained = own.saturating_add(theirs);
+        let spoken_for = self.spoken_for(tenant).saturating_sub(gained);
+        let pool = self.limits.bytes.saturating_sub(spoken_for);
+        pool.min((account.limit + own).saturating_sub(account.held))
+    }
+
     /// Bytes that must be taken back before a tenant can be charged `bytes` more: so many from
     /// itself, for its own limit, and so many in all.
     pub(crate) fn missing(&self, tenant: TenantId, bytes: u64) -> (u64, u64) {

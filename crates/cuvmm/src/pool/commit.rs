@@ -5,6 +5,8 @@ use super::slot::Slot;
 use super::state::{Scrub, State};
 use crate::error::{AllocateError, CallError, CommitError};
 use crate::own::Stream;
+#[cfg(doc)]
+use crate::region::Space;
 use crate::region::{Fence, PlaceError, Stain};
 
 /// What memory a block is to find in its slot.
@@ -20,6 +22,15 @@ pub(crate) struct Fit<'a> {
     pub(crate) zeroed: bool,
     /// The part of the memory that is there already which must read as zero.
     pub(crate) zeros: Option<(u64, u64)>,
+}
+
+/// What a slot was given.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Furnished {
+    /// Up to where there was memory before.
+    pub(crate) begun: u64,
+    /// Whether the home stream has been told to zero some of what is there now.
+    pub(crate) filled: bool,
 }
 
 impl<'a> Fit<'a> {
@@ -43,13 +54,14 @@ impl<'a> Fit<'a> {
 impl State {
     /// Gets a slot, which has been taken out, ready for a block: memory where it is to be, no other
     /// tenant's data in it, and zeros where they are owed. On failure the slot is as before, except
-    /// for what is quarantined.
+    /// for what is quarantined. What it placed is [fresh](Space::settle) until the operation has
+    /// succeeded as a whole.
     pub(crate) fn furnish(
         &mut self,
         id: TenantId,
         slot: &mut Slot,
         fit: &Fit<'_>,
-    ) -> Result<(), AllocateError> {
+    ) -> Result<Furnished, AllocateError> {
         let begun = slot.space.bytes();
         let bytes = fit.end.saturating_sub(begun);
         let count = if bytes > 0 {
@@ -57,16 +69,12 @@ impl State {
         } else {
             0
         };
-        if let Err(error) = self.cleanse(id, slot, begun, fit) {
+        let filled = self.cleanse(id, slot, begun, fit).inspect_err(|_| {
             self.uncommit(slot, begun);
             self.budget.refund(id, bytes);
             self.budget.refund_mappings(id, count);
-            return Err(error);
-        }
-        if bytes > 0 {
-            slot.space.settle(begun);
-        }
-        Ok(())
+        })?;
+        Ok(Furnished { begun, filled })
     }
 
     /// Charges for, gathers and places `bytes` behind the memory of a slot; returns how many
@@ -103,7 +111,7 @@ impl State {
         bytes: u64,
         claims: bool,
     ) -> Result<u64, AllocateError> {
-        let pieces = self.gather(id, bytes, claims)?;
+        let pieces = self.gather(id, bytes, slot.class.largest, claims)?;
         let count = pieces.len() as u64;
         if let Err(error) = self.make_mapping_room(id, count, claims) {
             self.put_back(pieces);
@@ -156,7 +164,7 @@ impl State {
 
     /// Takes out what a commit placed behind `begun`, whose charges have been or will be
     /// refunded.
-    fn uncommit(&mut self, slot: &mut Slot, begun: u64) {
+    pub(super) fn uncommit(&mut self, slot: &mut Slot, begun: u64) {
         let offsets: Vec<u64> = slot
             .space
             .extents()
@@ -188,14 +196,15 @@ impl State {
 
     /// Zeroes what another tenant wrote to in the memory behind `begun`, and whatever was written
     /// to where a block wants zeros; ordered before the new owner's work. In a pool that overwrites
-    /// what is freed also what it could not overwrite, unless a stream captures.
+    /// what is freed also what it could not overwrite, unless a stream captures. Whether that is
+    /// still going on, on the home stream.
     fn cleanse(
         &mut self,
         id: TenantId,
         slot: &mut Slot,
         begun: u64,
         fit: &Fit<'_>,
-    ) -> Result<(), AllocateError> {
+    ) -> Result<bool, AllocateError> {
         let scrubs = self.policy.scrub != Scrub::Never;
         let owed = |stain: Stain| fit.zeroed || (scrubs && stain.by != id.0);
         let overwrites = self.fill().is_some();
@@ -217,12 +226,12 @@ impl State {
             }
         }
         let Some((start, end)) = soiled else {
-            return Ok(());
+            return Ok(false);
         };
         // A fill on a stream that captures would become part of the graph, and not run now.
         if self.capturing > 0 || is_capturing(fit.home)? {
             if !must {
-                return Ok(());
+                return Ok(false);
             }
             let bytes = fit.to.saturating_sub(slot.used());
             return Err(AllocateError::Capturing(self.shortage(id, bytes, 0)));
@@ -232,7 +241,7 @@ impl State {
         if let Some(home) = fit.home.filter(|_| end > fit.to) {
             slot.fence.merge(Fence::streams(vec![home.clone()]));
         }
-        Ok(())
+        Ok(fit.home.is_some())
     }
 
     /// Fills a range with zeros on the home stream, or on a stream of ours that is waited for. One

@@ -154,7 +154,7 @@ impl State {
     /// The first run of a slot from an offset on, as long as may be.
     fn run_of(&self, slot: &Slot, from: u64) -> Option<Run> {
         let granule = self.device.granule();
-        let largest = self.policy.largest_extent;
+        let largest = slot.class.largest;
         let extents: Vec<Extent> = slot
             .space
             .extents()
@@ -220,7 +220,7 @@ impl State {
             self.take_spare(id, slot)?;
             return Ok(Moved::Copied(0));
         }
-        let pieces = match self.gather(id, run.size, false) {
+        let pieces = match self.gather(id, run.size, slot.class.largest, false) {
             Ok(pieces) => pieces,
             Err(error) if error.is_shortage() => return Ok(Moved::NoRoom),
             Err(error) => return Err(CompactError::Create(Box::new(error))),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::budget::TenantId;
 use super::pressure::{Pressure, PressureHook};
 use super::slot::Place;
-use super::state::State;
+use super::state::{Growth, State};
 use crate::device::Device;
 use crate::error::{AllocateError, CallError, ShrinkError};
 use crate::own::{ExportMark, Stream};
@@ -29,10 +29,10 @@ pub(crate) struct Core {
     placed: Condvar,
 }
 
-type Locked<'a> = MutexGuard<'a, State>;
+pub(super) type Locked<'a> = MutexGuard<'a, State>;
 
 /// What came of an attempt, and the lock it was made under.
-type Attempt<'a, T> = (Locked<'a>, Result<T, AllocateError>);
+pub(super) type Attempt<'a, T> = (Locked<'a>, Result<T, AllocateError>);
 
 /// What a block is to be.
 #[derive(Clone, Debug)]
@@ -42,6 +42,17 @@ pub(crate) struct Wanted<'a> {
     pub(crate) home: Option<&'a Stream>,
     pub(crate) tag: Option<Arc<str>>,
     pub(crate) zeroed: bool,
+    pub(crate) grain: Grain,
+    /// Idle memory serves only where nothing of an extent is left over behind the block.
+    pub(crate) snug: bool,
+}
+
+/// What a block's memory comes in, where that is another thing than the pool says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Grain {
+    pub(crate) growth: Option<Growth>,
+    /// The largest extent in bytes.
+    pub(crate) largest: Option<u64>,
 }
 
 impl Core {
@@ -152,12 +163,7 @@ impl Core {
         place: &Place,
         size: u64,
     ) -> Attempt<'a, ()> {
-        while state.waits_for_mapper(place.tenant, place.slot, size) {
-            state = self
-                .placed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
+        state = self.behind_mapper(state, place, size);
         let outcome = state.grow(place, size);
         if outcome.is_ok() {
             state.look_ahead(place.tenant, place.slot);
@@ -166,8 +172,24 @@ impl Core {
         (state, outcome)
     }
 
+    /// Waits for what the mapper is just placing, if it is what a block wants.
+    pub(super) fn behind_mapper<'a>(
+        &'a self,
+        mut state: Locked<'a>,
+        place: &Place,
+        size: u64,
+    ) -> Locked<'a> {
+        while state.waits_for_mapper(place.tenant, place.slot, size) {
+            state = self
+                .placed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        state
+    }
+
     /// Lets the lock go, and rings for the mapper if somebody asked for it.
-    fn let_go(mut state: Locked<'_>) {
+    pub(super) fn let_go(mut state: Locked<'_>) {
         let bell = state.take_ring();
         drop(state);
         if let Some(bell) = bell {
@@ -176,7 +198,7 @@ impl Core {
     }
 
     /// Tries, asks other tenants to give memory back, and tries again until the deadline.
-    fn insist<'a, T>(
+    pub(super) fn insist<'a, T>(
         &'a self,
         tenant: TenantId,
         bytes: u64,
@@ -337,12 +359,12 @@ impl State {
         )
     }
 
-    fn size_of(&self, place: &Place) -> u64 {
+    pub(super) fn size_of(&self, place: &Place) -> u64 {
         self.slot(place.tenant, place.slot)
             .map_or(0, |slot| slot.requested())
     }
 
-    fn count_refusal(&mut self, id: TenantId, error: &AllocateError) {
+    pub(super) fn count_refusal(&mut self, id: TenantId, error: &AllocateError) {
         if error.is_shortage() {
             self.refusals += 1;
             if let Some(tenancy) = self.tenants.get_mut(&id) {

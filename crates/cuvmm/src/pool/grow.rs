@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::budget::TenantId;
-use super::commit::{Fit, is_capturing};
+use super::commit::{Fit, Furnished, is_capturing};
 use super::slot::{Occupant, Place, Slot};
 use super::state::{Growth, State};
 use crate::error::AllocateError;
@@ -15,6 +15,9 @@ struct Step {
     to: u64,
     zeroed: bool,
     home: Option<Stream>,
+    growth: Growth,
+    /// The largest extent in bytes.
+    largest: u64,
     /// Up to where memory may have been written to.
     reach: u64,
     most: u64,
@@ -61,6 +64,24 @@ impl State {
     }
 
     pub(crate) fn grow(&mut self, place: &Place, size: u64) -> Result<(), AllocateError> {
+        let grown = self.grow_unsettled(place, size)?;
+        self.settle(place, grown.begun);
+        Ok(())
+    }
+
+    /// Growing has succeeded as a whole.
+    pub(super) fn settle(&mut self, place: &Place, begun: u64) {
+        if let Some(slot) = self.slot_mut(place.tenant, place.slot) {
+            slot.space.settle(begun);
+        }
+    }
+
+    /// The same, and what it took can still be told from what was there.
+    pub(super) fn grow_unsettled(
+        &mut self,
+        place: &Place,
+        size: u64,
+    ) -> Result<Furnished, AllocateError> {
         let &Place {
             tenant,
             slot: index,
@@ -92,7 +113,12 @@ impl State {
     }
 
     /// Grows a block that has nothing to hide within the granules that it has.
-    fn grow_clean(&mut self, place: &Place, size: u64, used: u64) -> Result<(), AllocateError> {
+    fn grow_clean(
+        &mut self,
+        place: &Place,
+        size: u64,
+        used: u64,
+    ) -> Result<Furnished, AllocateError> {
         let (tenant, index) = (place.tenant, place.slot);
         let usable = self.check_usable(tenant);
         let bytes = self.slot_mut(tenant, index).map(|slot| slot.space.bytes());
@@ -102,7 +128,10 @@ impl State {
         if used <= block.used {
             block.requested = size;
             block.ever = block.ever.max(size);
-            return Ok(());
+            return Ok(Furnished {
+                begun: bytes,
+                filled: false,
+            });
         }
         usable?;
         let from = block.used;
@@ -154,15 +183,22 @@ impl State {
 
     /// Gets memory under the first `to` bytes of a block's slot, which has been taken out, and
     /// margin behind them if there is enough for that.
-    fn extend(&mut self, id: TenantId, slot: &mut Slot, to: u64) -> Result<(), AllocateError> {
+    fn extend(
+        &mut self,
+        id: TenantId,
+        slot: &mut Slot,
+        to: u64,
+    ) -> Result<Furnished, AllocateError> {
         let Some(block) = &slot.block else {
-            return Ok(());
+            return Err(gone());
         };
         let step = Step {
             from: block.used,
             to,
             zeroed: block.zeroed,
             home: block.home.clone(),
+            growth: block.growth,
+            largest: slot.class.largest,
             reach: block.reach.max(block.used),
             most: block.most,
         };
@@ -191,14 +227,14 @@ impl State {
     /// How much memory to put behind a block's, `begun` bytes, whose growth asks for a step.
     fn step_of(&self, id: TenantId, begun: u64, step: &Step) -> u64 {
         let need = step.to.saturating_sub(begun);
-        let Growth::Part(part) = self.policy.growth else {
+        let Growth::Part(part) = step.growth else {
             return need;
         };
         if need == 0 {
             return 0;
         }
         let granule = self.device.granule();
-        let ahead = granule.step(step.to / part.max(1), self.policy.largest_extent);
+        let ahead = granule.step(step.to / part.max(1), step.largest);
         let room = step.most.saturating_sub(begun);
         let wished = need.max(ahead).min(room);
         // Margin is made of what nobody else has.

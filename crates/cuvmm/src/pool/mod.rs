@@ -51,6 +51,7 @@
 
 mod ahead;
 mod allocate;
+mod batch;
 mod block;
 mod budget;
 mod capture;
@@ -66,6 +67,7 @@ mod pressure;
 mod reclaim;
 mod resting;
 mod retire;
+mod room;
 mod shelf;
 mod slot;
 mod state;
@@ -99,6 +101,7 @@ pub use exported::ExportedBlock;
 pub use hardened::Hardened;
 pub use lease::Lease;
 pub use pressure::{Pressure, PressureHook};
+pub use room::Room;
 pub use state::{Growth, Scrub};
 pub use stats::{PoolStats, TenantStats};
 pub use tenant::{Tenant, TenantBuilder};

@@ -26,12 +26,19 @@ struct Take {
 
 /// Extents to be taken, and what that brings.
 #[derive(Debug, Default)]
-struct Plan {
+pub(super) struct Plan {
     takes: Vec<Take>,
     /// Bytes that count for whoever wants them.
     gained: u64,
     /// Bytes taken, by owner.
     taken: BTreeMap<TenantId, u64>,
+}
+
+impl Plan {
+    /// Bytes that it brings.
+    pub(super) const fn gained(&self) -> u64 {
+        self.gained
+    }
 }
 
 impl State {
@@ -133,7 +140,7 @@ impl State {
     }
 
     /// Plans to take from all others, rank by rank, until the plan gains `total`.
-    fn plan_others(
+    pub(super) fn plan_others(
         &mut self,
         id: TenantId,
         give: Give,
@@ -161,7 +168,7 @@ impl State {
     /// `total`. If the memory is for `others` than its owners, only what they hold above their
     /// guarantees brings anything: an extent that reaches below is taken whole, and what the owner
     /// then lacks of its guarantee stays kept for it by the budget.
-    fn plan_from(
+    pub(super) fn plan_from(
         &mut self,
         ids: &[TenantId],
         give: Give,

@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, PoisonError};
 
 use super::budget::TenantId;
-use super::core::Core;
+use super::core::{Core, Grain};
 use super::slot::Place;
 use super::tenancy::{Freed, Unswept};
 use crate::own::Stream;
@@ -42,6 +42,7 @@ pub(crate) struct Held {
     /// As asked for.
     pub(crate) size: u64,
     pub(crate) tag: Option<Arc<str>>,
+    pub(crate) grain: Grain,
     pub(crate) home: Option<Stream>,
     /// The shelf of its home stream.
     pub(crate) shelf: Option<Arc<Shelf>>,
@@ -68,6 +69,7 @@ pub(crate) struct Shape<'a> {
     pub(crate) size: u64,
     pub(crate) capacity: u64,
     pub(crate) tag: Option<&'a Arc<str>>,
+    pub(crate) grain: Grain,
 }
 
 /// The shelves of one tenant.
@@ -115,6 +117,7 @@ impl Shelf {
             held.size == shape.size
                 && held.place.capacity == shape.capacity
                 && held.home.as_ref() == Some(home)
+                && held.grain == shape.grain
                 && held.tag.as_ref() == shape.tag
         })?;
         let shelved = contents.blocks.remove(index);

@@ -12,6 +12,7 @@ use cuvmm_driver::DeviceAddress;
 
 use super::budget::TenantId;
 use super::pace::Pace;
+use super::state::Growth;
 use crate::own::Stream;
 use crate::region::{Extent, Fence, Space};
 
@@ -35,11 +36,20 @@ pub(crate) struct Place {
     pub(crate) capacity: u64,
 }
 
+/// Blocks that may trade places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Class {
+    /// The size of their slots, from which their capacities are.
+    pub(crate) size: u64,
+    /// The largest extent that may lie under them.
+    pub(crate) largest: u64,
+}
+
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) space: Space,
-    /// The class of capacities it serves: its size.
-    pub(crate) class: u64,
+    /// The blocks it serves.
+    pub(crate) class: Class,
     /// The block in it, if there is one.
     pub(crate) block: Option<Occupant>,
     /// Leases on the block that is in it or was in it last.
@@ -76,6 +86,8 @@ pub(crate) struct Occupant {
     pub(crate) reach: u64,
     /// Up to where its extents are known to have been written to by it.
     pub(crate) stained: u64,
+    /// How much memory it gets at once when it outgrows what it has.
+    pub(crate) growth: Growth,
     /// How fast it grows.
     pub(crate) pace: Pace,
     /// The stream it was allocated on.
@@ -115,7 +127,7 @@ impl Occupant {
 }
 
 impl Slot {
-    pub(crate) const fn new(space: Space, class: u64, now: u64, single: bool) -> Self {
+    pub(crate) const fn new(space: Space, class: Class, now: u64, single: bool) -> Self {
         Self {
             space,
             class,

@@ -13,19 +13,20 @@ use crate::region::Piece;
 const WORTH_MAPPING: u64 = 4;
 
 impl State {
-    /// Pieces that make up `bytes` (whole granules), which the tenant has been charged; taken from
+    /// Pieces of at most `largest` that make up `bytes` (whole granules), which the tenant has been charged; taken from
     /// others if it `claims` them and the driver has no more. On failure nothing has changed,
     /// except that the driver may have got stock back.
     pub(crate) fn gather(
         &mut self,
         id: TenantId,
         bytes: u64,
+        largest: u64,
         claims: bool,
     ) -> Result<Vec<Piece>, AllocateError> {
         let mut pieces = vec![];
         let mut left = bytes;
         while left > 0 {
-            match self.one_piece(id, left, claims) {
+            match self.one_piece(id, left, largest, claims) {
                 Ok(piece) => {
                     left -= piece.size();
                     pieces.push(piece);
@@ -40,11 +41,14 @@ impl State {
     }
 
     /// One piece of at most `left` bytes, as large as can be.
-    fn one_piece(&mut self, id: TenantId, left: u64, claims: bool) -> Result<Piece, AllocateError> {
-        let want = self
-            .device
-            .granule()
-            .extent_within(left, self.policy.largest_extent);
+    fn one_piece(
+        &mut self,
+        id: TenantId,
+        left: u64,
+        largest: u64,
+        claims: bool,
+    ) -> Result<Piece, AllocateError> {
+        let want = self.device.granule().extent_within(left, largest);
         // During a capture nothing can be scrubbed: then only what may be had as it is.
         let foreign = self.capturing == 0 || self.policy.scrub == Scrub::Never;
         loop {

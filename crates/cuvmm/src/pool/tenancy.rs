@@ -5,10 +5,13 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use super::pressure::PressureHook;
-use super::slot::{Place, Slot};
+use super::slot::{Class, Place, Slot};
 
 /// Where slots are listed that no block may be put in, though they are empty.
-const NO_CLASS: u64 = 0;
+const NO_CLASS: Class = Class {
+    size: 0,
+    largest: 0,
+};
 
 /// A slot in a list, in the order of age.
 pub(crate) type Aged = (u64, usize);
@@ -53,7 +56,7 @@ pub(crate) struct Tenancy {
     /// Places in `slots` without a slot.
     vacant: Vec<usize>,
     /// Slots with no block and no lease, by class, the one used last at the end.
-    reusable: BTreeMap<u64, BTreeSet<Aged>>,
+    reusable: BTreeMap<Class, BTreeSet<Aged>>,
     /// Slots that memory can be taken from.
     idle: BTreeSet<Aged>,
     margin: BTreeSet<Aged>,
@@ -63,7 +66,7 @@ pub(crate) struct Tenancy {
 struct Listed {
     slot: Box<Slot>,
     age: u64,
-    class: Option<u64>,
+    class: Option<Class>,
     gives: Option<Give>,
 }
 
@@ -186,7 +189,7 @@ impl Tenancy {
     }
 
     /// Slots that a block of a class may be put in, the one used last first.
-    pub(crate) fn reusable(&self, class: u64) -> impl Iterator<Item = (usize, &Slot)> {
+    pub(crate) fn reusable(&self, class: Class) -> impl Iterator<Item = (usize, &Slot)> {
         self.reusable
             .get(&class)
             .into_iter()

@@ -9,6 +9,7 @@ use super::pressure::{Pressure, PressureHook};
 use super::shelf::{Owner, Shelves};
 use super::stats::TenantStats;
 use super::tenancy::Tenancy;
+use crate::device::Device;
 use crate::error::{AllocateError, RegisterError};
 use crate::own::Stream;
 
@@ -153,6 +154,19 @@ impl Shared {
 }
 
 impl Tenant {
+    pub(crate) fn device(&self) -> &Device {
+        &self.shared.owner.core.device
+    }
+
+    /// A number that nobody else is given by this pool: its clock never shows a time twice.
+    pub(crate) fn number(&self) -> u64 {
+        self.shared.owner.core.lock().tick()
+    }
+
+    pub(super) fn owner(&self) -> &Owner {
+        &self.shared.owner
+    }
+
     /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {

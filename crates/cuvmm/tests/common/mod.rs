@@ -99,6 +99,21 @@ where
     Pool::builder(&rig.device).limit(limit).build().unwrap()
 }
 
+/// Driver calls through a pool's device that its mapper's thread did not make. The two counters
+/// are not read at one moment: they are read until nothing happens between.
+pub fn calls_without_mapper(device: &Device, pool: &Pool) -> u64 {
+    let read = || (pool.calls().total(), device.mapper_calls().total());
+    let mut last = read();
+    loop {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        let now = read();
+        if now == last {
+            return now.0 - now.1;
+        }
+        last = now;
+    }
+}
+
 /// Fails the nth call of these kinds, counted together.
 pub fn nth_of(n: u64, code: CUresult, calls: &[Call]) -> Fault {
     let any = Fault::nth(n, code);

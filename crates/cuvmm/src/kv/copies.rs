@@ -1,0 +1,122 @@
+//! Rows copied in and out by the host: to bring a prefix back, to look at what a kernel wrote.
+
+use super::KvCache;
+use super::sequences::{Sequence, SequenceId};
+use super::shape::Part;
+use crate::error::KvCacheError;
+
+/// Rows of one layer that are to be copied.
+struct Rows {
+    range: usize,
+    /// Of the first of them.
+    offset: u64,
+}
+
+impl KvCache {
+    /// Writes one layer's keys or values of tokens from `first` on, `[token, head, element]` without
+    /// gaps, behind what the home stream has queued, and returns when they are there
+    /// (`cuMemcpyHtoDAsync`; in [token-major](super::Layout::TokenMajor) layout one for each token).
+    ///
+    /// # Errors
+    /// [`KvCacheError`] when the sequence is gone, has no such tokens or layers, the bytes are no
+    /// whole rows, or a copy fails; what was written until then stays.
+    #[doc(alias = "cuMemcpyHtoDAsync")]
+    pub fn write_rows(
+        &mut self,
+        id: SequenceId,
+        layer: u32,
+        part: Part,
+        first: u64,
+        bytes: &[u8],
+    ) -> Result<(), KvCacheError> {
+        let sequence = self.sequences.get(id)?;
+        let rows = self.rows(sequence, layer, part, first, bytes.len())?;
+        let Some(block) = sequence.blocks.get(rows.range) else {
+            return Ok(());
+        };
+        if self.geometry.stride == self.geometry.row {
+            return Ok(block.write(rows.offset, bytes)?);
+        }
+        let mut offset = rows.offset;
+        for row in bytes.chunks_exact(self.row_len()) {
+            block.write(offset, row)?;
+            offset += self.geometry.stride;
+        }
+        Ok(())
+    }
+
+    /// Reads one layer's keys or values of tokens from `first` on as
+    /// [`write_rows`](Self::write_rows) writes them (`cuMemcpyDtoHAsync`).
+    ///
+    /// # Errors
+    /// As [`Self::write_rows`].
+    #[doc(alias = "cuMemcpyDtoHAsync")]
+    pub fn read_rows(
+        &self,
+        id: SequenceId,
+        layer: u32,
+        part: Part,
+        first: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), KvCacheError> {
+        let sequence = self.sequences.get(id)?;
+        let rows = self.rows(sequence, layer, part, first, bytes.len())?;
+        let Some(block) = sequence.blocks.get(rows.range) else {
+            return Ok(());
+        };
+        if self.geometry.stride == self.geometry.row {
+            return Ok(block.read(rows.offset, bytes)?);
+        }
+        let mut offset = rows.offset;
+        for row in bytes.chunks_exact_mut(self.row_len()) {
+            block.read(offset, row)?;
+            offset += self.geometry.stride;
+        }
+        Ok(())
+    }
+
+    fn row_len(&self) -> usize {
+        usize::try_from(self.geometry.row).unwrap_or(usize::MAX)
+    }
+
+    /// Where rows lie, if they are there.
+    fn rows(
+        &self,
+        sequence: &Sequence,
+        layer: u32,
+        part: Part,
+        first: u64,
+        bytes: usize,
+    ) -> Result<Rows, KvCacheError> {
+        let geometry = &self.geometry;
+        let Some((range, offset)) = geometry.place(layer, part) else {
+            return Err(KvCacheError::NoSuchLayer {
+                layer,
+                layers: geometry.shape.layers,
+            });
+        };
+        let row = self.row_len();
+        if bytes == 0 || !bytes.is_multiple_of(row) {
+            return Err(KvCacheError::NotWholeRows {
+                bytes,
+                row: geometry.row,
+            });
+        }
+        let count = (bytes / row) as u64;
+        if first
+            .checked_add(count)
+            .is_none_or(|end| end > sequence.tokens)
+        {
+            return Err(KvCacheError::OutOfRange {
+                sequence: sequence.id.number(),
+                first,
+                count,
+                tokens: sequence.tokens,
+            });
+        }
+        Ok(Rows {
+            range,
+            offset: offset + first * geometry.stride,
+        })
+    }
+}

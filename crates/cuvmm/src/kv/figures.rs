@@ -1,0 +1,180 @@
+//! What a cache holds, and how much more fits.
+
+use super::KvCache;
+use crate::error::CallError;
+use crate::pool::Block;
+
+/// A cache's figures. Sizes in bytes.
+///
+/// `held = live + padding + margin`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KvCacheStats {
+    /// Sequences that live.
+    pub sequences: usize,
+    /// Their tokens.
+    pub tokens: u64,
+    /// What their keys and values take.
+    pub live: u64,
+    /// Memory that lies under the sequences.
+    pub held: u64,
+    /// Of that, what they have beyond their tokens because memory comes in granules and extents:
+    /// the rest of the granule that a sequence ends in, and what it was given of a larger extent
+    /// that another sequence had before it.
+    pub padding: u64,
+    /// Of that, what was put ahead of their growth and never used; given up before anybody is
+    /// refused.
+    pub margin: u64,
+    /// What lies ready for the next sequence, and for others who are short of memory: all that the
+    /// tenant has idle, whatever it was used for before.
+    pub idle: u64,
+}
+
+/// How many tokens more fit, from three points of view.
+///
+/// By whole granules and by the pool's limits of bytes; those of mappings and addresses are far
+/// away as a rule, and what other processes take of the device nobody knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Admission {
+    /// Without taking anything from another tenant.
+    pub now: Fits,
+    /// When all other tenants take as much as they may: what the guarantee leaves. It can be had
+    /// once the work has passed that idle memory waits for.
+    pub at_worst: Fits,
+    /// With what other tenants have idle above their guarantees.
+    pub taking_back: Fits,
+}
+
+/// How many tokens fit into some memory: in one new sequence, or in those that are there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Fits {
+    /// The memory in bytes. What sequences of certain lengths take of it says
+    /// [`KvCache::memory_of`].
+    pub bytes: u64,
+    /// The most tokens that one new sequence can have; zero if there may be no more sequences.
+    pub sequence: u64,
+    /// The most tokens that can be appended to every sequence that is there, each as far as it may
+    /// grow at all; zero if there is none.
+    pub each: u64,
+}
+
+/// A sequence and what it can grow into that nobody else could have.
+struct Kept {
+    tokens: u64,
+    /// Bytes of each of its ranges.
+    ranges: Vec<u64>,
+}
+
+impl KvCache {
+    /// The figures now. Makes no driver call.
+    #[must_use]
+    pub fn stats(&self) -> KvCacheStats {
+        let tenant = self.tenant.stats();
+        let (mut held, mut margin, mut revivable) = (0, 0, 0);
+        self.tenant.look_under(self.blocks(), |under| {
+            held += under.held;
+            margin += under.margin;
+            revivable += under.held - under.margin - under.used;
+        });
+        let tokens = self.tokens();
+        let live = tokens * self.geometry.token;
+        KvCacheStats {
+            sequences: self.sequences.count(),
+            tokens,
+            live,
+            held,
+            margin,
+            padding: held.saturating_sub(margin).saturating_sub(live),
+            idle: (tenant.warm + tenant.limbo + tenant.leased).saturating_sub(revivable),
+        }
+    }
+
+    /// How many tokens more fit. Makes no driver call but those that ask whether work has passed
+    /// (`cuEventRecord`, `cuEventQuery`, `cuStreamQuery`).
+    ///
+    /// # Errors
+    /// [`CallError`] from the driver.
+    pub fn admission(&self) -> Result<Admission, CallError> {
+        let room = self.tenant.room()?;
+        let mut kept = Vec::with_capacity(self.sequences.count() * self.geometry.ranges);
+        self.tenant
+            .look_under(self.blocks(), |under| kept.push(under.kept));
+        let mut ranges = kept.into_iter();
+        let present: Vec<Kept> = self
+            .sequences
+            .iter()
+            .map(|sequence| Kept {
+                tokens: sequence.tokens,
+                ranges: ranges.by_ref().take(sequence.blocks.len()).collect(),
+            })
+            .collect();
+        Ok(Admission {
+            now: self.fits(room.now, &present),
+            at_worst: self.fits(room.at_worst, &present),
+            taking_back: self.fits(room.taking_back, &present),
+        })
+    }
+
+    fn blocks(&self) -> impl Iterator<Item = &Block> {
+        self.sequences.iter().flat_map(|sequence| &sequence.blocks)
+    }
+
+    fn fits(&self, bytes: u64, present: &[Kept]) -> Fits {
+        let most = self.geometry.shape.max_tokens;
+        let one_more = self.sequences.count() < self.geometry.shape.max_sequences as usize;
+        let sequence = match one_more {
+            true => largest(most, |tokens| self.geometry.memory_of(tokens) <= bytes),
+            false => 0,
+        };
+        let longest = present.iter().map(|kept| most - kept.tokens).max();
+        Fits {
+            bytes,
+            sequence,
+            each: largest(longest.unwrap_or(0), |more| {
+                self.growth_of(present, more) <= bytes
+            }),
+        }
+    }
+
+    /// Memory that every sequence takes by growing.
+    fn growth_of(&self, present: &[Kept], more: u64) -> u64 {
+        let most = self.geometry.shape.max_tokens;
+        let growth = |kept: &Kept| -> u64 {
+            let tokens = kept.tokens.saturating_add(more).min(most);
+            let range = self.geometry.memory_of_range(tokens);
+            let lacking = kept.ranges.iter().map(|has| range.saturating_sub(*has));
+            lacking.fold(0, u64::saturating_add)
+        };
+        present.iter().map(growth).fold(0, u64::saturating_add)
+    }
+}
+
+/// The largest number up to `most` that fits, where a smaller one fits if a larger one does.
+fn largest(most: u64, fits: impl Fn(u64) -> bool) -> u64 {
+    let (mut low, mut high) = (0, most);
+    while low < high {
+        let middle = low + (high - low) / 2 + 1;
+        if fits(middle) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    low
+}
+
+#[cfg(test)]
+mod tests {
+    use super::largest;
+
+    #[test]
+    fn the_largest_that_fits() {
+        for bound in 0..20 {
+            assert_eq!(largest(12, |n| n <= bound), bound.min(12));
+        }
+        assert_eq!(largest(u64::MAX, |_| true), u64::MAX);
+        assert_eq!(largest(0, |_| true), 0);
+    }
+}

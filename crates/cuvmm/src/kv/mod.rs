@@ -1,0 +1,416 @@
+//! Keys and values of attention, for many sequences that grow token by token.
+//!
+//! A sequence lies at addresses that are contiguous and fixed for its life: ordinary attention
+//! kernels read it by a pointer and strides, without a block table, and it grows without a copy.
+//! Its memory comes and goes in granules with its tokens, from a [`Tenant`]'s budget.
+//!
+//! - **[Layouts](Layout).** Token-major or layer-major; [`KvCache::tokens_per_granule`] and
+//!   [`KvCache::least_memory`] say what each costs a given model. With 32 layers, 8 heads of 128
+//!   elements of 2 bytes and granules of 2 MiB a token takes 128 KiB: token-major a sequence grows
+//!   by 16 tokens, layer-major by 1,024, and has 128 MiB at least.
+//! - **A decode step** is one call, [`append`](KvCache::append) with a batch: all or nothing. Where
+//!   all sequences have the memory it makes no driver call, and a [mapper](crate::Mapper) of the
+//!   pool places ahead what they are about to need.
+//! - **A sequence that is freed** leaves its memory mapped. The next one takes it over without a
+//!   driver call, in the order of the home stream; other tenants may take it back.
+//! - **[Admission](KvCache::admission)** says before a sequence is begun how much fits, now and at
+//!   worst.
+//!
+//! Blocks are asked for in whole granules, so that most tokens concern the cache alone; the pool's
+//! figures count those granules as in use. [`KvCache::stats`] counts tokens.
+//!
+//! # What is not here
+//! No kernel, no scheduler, no table of prefixes. What the rows hold is the caller's.
+
+mod builder;
+mod copies;
+mod figures;
+mod sequences;
+mod shape;
+mod view;
+
+use std::fmt;
+
+use self::builder::Options;
+use self::sequences::{Sequence, Sequences};
+use self::shape::Geometry;
+use crate::error::{AllocateError, GrowAllError, KvCacheError};
+use crate::own::Stream;
+use crate::pool::{Block, BlockBuilder, Tenant};
+
+pub use builder::KvCacheBuilder;
+pub use figures::{Admission, Fits, KvCacheStats};
+pub use sequences::SequenceId;
+pub use shape::{Layout, Part, Shape};
+pub use view::{KvTensor, SequenceView};
+
+/// Grows blocks together.
+type Grow = fn(&Tenant, &mut [(&mut Block, u64)]) -> Result<(), GrowAllError>;
+
+/// What a batch asks of the pool.
+#[derive(Clone, Copy, Debug, Default)]
+struct Noted {
+    /// Somebody lacks room for it.
+    lacking: bool,
+    /// Somebody will, soon.
+    due: bool,
+}
+
+/// A cache of keys and values over a tenant's memory.
+///
+/// Its home stream is the one that all kernels run on which read or write it; others are named with
+/// [`record_use`](Self::record_use). Dropping the cache frees all sequences.
+pub struct KvCache {
+    tenant: Tenant,
+    home: Stream,
+    geometry: Geometry,
+    options: Options,
+    sequences: Sequences,
+}
+
+impl KvCache {
+    /// Sets out to build a cache of a tenant's memory, used on `home`.
+    pub const fn builder<'a>(
+        tenant: &'a Tenant,
+        home: &'a Stream,
+        shape: Shape,
+    ) -> KvCacheBuilder<'a> {
+        KvCacheBuilder::new(tenant, home, shape)
+    }
+
+    /// Begins a sequence of so many tokens, at least one, whose rows are to be written now. Asks
+    /// pressure hooks, and waits as its builder said.
+    ///
+    /// Where a sequence that was freed left enough memory this makes no driver call.
+    ///
+    /// # Errors
+    /// [`KvCacheError`] when there are too many tokens or sequences, or memory is short, with the
+    /// figures. Nothing has changed then.
+    pub fn create(&mut self, tokens: u64) -> Result<SequenceId, KvCacheError> {
+        self.create_by(tokens, |block, count| block.allocate_many(count))
+    }
+
+    /// The same if that needs no waiting.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub fn try_create(&mut self, tokens: u64) -> Result<SequenceId, KvCacheError> {
+        self.create_by(tokens, |block, count| block.try_allocate_many(count))
+    }
+
+    fn create_by(
+        &mut self,
+        tokens: u64,
+        make: impl FnOnce(BlockBuilder<'_>, usize) -> Result<Vec<Block>, AllocateError>,
+    ) -> Result<SequenceId, KvCacheError> {
+        let shape = &self.geometry.shape;
+        if tokens == 0 {
+            return Err(KvCacheError::NoTokens);
+        }
+        let held = self.sequences.count();
+        if held >= shape.max_sequences as usize {
+            return Err(KvCacheError::TooManySequences {
+                held,
+                limit: shape.max_sequences,
+            });
+        }
+        let too_long = KvCacheError::TooLong {
+            tokens,
+            limit: shape.max_tokens,
+        };
+        let sizes = (
+            self.geometry.size_for(tokens),
+            self.geometry.size_for(shape.max_tokens),
+        );
+        let (Some(size), Some(capacity)) = sizes else {
+            return Err(too_long);
+        };
+        if tokens > shape.max_tokens {
+            return Err(too_long);
+        }
+        let builder = self.block(size, capacity);
+        let blocks = make(builder, self.geometry.ranges)
+            .map_err(|cause| KvCacheError::Create { tokens, cause })?;
+        let room = self.geometry.tokens_in(size);
+        let number = self.tenant.number();
+        let id = self.sequences.insert(number, tokens, room, blocks)?;
+        self.foresee(|sequence| sequence.id == id);
+        Ok(id)
+    }
+
+    /// A range of a sequence.
+    fn block(&self, size: u64, capacity: u64) -> BlockBuilder<'_> {
+        let Options {
+            growth,
+            largest_extent,
+            ref tag,
+            zeroed,
+            wait,
+        } = self.options;
+        let block = self.tenant.block(size).capacity(capacity);
+        let block = block.largest_extent(largest_extent);
+        let mut block = block.home_stream(&self.home).growth(growth).zeroed(zeroed);
+        if let Some(tag) = tag {
+            block = block.tag(tag.clone());
+        }
+        match wait {
+            Some(wait) => block.deadline(wait),
+            None => block,
+        }
+    }
+
+    /// Appends tokens to sequences, whose rows are to be written now: a whole decode step in one
+    /// call, all or nothing. One that is named twice gets both. Asks pressure hooks, and waits as
+    /// the builder said.
+    ///
+    /// # Errors
+    /// [`KvCacheError`] says which sequence is gone, would be too long, or found no memory, with the
+    /// figures. Every sequence is as before then.
+    pub fn append(&mut self, step: &[(SequenceId, u64)]) -> Result<(), KvCacheError> {
+        self.append_by(step, Tenant::grow_all)
+    }
+
+    /// The same if that needs no waiting.
+    ///
+    /// # Errors
+    /// As [`Self::append`].
+    pub fn try_append(&mut self, step: &[(SequenceId, u64)]) -> Result<(), KvCacheError> {
+        self.append_by(step, Tenant::try_grow_all)
+    }
+
+    fn append_by(&mut self, step: &[(SequenceId, u64)], grow: Grow) -> Result<(), KvCacheError> {
+        let noted = self.note(step);
+        let outcome = noted.and_then(|noted| match noted.lacking {
+            true => self.grow(grow).map(|()| noted),
+            false => Ok(noted),
+        });
+        let done = outcome.is_ok();
+        let due = outcome.as_ref().is_ok_and(|noted| noted.due);
+        for &(id, _) in step {
+            if let Ok(sequence) = self.sequences.get_mut(id) {
+                let coming = std::mem::take(&mut sequence.coming);
+                sequence.tokens += if done { coming } else { 0 };
+            }
+        }
+        if due {
+            self.foresee(|_| true);
+        }
+        outcome.map(|_| ())
+    }
+
+    /// Tells the mapper of sequences that are about to enter a new granule: later, after they have,
+    /// the pool sees by itself how fast they grow.
+    fn foresee(&mut self, which: impl Fn(&Sequence) -> bool) {
+        let lead = self.geometry.lead();
+        let due = |sequence: &&mut Sequence| which(sequence) && sequence.is_due(lead);
+        let due = self.sequences.iter_mut().filter(due).flat_map(|sequence| {
+            sequence.foreseen = true;
+            &sequence.blocks
+        });
+        let mut due = due.peekable();
+        if due.peek().is_some() {
+            self.tenant.foresee(due);
+        }
+    }
+
+    /// Notes what is to be appended.
+    fn note(&mut self, step: &[(SequenceId, u64)]) -> Result<Noted, KvCacheError> {
+        let limit = self.geometry.shape.max_tokens;
+        let lead = self.geometry.lead();
+        let mut noted = Noted::default();
+        for &(id, more) in step {
+            let sequence = self.sequences.get_mut(id)?;
+            let wanted = sequence.wanted().saturating_add(more);
+            if wanted > limit {
+                return Err(KvCacheError::AppendTooLong {
+                    sequence: id.number(),
+                    tokens: wanted,
+                    limit,
+                });
+            }
+            sequence.coming += more;
+            noted.lacking |= sequence.lacks_room();
+            noted.due |= sequence.is_due(lead);
+        }
+        Ok(noted)
+    }
+
+    /// Gets memory for what was noted.
+    fn grow(&mut self, grow: Grow) -> Result<(), KvCacheError> {
+        let geometry = &self.geometry;
+        let (mut owners, mut blocks) = (Vec::new(), Vec::new());
+        for sequence in self.sequences.iter_mut().filter(|it| it.lacks_room()) {
+            let Some(size) = geometry.size_for(sequence.wanted()) else {
+                continue;
+            };
+            let ranges = sequence.blocks.iter_mut().map(|block| (block, size));
+            owners.extend(std::iter::repeat_n(sequence.id, ranges.len()));
+            blocks.extend(ranges);
+        }
+        grow(&self.tenant, &mut blocks).map_err(|refused| {
+            let index = match refused {
+                GrowAllError::Refused { index, .. } | GrowAllError::NotOurs { index } => index,
+            };
+            KvCacheError::Append {
+                sequence: owners.get(index).map_or(0, |id| id.number()),
+                cause: refused,
+            }
+        })?;
+        for sequence in self.sequences.iter_mut().filter(|it| it.lacks_room()) {
+            let size = sequence.blocks.first().map_or(0, Block::size);
+            sequence.room = self.geometry.tokens_in(size);
+            sequence.foreseen = true;
+        }
+        Ok(())
+    }
+
+    /// Gives up the tokens of a sequence behind the first `tokens`, at least one. Makes no driver
+    /// call.
+    ///
+    /// # Errors
+    /// [`KvCacheError`] when the sequence is gone or has fewer tokens, or none were to be left.
+    pub fn truncate(&mut self, id: SequenceId, tokens: u64) -> Result<(), KvCacheError> {
+        let sequence = self.sequences.get_mut(id)?;
+        if tokens == 0 {
+            return Err(KvCacheError::NoTokens);
+        }
+        if tokens > sequence.tokens {
+            return Err(KvCacheError::WouldGrow {
+                sequence: id.number(),
+                tokens: sequence.tokens,
+                wanted: tokens,
+            });
+        }
+        if let Some(size) = self.geometry.size_for(tokens) {
+            let larger = |block: &&mut Block| block.size() > size;
+            for block in sequence.blocks.iter_mut().filter(larger) {
+                block.shrink_to(size)?;
+            }
+            sequence.room = self.geometry.tokens_in(size);
+            sequence.foreseen = false;
+        }
+        sequence.tokens = tokens;
+        Ok(())
+    }
+
+    /// Ends a sequence. Makes no driver call and never waits: its memory stays mapped, and the next
+    /// sequence on the home stream has it at once.
+    ///
+    /// # Errors
+    /// [`KvCacheError`] when the sequence is gone, or the home stream is capturing while a
+    /// [capture guard](crate::pool::CaptureGuard) lives; it lives on then.
+    pub fn free(&mut self, id: SequenceId) -> Result<(), KvCacheError> {
+        // All its blocks have one home.
+        if let Some(block) = self.sequences.get(id)?.blocks.first() {
+            block.may_be_freed()?;
+        }
+        drop(self.sequences.remove(id)?);
+        Ok(())
+    }
+
+    /// Notes that another stream uses a sequence too: its memory is handed on only after that
+    /// stream's work as well.
+    ///
+    /// # Errors
+    /// [`KvCacheError`] when the sequence is gone or the stream is another driver's.
+    pub fn record_use(&self, id: SequenceId, stream: &Stream) -> Result<(), KvCacheError> {
+        for block in &self.sequences.get(id)?.blocks {
+            block.record_use(stream)?;
+        }
+        Ok(())
+    }
+
+    /// A sequence as it is now: its length, and where its keys and values are.
+    ///
+    /// # Errors
+    /// [`KvCacheError`] when the sequence is gone.
+    pub fn view(&self, id: SequenceId) -> Result<SequenceView<'_>, KvCacheError> {
+        let sequence = self.sequences.get(id)?;
+        Ok(SequenceView::new(&self.geometry, sequence))
+    }
+
+    /// All sequences as they are now.
+    pub fn views(&self) -> impl Iterator<Item = SequenceView<'_>> {
+        let sequences = self.sequences.iter();
+        sequences.map(|sequence| SequenceView::new(&self.geometry, sequence))
+    }
+
+    /// How many sequences live.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.sequences.count()
+    }
+
+    /// Whether none does.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The tokens of all sequences.
+    #[must_use]
+    pub fn tokens(&self) -> u64 {
+        self.sequences.iter().map(|sequence| sequence.tokens).sum()
+    }
+
+    /// What it was built to hold.
+    #[must_use]
+    pub const fn shape(&self) -> Shape {
+        self.geometry.shape
+    }
+
+    /// How a sequence lies in memory.
+    #[must_use]
+    pub const fn layout(&self) -> Layout {
+        self.geometry.layout
+    }
+
+    /// The stream it is used on.
+    #[must_use]
+    pub const fn home_stream(&self) -> &Stream {
+        &self.home
+    }
+
+    /// Whose memory it is.
+    #[must_use]
+    pub const fn tenant(&self) -> &Tenant {
+        &self.tenant
+    }
+
+    /// What a token's keys and values take in all layers, in bytes.
+    #[must_use]
+    pub const fn bytes_per_token(&self) -> u64 {
+        self.geometry.token
+    }
+
+    /// By how many tokens a sequence grows at least: as many as a granule of each of its ranges
+    /// holds, rounded down; zero if one token takes more than that.
+    #[must_use]
+    pub const fn tokens_per_granule(&self) -> u64 {
+        self.geometry.grain().0
+    }
+
+    /// Memory that a sequence grows by at least, in bytes: a granule of each of its ranges. It has
+    /// that much at least.
+    #[must_use]
+    pub const fn least_memory(&self) -> u64 {
+        self.geometry.grain().1
+    }
+
+    /// Memory that a sequence of so many tokens takes, in bytes: whole granules of each of its
+    /// ranges, no margin.
+    #[must_use]
+    pub fn memory_of(&self, tokens: u64) -> u64 {
+        self.geometry.memory_of(tokens)
+    }
+}
+
+impl fmt::Debug for KvCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KvCache")
+            .field("shape", &self.geometry.shape)
+            .field("layout", &self.geometry.layout)
+            .field("sequences", &self.len())
+            .finish_non_exhaustive()
+    }
+}

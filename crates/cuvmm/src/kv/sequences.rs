@@ -1,0 +1,140 @@
+//! The sequences of a cache, by numbers that are never given twice.
+
+use std::fmt;
+
+use crate::error::KvCacheError;
+use crate::pool::Block;
+
+/// A sequence of a cache. The number of one that was freed is no other's, in any cache of the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SequenceId {
+    index: u32,
+    number: u64,
+}
+
+impl SequenceId {
+    /// Its number, as errors show it.
+    #[must_use]
+    pub const fn number(self) -> u64 {
+        self.number
+    }
+}
+
+impl fmt::Display for SequenceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}", self.number)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Sequence {
+    pub(super) id: SequenceId,
+    pub(super) tokens: u64,
+    /// Tokens that the running call is about to append.
+    pub(super) coming: u64,
+    /// Tokens that its blocks have room for without growing.
+    pub(super) room: u64,
+    /// The mapper knows that it grows.
+    pub(super) foreseen: bool,
+    /// Its ranges.
+    pub(super) blocks: Vec<Block>,
+}
+
+impl Sequence {
+    /// How many tokens it is to have.
+    pub(super) const fn wanted(&self) -> u64 {
+        self.tokens + self.coming
+    }
+
+    /// Whether its blocks must grow for that.
+    pub(super) const fn lacks_room(&self) -> bool {
+        self.coming > 0 && self.wanted() > self.room
+    }
+
+    /// Whether its blocks must grow when `lead` tokens more have come, and nobody knows.
+    pub(super) const fn is_due(&self, lead: u64) -> bool {
+        !self.foreseen && self.wanted() + lead > self.room
+    }
+}
+
+/// All that live.
+#[derive(Debug, Default)]
+pub(super) struct Sequences {
+    places: Vec<Option<Sequence>>,
+    vacant: Vec<u32>,
+}
+
+impl Sequences {
+    pub(super) const fn count(&self) -> usize {
+        self.places.len() - self.vacant.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Sequence> {
+        self.places.iter().flatten()
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Sequence> {
+        self.places.iter_mut().flatten()
+    }
+
+    pub(super) fn get(&self, id: SequenceId) -> Result<&Sequence, KvCacheError> {
+        let place = self.places.get(id.index as usize);
+        let sequence = place.and_then(Option::as_ref);
+        sequence.filter(|found| found.id == id).ok_or(gone(id))
+    }
+
+    pub(super) fn get_mut(&mut self, id: SequenceId) -> Result<&mut Sequence, KvCacheError> {
+        let place = self.places.get_mut(id.index as usize);
+        let sequence = place.and_then(Option::as_mut);
+        sequence.filter(|found| found.id == id).ok_or(gone(id))
+    }
+
+    /// Takes in a new one under a number that nobody had before.
+    pub(super) fn insert(
+        &mut self,
+        number: u64,
+        tokens: u64,
+        room: u64,
+        blocks: Vec<Block>,
+    ) -> Result<SequenceId, KvCacheError> {
+        let index = match self.vacant.pop() {
+            Some(index) => index,
+            None => {
+                let held = self.places.len();
+                let index = u32::try_from(held);
+                let index = index.map_err(|_| KvCacheError::TooManySequences {
+                    held,
+                    limit: u32::MAX,
+                })?;
+                self.places.push(None);
+                index
+            }
+        };
+        let id = SequenceId { index, number };
+        if let Some(place) = self.places.get_mut(index as usize) {
+            *place = Some(Sequence {
+                id,
+                tokens,
+                coming: 0,
+                room,
+                foreseen: false,
+                blocks,
+            });
+        }
+        Ok(id)
+    }
+
+    pub(super) fn remove(&mut self, id: SequenceId) -> Result<Sequence, KvCacheError> {
+        let place = self.places.get_mut(id.index as usize);
+        let found = place.filter(|place| place.as_ref().is_some_and(|found| found.id == id));
+        let sequence = found.and_then(Option::take).ok_or(gone(id))?;
+        self.vacant.push(id.index);
+        Ok(sequence)
+    }
+}
+
+const fn gone(id: SequenceId) -> KvCacheError {
+    KvCacheError::NoSuchSequence {
+        sequence: id.number,
+    }
+}

@@ -1,0 +1,103 @@
+//! How much more a tenant can have, and what its blocks hold now: for whoever decides what to begin.
+
+use super::block::Block;
+use super::budget::TenantId;
+use super::reclaim::Plan;
+use super::slot::Slot;
+use super::state::State;
+use super::tenancy::Give;
+use super::tenant::Tenant;
+use crate::error::CallError;
+
+/// How many bytes more a tenant can have in use, as far as the pool's limits say.
+///
+/// Idle memory counts as far as its fences have passed and it comes in whole extents. What lies
+/// behind the bytes of a block in one extent with them does not: it is that block's to grow into.
+/// That the driver has so much when other processes use the device too, nobody can promise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Room {
+    /// Without taking anything from another tenant: what nobody has, and what the tenant itself has
+    /// idle or as margin.
+    pub now: u64,
+    /// When everybody else takes what they may: what the guarantee leaves beside memory in use. It
+    /// can be had once the work has passed that idle memory waits for.
+    pub at_worst: u64,
+    /// With what other tenants have idle or as margin above their guarantees.
+    pub taking_back: u64,
+}
+
+/// What lies under a block. Bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Footprint {
+    /// What it uses, in whole granules.
+    pub(crate) used: u64,
+    /// That and what lies behind it in the same extent: nobody else's in any case.
+    pub(crate) kept: u64,
+    /// All that is there for it and for nobody else before somebody is short of memory.
+    pub(crate) held: u64,
+    /// Of that, what was put ahead of its growth.
+    pub(crate) margin: u64,
+}
+
+impl Tenant {
+    /// How much more memory its blocks could have now. Makes no driver call but those that ask
+    /// whether work has passed (`cuEventRecord`, `cuEventQuery`, `cuStreamQuery`).
+    ///
+    /// # Errors
+    /// [`CallError`] from the driver.
+    pub fn room(&self) -> Result<Room, CallError> {
+        let owner = self.owner();
+        owner.core.lock().room(owner.tenant)
+    }
+
+    /// What lies under blocks of this tenant, one after the other.
+    pub(crate) fn look_under<'a>(
+        &self,
+        blocks: impl IntoIterator<Item = &'a Block>,
+        mut see: impl FnMut(Footprint),
+    ) {
+        let state = self.owner().core.lock();
+        for block in blocks {
+            let place = block.place();
+            let slot = state.slot(place.tenant, place.slot);
+            see(slot.map(Slot::footprint).unwrap_or_default());
+        }
+    }
+}
+
+impl Slot {
+    fn footprint(&self) -> Footprint {
+        let (kept, margin) = (self.used() + self.stranded(), self.margin());
+        // What is stranded may be margin.
+        let reach = (self.used() + self.idle()).min(kept);
+        Footprint {
+            used: self.used(),
+            kept,
+            held: reach + margin,
+            margin,
+        }
+    }
+}
+
+impl State {
+    fn room(&mut self, id: TenantId) -> Result<Room, CallError> {
+        self.sweep_all();
+        let mut own = Plan::default();
+        for give in [Give::Idle, Give::Margin] {
+            self.plan_from(&[id], give, u64::MAX, false, &mut own)?;
+        }
+        let mut others = Plan::default();
+        for give in [Give::Idle, Give::Margin] {
+            self.plan_others(id, give, u64::MAX, &mut others)?;
+        }
+        let guarantee = self.budget.account(id).guarantee;
+        Ok(Room {
+            now: self.budget.available_after(id, own.gained(), 0),
+            at_worst: guarantee.saturating_sub(self.kept_by(id)),
+            taking_back: self
+                .budget
+                .available_after(id, own.gained(), others.gained()),
+        })
+    }
+}

@@ -1,0 +1,360 @@
+//! Random programs of operations on caches of two tenants, held against a small reference: which
+//! byte each token of each sequence holds, who lives, and what each may have.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use std::collections::HashSet;
+
+use common::{G, Rig, pool};
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::{CUresult, Driver};
+use cuvmm::error::KvCacheError;
+use cuvmm::kv::{Layout, Part, SequenceId, Shape};
+use cuvmm::{KvCache, Pool, Stream};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+/// 256 KiB a token, 64 KiB a tensor: 8 and 32 tokens a granule.
+const SHAPE: Shape = Shape {
+    layers: 2,
+    kv_heads: 1,
+    head_size: 64 << 10,
+    element_bytes: 1,
+    max_tokens: 60,
+    max_sequences: 5,
+};
+const ROW: usize = 64 << 10;
+const LIMIT: u64 = 24;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Create {
+        cache: usize,
+        tokens: u64,
+    },
+    Append {
+        cache: usize,
+        batch: Vec<(usize, u64)>,
+    },
+    Truncate {
+        cache: usize,
+        sequence: usize,
+        to: u64,
+    },
+    Free {
+        cache: usize,
+        sequence: usize,
+    },
+    /// Writes all rows of one token.
+    Write {
+        cache: usize,
+        sequence: usize,
+        token: u64,
+    },
+    Trim,
+    Compact,
+    Synchronise,
+    /// The next operation's kth driver call fails.
+    Fault {
+        k: u64,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let batch = proptest::collection::vec((0usize..5, 0u64..20), 1..5);
+    prop_oneof![
+        5 => (0usize..2, 1u64..64).prop_map(|(cache, tokens)| Step::Create { cache, tokens }),
+        8 => (0usize..2, batch).prop_map(|(cache, batch)| Step::Append { cache, batch }),
+        3 => (0usize..2, 0usize..5, 0u64..60)
+            .prop_map(|(cache, sequence, to)| Step::Truncate { cache, sequence, to }),
+        3 => (0usize..2, 0usize..5).prop_map(|(cache, sequence)| Step::Free { cache, sequence }),
+        8 => (0usize..2, 0usize..5, 0u64..60)
+            .prop_map(|(cache, sequence, token)| Step::Write { cache, sequence, token }),
+        1 => Just(Step::Trim),
+        1 => Just(Step::Compact),
+        1 => Just(Step::Synchronise),
+        2 => (1u64..12).prop_map(|k| Step::Fault { k }),
+    ]
+}
+
+/// What the reference knows of a sequence.
+struct Known {
+    id: SequenceId,
+    /// What each token's rows are filled with; nothing where nobody wrote.
+    tokens: Vec<Option<u8>>,
+}
+
+struct World<'a, B: Backing> {
+    rig: &'a Rig<B>,
+    pool: Pool,
+    caches: Vec<KvCache>,
+    known: Vec<Vec<Known>>,
+    /// What each cache has ever written, and zero.
+    written: [HashSet<u8>; 2],
+    next: u8,
+    gone: Vec<(usize, SequenceId)>,
+    zeroed: bool,
+}
+
+impl<'a, B: Backing + 'static> World<'a, B>
+where
+    Machine<B>: Driver,
+{
+    fn new(rig: &'a Rig<B>, layout: Layout, zeroed: bool) -> Self {
+        let pool = pool(rig, LIMIT);
+        let caches = ["one", "two"].map(|name| {
+            let tenant = pool.tenant(name).guarantee(4 * G).register().unwrap();
+            let stream = Stream::new(&rig.device).unwrap();
+            let builder = KvCache::builder(&tenant, &stream, SHAPE).layout(layout);
+            builder.zeroed(zeroed).build().unwrap()
+        });
+        Self {
+            rig,
+            pool,
+            caches: caches.into(),
+            known: vec![vec![], vec![]],
+            written: [HashSet::from([0]), HashSet::from([0])],
+            next: 0,
+            gone: vec![],
+            zeroed,
+        }
+    }
+
+    fn known(&self, cache: usize, sequence: usize) -> Option<usize> {
+        let count = self.known[cache].len();
+        (count > 0).then(|| sequence % count)
+    }
+
+    /// A refusal is one that the figures allow, or a fault of ours.
+    fn refused(&self, error: &KvCacheError) {
+        let faulty = self.rig.faults.injected() > 0;
+        assert!(faulty || error.is_shortage(), "{error}");
+        if !faulty {
+            assert!(self.pool.stats().refusals > 0);
+        }
+    }
+
+    fn run(&mut self, step: &Step) {
+        match step {
+            &Step::Create { cache, tokens } => {
+                let room = self.caches[cache].admission();
+                match self.caches[cache].create(tokens) {
+                    Ok(id) => {
+                        assert!(tokens <= SHAPE.max_tokens && self.known[cache].len() < 5);
+                        let unknown = self.zeroed.then_some(0);
+                        let tokens = vec![unknown; tokens as usize];
+                        self.known[cache].push(Known { id, tokens });
+                    }
+                    Err(KvCacheError::TooLong { .. }) => assert!(tokens > SHAPE.max_tokens),
+                    Err(KvCacheError::TooManySequences { held, .. }) => assert_eq!(held, 5),
+                    Err(error) => {
+                        self.refused(&error);
+                        if let (Ok(room), 0) = (room, self.rig.faults.injected()) {
+                            assert!(
+                                tokens > room.taking_back.sequence,
+                                "{tokens}: {room:?} {error}"
+                            );
+                        }
+                    }
+                }
+            }
+            Step::Append { cache, batch } => {
+                let batch: Vec<_> = batch
+                    .iter()
+                    .filter_map(|&(sequence, more)| Some((self.known(*cache, sequence)?, more)))
+                    .collect();
+                let named = |&(index, more): &(usize, u64)| (self.known[*cache][index].id, more);
+                let named: Vec<_> = batch.iter().map(named).collect();
+                match self.caches[*cache].append(&named) {
+                    Ok(()) => {
+                        for (index, more) in batch {
+                            let tokens = &mut self.known[*cache][index].tokens;
+                            let len = tokens.len() + more as usize;
+                            tokens.resize(len, self.zeroed.then_some(0));
+                        }
+                    }
+                    Err(KvCacheError::AppendTooLong { tokens, .. }) => {
+                        assert!(tokens > SHAPE.max_tokens);
+                    }
+                    Err(error) => self.refused(&error),
+                }
+            }
+            &Step::Truncate {
+                cache,
+                sequence,
+                to,
+            } => {
+                let Some(index) = self.known(cache, sequence) else {
+                    return;
+                };
+                let known = &mut self.known[cache][index];
+                match self.caches[cache].truncate(known.id, to) {
+                    Ok(()) => known.tokens.truncate(to as usize),
+                    Err(KvCacheError::NoTokens) => assert_eq!(to, 0),
+                    Err(KvCacheError::WouldGrow { .. }) => {
+                        assert!(to > known.tokens.len() as u64);
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            &Step::Free { cache, sequence } => {
+                let Some(index) = self.known(cache, sequence) else {
+                    return;
+                };
+                let known = self.known[cache].remove(index);
+                self.caches[cache].free(known.id).unwrap();
+                self.gone.push((cache, known.id));
+            }
+            &Step::Write {
+                cache,
+                sequence,
+                token,
+            } => {
+                let Some(index) = self.known(cache, sequence) else {
+                    return;
+                };
+                let known = &mut self.known[cache][index];
+                let token = token % known.tokens.len() as u64;
+                self.next = self.next % 120 + 1;
+                // No byte is both tenants'.
+                let byte = self.next + 128 * cache as u8;
+                for layer in 0..SHAPE.layers {
+                    for part in [Part::Key, Part::Value] {
+                        let rows = [byte; ROW];
+                        let written =
+                            self.caches[cache].write_rows(known.id, layer, part, token, &rows);
+                        if written.is_err() {
+                            assert!(self.rig.faults.injected() > 0);
+                        }
+                    }
+                }
+                self.written[cache].insert(byte);
+                let faulty = self.rig.faults.injected() > 0;
+                known.tokens[token as usize] = (!faulty).then_some(byte);
+            }
+            Step::Trim => drop(self.pool.trim(0)),
+            Step::Compact => drop(self.pool.compact(|_| true)),
+            Step::Synchronise => drop(self.rig.device.synchronize()),
+            &Step::Fault { k } => {
+                self.rig.faults.disarm();
+                self.rig.faults.forget();
+                self.rig
+                    .faults
+                    .arm(Fault::nth(k, CUresult::CUDA_ERROR_UNKNOWN));
+                return;
+            }
+        }
+        self.rig.faults.disarm();
+        self.rig.faults.forget();
+        self.check();
+    }
+
+    fn check(&self) {
+        let pools = self.pool.stats();
+        assert!(pools.committed + pools.free + pools.quarantined <= LIMIT * G);
+        for (index, cache) in self.caches.iter().enumerate() {
+            let known = &self.known[index];
+            let tokens: u64 = known.iter().map(|known| known.tokens.len() as u64).sum();
+            let stats = cache.stats();
+            assert_eq!((cache.len(), stats.tokens), (known.len(), tokens));
+            assert_eq!(stats.live, tokens * cache.bytes_per_token());
+            assert_eq!(stats.held, stats.live + stats.padding + stats.margin);
+            assert_eq!(stats.held + stats.idle, cache.tenant().stats().committed);
+            for known in known {
+                let seen: Vec<u8> = self.seen(cache, known);
+                for (token, (seen, known)) in seen.iter().zip(&known.tokens).enumerate() {
+                    match known {
+                        Some(byte) => assert_eq!(seen, byte, "token {token}"),
+                        None => assert!(
+                            self.written[index].contains(seen),
+                            "token {token} shows {seen}, which is nothing of ours"
+                        ),
+                    }
+                }
+            }
+        }
+        for &(cache, id) in &self.gone {
+            assert!(self.caches[cache].view(id).is_err(), "{id} lives again");
+        }
+    }
+
+    /// The byte that each token's last row is full of.
+    fn seen(&self, cache: &KvCache, known: &Known) -> Vec<u8> {
+        if !self.rig.keeps_bytes() {
+            let unwritten = |token: &Option<u8>| token.unwrap_or(0);
+            return known.tokens.iter().map(unwritten).collect();
+        }
+        let view = cache.view(known.id).unwrap();
+        let tensor = view.value(SHAPE.layers - 1).unwrap();
+        (0..view.tokens())
+            .map(|token| {
+                let at = tensor.address().0 + token * tensor.byte_strides()[0];
+                let mut bytes = [0; 2];
+                let last = at + ROW as u64 - 2;
+                let address = cuvmm::driver::DeviceAddress(last);
+                self.rig
+                    .machine
+                    .peek(common::D0, address, &mut bytes)
+                    .unwrap();
+                assert_eq!(bytes[0], bytes[1]);
+                bytes[0]
+            })
+            .collect()
+    }
+}
+
+fn programs<B: Backing + 'static>(rig: impl Fn() -> Rig<B>, layout: Layout, zeroed: bool)
+where
+    Machine<B>: Driver,
+{
+    let mut runner = TestRunner::new(Config {
+        cases: common::cases(400),
+        failure_persistence: None,
+        ..Config::default()
+    });
+    let steps = proptest::collection::vec(step(), 1..40);
+    runner
+        .run(&steps, |steps| {
+            let rig = rig();
+            let mut world = World::new(&rig, layout, zeroed);
+            for step in &steps {
+                world.run(step);
+            }
+            rig.faults.disarm();
+            drop(world);
+            // What a drop could not give back because its one call was failed is counted.
+            let live = rig.machine.live();
+            let left = live.reservations + live.mappings + live.streams + live.events;
+            let counted = rig.device.drop_failures();
+            assert_eq!(left as u64 + live.references, counted, "{live:?}");
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn token_major_on_model() {
+    programs(common::model, Layout::TokenMajor, false);
+}
+
+#[test]
+fn token_major_on_host() {
+    programs(common::host, Layout::TokenMajor, false);
+}
+
+#[test]
+fn layer_major_on_model() {
+    programs(common::model, Layout::LayerMajor, false);
+}
+
+#[test]
+fn layer_major_on_host() {
+    programs(common::host, Layout::LayerMajor, false);
+}
+
+#[test]
+fn zeroed_on_host() {
+    programs(common::host, Layout::TokenMajor, true);
+}

@@ -3,6 +3,9 @@
 //! Who listens holds a lock on a file beside the socket, which the system drops when the process ends,
 //! however it ends. So a socket that a dead process has left is told from a live one without asking
 //! it, and goes with the next that listens there, or with [`sweep`].
+//!
+//! A forked child has inherited lock and socket, so both live on in it until it ends or runs another
+//! program.
 
 use std::fs::File;
 use std::io::ErrorKind;

@@ -5,7 +5,7 @@
 
 use cuvmm_driver::HandleTypes;
 
-use super::physical::Physical;
+use super::physical::{Physical, PhysicalBuilder};
 use crate::device::Device;
 use crate::error::{CallError, ProbeError};
 
@@ -33,4 +33,18 @@ fn lost(refused: &ProbeError) -> Option<&CallError> {
     refused
         .call()
         .filter(|cause| !matches!(cause, CallError::Driver(error) if !error.is_sticky()))
+}
+
+impl PhysicalBuilder<'_> {
+    /// As NCCL's own allocator (`ncclMemAlloc`) asks for memory, so that it can be registered there:
+    /// to be exported as a descriptor, and across nodes and reachable for RDMA where the device can.
+    /// Tries [exporting](Physical::probe_export) on a granule for each.
+    ///
+    /// # Errors
+    /// [`ProbeError`] when memory cannot even be exported as a descriptor, or the device does not
+    /// answer.
+    pub fn for_nccl(self) -> Result<Self, ProbeError> {
+        let (types, rdma) = wishes(self.device())?;
+        Ok(self.shareable(types).rdma_capable(rdma))
+    }
 }

@@ -14,7 +14,7 @@ use cuvmm_driver::{
 
 use super::{CloseError, CloseRefusal, Place};
 use crate::device::Device;
-use crate::error::{CallError, CreateError, ProbeError};
+use crate::error::{CallError, CreateError};
 
 /// Physical memory on a device or a host NUMA node. Reads as zero when new.
 ///
@@ -81,23 +81,15 @@ impl PhysicalBuilder<'_> {
         self
     }
 
-    /// As NCCL's own allocator (`ncclMemAlloc`) asks for memory, so that it can be registered there:
-    /// to be exported as a descriptor, and across nodes and reachable for RDMA where the device can.
-    /// Tries [exporting](Physical::probe_export) on a granule for each.
-    ///
-    /// # Errors
-    /// [`ProbeError`] when memory cannot even be exported as a descriptor, or the device does not
-    /// answer.
-    pub fn for_nccl(self) -> Result<Self, ProbeError> {
-        let (types, rdma) = super::nccl::wishes(self.device)?;
-        Ok(self.shareable(types).rdma_capable(rdma))
-    }
-
     /// Asks for compressible memory. The driver may not grant it: see [`Physical::props`].
     #[must_use]
     pub const fn compressed(mut self, yes: bool) -> Self {
         self.props.compression = yes as u8;
         self
+    }
+
+    pub(super) const fn device(&self) -> &Device {
+        self.device
     }
 
     pub(crate) const fn with_props(mut self, props: PhysicalProps) -> Self {

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use super::budget::TenantId;
 use super::core::Core;
-use super::pace::Ahead;
+use super::pace::{Ahead, Growth};
 use super::slot::Occupant;
-use super::state::{Growth, Policy, State};
+use super::state::{Policy, State};
 use super::tenancy::{Give, Tenancy};
 use crate::device::Device;
 use crate::error::CreateError;

@@ -3,9 +3,9 @@
 use super::budget::TenantId;
 use super::commit::{Fit, Furnished};
 use super::core::{Grain, Wanted};
-use super::pace::Pace;
+use super::pace::{Growth, Pace};
 use super::slot::{Class, Occupant, Place, Slot};
-use super::state::{Growth, State};
+use super::state::State;
 use crate::error::{AllocateError, CallError};
 use crate::own::Stream;
 

@@ -5,9 +5,10 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::budget::TenantId;
+use super::pace::Growth;
 use super::pressure::{Pressure, PressureHook};
 use super::slot::Place;
-use super::state::{Growth, State};
+use super::state::State;
 use crate::device::Device;
 use crate::error::{AllocateError, CallError, ShrinkError};
 use crate::own::{ExportMark, Stream};

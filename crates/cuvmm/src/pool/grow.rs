@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use super::budget::TenantId;
 use super::commit::{Fit, Furnished, is_capturing};
+use super::pace::Growth;
 use super::slot::{Occupant, Place, Slot};
-use super::state::{Growth, State};
+use super::state::State;
 use crate::error::AllocateError;
 use crate::own::Stream;
 

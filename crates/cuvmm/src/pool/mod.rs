@@ -100,9 +100,10 @@ pub use compact::Compaction;
 pub use exported::ExportedBlock;
 pub use hardened::Hardened;
 pub use lease::Lease;
+pub use pace::Growth;
 pub use pressure::{Pressure, PressureHook};
 pub use room::Room;
-pub use state::{Growth, Scrub};
+pub use state::Scrub;
 pub use stats::{PoolStats, TenantStats};
 pub use tenant::{Tenant, TenantBuilder};
 

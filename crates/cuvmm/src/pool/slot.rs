@@ -11,8 +11,7 @@ use std::sync::Arc;
 use cuvmm_driver::DeviceAddress;
 
 use super::budget::TenantId;
-use super::pace::Pace;
-use super::state::Growth;
+use super::pace::{Growth, Pace};
 use crate::own::Stream;
 use crate::region::{Extent, Fence, Space};
 

@@ -9,7 +9,7 @@ use cuvmm_driver::{HandleTypes, PhysicalProps};
 
 use super::budget::{Budget, TenantId};
 use super::hardened::Hardening;
-use super::pace::Ahead;
+use super::pace::{Ahead, Growth};
 use super::slot::Slot;
 use super::stock::Stock;
 use super::tenancy::Tenancy;
@@ -42,25 +42,6 @@ impl Policy {
 
     pub(crate) const fn shareable(&mut self, types: HandleTypes) {
         self.props.handle_types = types;
-    }
-}
-
-/// How much memory a block that outgrows what it has gets at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Growth {
-    /// What it asks for and no more: an extent a granule for a block that grows by granules.
-    Exact,
-    /// Up to one nth of its size, rounded down to a power of two, if that is more than it asks
-    /// for: 8 by default. With a mapper up to twice that lies ahead. What is ahead of its use is
-    /// margin: charged to the tenant, counted apart, never taken from others, and given up before
-    /// anybody is refused.
-    Part(u64),
-}
-
-impl Default for Growth {
-    fn default() -> Self {
-        Self::Part(8)
     }
 }
 

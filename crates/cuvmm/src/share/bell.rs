@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{read, retry_on_intr, write};
 
-use super::channel::system;
+use super::system::system;
 use crate::error::ChannelError;
 
 /// Can be read once it was rung, until it is silenced.

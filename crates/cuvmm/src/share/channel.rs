@@ -25,6 +25,7 @@ use rustix::net::{
 use super::bell::Bell;
 use super::frame::{self, Kind, MOST_BODY, MOST_FRAME, MOST_HANDLES};
 use super::peer::{Peer, Users};
+use super::system::system;
 use super::wait::{Deadline, wait_for};
 use crate::error::ChannelError;
 
@@ -423,11 +424,6 @@ pub(super) fn address(path: &Path) -> Result<SocketAddrUnix, ChannelError> {
         });
     }
     SocketAddrUnix::new(path).map_err(system("a socket's path"))
-}
-
-/// What a system call answered, as our error.
-pub(super) fn system(call: &'static str) -> impl Fn(Errno) -> ChannelError {
-    move |errno| ChannelError::System { call, errno }
 }
 
 impl fmt::Debug for Channel {

@@ -19,8 +19,9 @@ use rustix::fs::{FlockOperation, Mode, OFlags, chmod, fchmod, flock};
 use rustix::io::{Errno, ioctl_fionbio, retry_on_intr};
 use rustix::net::{SocketFlags, accept_with, bind, listen};
 
-use super::channel::{Channel, address, new_socket, system};
+use super::channel::{Channel, address, new_socket};
 use super::peer::Users;
+use super::system::{failed, system};
 use super::wait::{Deadline, wait_for};
 use crate::error::ChannelError;
 
@@ -222,13 +223,5 @@ impl Drop for Lock {
         if let Err(error) = flock(&self.file, FlockOperation::Unlock) {
             tracing::warn!(%error, path = %self.path.display(), "a lock could not be given back");
         }
-    }
-}
-
-/// An error of the standard library, as ours.
-fn failed(call: &'static str) -> impl Fn(std::io::Error) -> ChannelError {
-    move |error| {
-        let code = error.raw_os_error().unwrap_or_default();
-        system(call)(Errno::from_raw_os_error(code))
     }
 }

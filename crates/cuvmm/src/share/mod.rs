@@ -43,6 +43,7 @@ mod publisher;
 mod readers;
 mod seal;
 mod subscriber;
+mod system;
 mod wait;
 mod wire;
 

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd as _};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-use super::channel::system;
+use super::system::system;
 use crate::error::ChannelError;
 
 /// The process at the other end of a channel, as it was when it connected or listened.

@@ -9,7 +9,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::catalogue::Shared;
-use super::channel::system;
 use super::listener::Listener;
 use super::manifest::Manifest;
 use super::offer::Offer;
@@ -17,6 +16,7 @@ use super::peer::Users;
 use super::protocol::{Listing, MOST_MANIFEST, MOST_NAME};
 use super::readers::accept_all;
 use super::seal::Publishable;
+use super::system::system;
 use crate::error::{ChannelError, ManifestError, PublishError, PublishRefusal};
 use crate::sync::thread::{self, JoinHandle};
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::channel::system;
+use super::system::system;
 use crate::error::ChannelError;
 
 /// When an exchange must have ended.

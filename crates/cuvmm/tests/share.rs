@@ -206,7 +206,7 @@ fn what_is_offered_is_not_forked_and_what_is_forked_is_not_offered() {
     common::nothing_left(rig);
 }
 
-/// Making a handle costs by the size of the memory: who offers it often has it made once.
+/// Making a handle can take the driver half a millisecond: who offers often has it made once.
 #[test]
 fn an_offer_of_few_extents_makes_their_handles_once() {
     let (giver, taker) = (common::host(), common::host());

@@ -18,8 +18,9 @@ use crate::pool::{Block, Lease};
 use crate::region::{Extent, Region};
 use crate::vec::DeviceVec;
 
-/// How many handles an offer keeps once they are made: making one takes the driver 0.16 ms a GiB, and
-/// whoever offers large memory offers it often. Where extents are many, so would be the descriptors.
+/// How many handles an offer keeps once they are made: making one can take the driver half a
+/// millisecond (`docs/measurements.md`), and what is published is given often. Where extents are many,
+/// so would be the descriptors.
 const MOST_KEPT: usize = 64;
 
 /// Memory to be given to other processes: a physical, a region, a vector, a pool's block.

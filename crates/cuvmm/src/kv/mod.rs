@@ -49,7 +49,7 @@ type Grow = fn(&Tenant, &mut [(&mut Block, u64)]) -> Result<(), GrowAllError>;
 
 /// What a batch asks of the pool.
 #[derive(Clone, Copy, Debug, Default)]
-struct Noted {
+struct Added {
     /// Somebody lacks room for it.
     lacking: bool,
     /// Somebody will, soon.
@@ -179,23 +179,56 @@ impl KvCache {
     }
 
     fn append_by(&mut self, step: &[(SequenceId, u64)], grow: Grow) -> Result<(), KvCacheError> {
-        let noted = self.note(step);
-        let outcome = noted.and_then(|noted| match noted.lacking {
-            true => self.grow(grow).map(|()| noted),
-            false => Ok(noted),
-        });
-        let done = outcome.is_ok();
-        let due = outcome.as_ref().is_ok_and(|noted| noted.due);
-        for &(id, _) in step {
-            if let Ok(sequence) = self.sequences.get_mut(id) {
-                let coming = std::mem::take(&mut sequence.coming);
-                sequence.tokens += if done { coming } else { 0 };
+        let mut added = 0;
+        let outcome = self
+            .add(step, &mut added)
+            .and_then(|added| match added.lacking {
+                true => self.grow(grow).map(|()| added),
+                false => Ok(added),
+            });
+        match outcome {
+            Ok(added) => {
+                if added.due {
+                    self.foresee(|_| true);
+                }
+                Ok(())
+            }
+            Err(error) => {
+                for &(id, more) in step.iter().take(added) {
+                    if let Ok(sequence) = self.sequences.get_mut(id) {
+                        sequence.tokens -= more;
+                    }
+                }
+                Err(error)
             }
         }
-        if due {
-            self.foresee(|_| true);
+    }
+
+    /// Counts what is to be appended, of the first `added` of a batch if it cannot be.
+    fn add(
+        &mut self,
+        step: &[(SequenceId, u64)],
+        added: &mut usize,
+    ) -> Result<Added, KvCacheError> {
+        let limit = self.geometry.shape.max_tokens;
+        let lead = self.geometry.lead();
+        let mut outcome = Added::default();
+        for &(id, more) in step {
+            let sequence = self.sequences.get_mut(id)?;
+            let tokens = sequence.tokens.saturating_add(more);
+            if tokens > limit {
+                return Err(KvCacheError::AppendTooLong {
+                    sequence: id.number(),
+                    tokens,
+                    limit,
+                });
+            }
+            sequence.tokens = tokens;
+            *added += 1;
+            outcome.lacking |= sequence.lacks_room();
+            outcome.due |= sequence.is_due(lead);
         }
-        outcome.map(|_| ())
+        Ok(outcome)
     }
 
     /// Tells the mapper of sequences that are about to enter a new granule: later, after they have,
@@ -213,34 +246,12 @@ impl KvCache {
         }
     }
 
-    /// Notes what is to be appended.
-    fn note(&mut self, step: &[(SequenceId, u64)]) -> Result<Noted, KvCacheError> {
-        let limit = self.geometry.shape.max_tokens;
-        let lead = self.geometry.lead();
-        let mut noted = Noted::default();
-        for &(id, more) in step {
-            let sequence = self.sequences.get_mut(id)?;
-            let wanted = sequence.wanted().saturating_add(more);
-            if wanted > limit {
-                return Err(KvCacheError::AppendTooLong {
-                    sequence: id.number(),
-                    tokens: wanted,
-                    limit,
-                });
-            }
-            sequence.coming += more;
-            noted.lacking |= sequence.lacks_room();
-            noted.due |= sequence.is_due(lead);
-        }
-        Ok(noted)
-    }
-
-    /// Gets memory for what was noted.
+    /// Gets memory for all that has more tokens than room.
     fn grow(&mut self, grow: Grow) -> Result<(), KvCacheError> {
         let geometry = &self.geometry;
         let (mut owners, mut blocks) = (Vec::new(), Vec::new());
         for sequence in self.sequences.iter_mut().filter(|it| it.lacks_room()) {
-            let Some(size) = geometry.size_for(sequence.wanted()) else {
+            let Some(size) = geometry.size_for(sequence.tokens) else {
                 continue;
             };
             let ranges = sequence.blocks.iter_mut().map(|block| (block, size));

@@ -30,8 +30,6 @@ impl fmt::Display for SequenceId {
 pub(super) struct Sequence {
     pub(super) id: SequenceId,
     pub(super) tokens: u64,
-    /// Tokens that the running call is about to append.
-    pub(super) coming: u64,
     /// Tokens that its blocks have room for without growing.
     pub(super) room: u64,
     /// The mapper knows that it grows.
@@ -41,19 +39,14 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    /// How many tokens it is to have.
-    pub(super) const fn wanted(&self) -> u64 {
-        self.tokens + self.coming
-    }
-
-    /// Whether its blocks must grow for that.
+    /// Whether its blocks must grow for what it is to have.
     pub(super) const fn lacks_room(&self) -> bool {
-        self.coming > 0 && self.wanted() > self.room
+        self.tokens > self.room
     }
 
     /// Whether its blocks must grow when `lead` tokens more have come, and nobody knows.
     pub(super) const fn is_due(&self, lead: u64) -> bool {
-        !self.foreseen && self.wanted() + lead > self.room
+        !self.foreseen && self.tokens + lead > self.room
     }
 }
 
@@ -115,7 +108,6 @@ impl Sequences {
             *place = Some(Sequence {
                 id,
                 tokens,
-                coming: 0,
                 room,
                 foreseen: false,
                 blocks,

@@ -23,7 +23,7 @@ use common::{D0, Rig, manner};
 use cuvmm::driver::Driver;
 use cuvmm::driver::host::{HostDriver, HostMemory, HostOptions};
 use cuvmm::driver::model::{Backing, Machine, ModelDriver, Nothing};
-use cuvmm::error::{AllocateError, BuildPoolError, CompactError};
+use cuvmm::error::{AllocateError, BuildPoolError, CompactError, GrowAllError};
 use cuvmm::pool::PoolBuilder;
 use cuvmm::{Block, Growth, Hardened, Limit, Mapper, Pool, PoolStats, Stream, Tenant};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler};
@@ -433,6 +433,47 @@ fn until_ahead(tenant: &Tenant) {
     while tenant.stats().margin == 0 {
         yield_now();
     }
+}
+
+#[test]
+fn blocks_grow_together_while_the_mapper_places_ahead_of_each() {
+    explore(3000, || {
+        let rig = model();
+        let mapper = Mapper::start(&rig.device).unwrap();
+        let scene = Scene::new(rig, 40, |builder| builder.mapper(&mapper).build());
+        let (a, b) = (scene.tenant("a"), scene.tenant("b"));
+        let stream = scene.stream();
+        let of = a.block(4 * G).capacity(16 * G).home_stream(&stream);
+        let mut blocks = of.growth(Growth::Part(64)).try_allocate_many(3).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for granules in 5..=12 {
+                    let before: Vec<u64> = blocks.iter().map(Block::size).collect();
+                    let mut step: Vec<_> = blocks.iter_mut().map(|it| (it, granules * G)).collect();
+                    match a.try_grow_all(&mut step) {
+                        Ok(()) => assert!(a.stats().in_use == 3 * granules * G),
+                        Err(GrowAllError::Refused { cause, .. }) => {
+                            assert!(matches!(cause, AllocateError::OutOfMemory(_)), "{cause}");
+                            assert_eq!(a.stats().in_use, before.iter().sum::<u64>());
+                        }
+                        Err(error) => panic!("{error}"),
+                    }
+                    for block in &blocks {
+                        scene.launch(block, &stream);
+                    }
+                }
+            });
+            scope.spawn(|| {
+                for granules in [6, 16] {
+                    drop(scene.had(b.try_allocate(granules * G)));
+                    scene.look();
+                }
+            });
+        });
+        drop((blocks, a, b, stream));
+        mapper.stop();
+        scene.end();
+    });
 }
 
 #[test]

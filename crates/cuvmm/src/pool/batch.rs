@@ -140,7 +140,14 @@ impl Core {
         if lacking.is_empty() {
             return (state, Ok(()));
         }
-        for (_, step) in &lacking {
+        // Whoever waits lets the lock go, and the mapper may turn to another of them.
+        let waits = |state: &State| {
+            let mut steps = lacking.iter().map(|&(_, step)| *step);
+            steps.find(|&Step { place, size }| {
+                state.waits_for_mapper(place.tenant, place.slot, size)
+            })
+        };
+        while let Some(step) = waits(&state) {
             state = self.behind_mapper(state, &step.place, step.size);
         }
         // The lock is not let go from here on.

@@ -206,6 +206,35 @@ fn what_is_offered_is_not_forked_and_what_is_forked_is_not_offered() {
     common::nothing_left(rig);
 }
 
+/// Limbo is still mapped, and yet its owner has given it up.
+#[test]
+fn what_was_withdrawn_is_not_offered_with_the_rest() {
+    let rig = common::host();
+    let mut mine = region(&rig.device, 8);
+    mine.commit(0..4 * G).unwrap();
+    mine.commit(4 * G..8 * G).unwrap();
+    mine.decommit(0..4 * G).unwrap();
+    assert_eq!(mine.limbo(), 4 * G);
+    let offer = Offer::region(&mine, 0..8 * G).unwrap();
+    let offered: Vec<u64> = offer
+        .description()
+        .extents()
+        .iter()
+        .map(|it| it.offset)
+        .collect();
+    assert_eq!((offered, offer.description().held()), (vec![4 * G], 4 * G));
+    assert!(matches!(
+        Offer::region(&mine, 0..4 * G),
+        Err(OfferError::Empty { start: 0, end }) if end == 4 * G
+    ));
+    assert!(matches!(
+        Offer::region(&mine, 4 * G..9 * G),
+        Err(OfferError::Range(_))
+    ));
+    drop((offer, mine));
+    common::nothing_left(rig);
+}
+
 /// Making a handle can take the driver half a millisecond: who offers often has it made once.
 #[test]
 fn an_offer_of_few_extents_makes_their_handles_once() {

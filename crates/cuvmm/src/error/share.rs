@@ -6,7 +6,9 @@ use std::time::Duration;
 use cuvmm_driver::HandleTypes;
 use rustix::io::Errno;
 
-use super::{AccessError, CallError, CommitError, ExportError, ImportError, ReserveError};
+use super::{
+    AccessError, CallError, CommitError, ExportError, ImportError, RangeError, ReserveError,
+};
 
 /// What is wrong with a description of shared memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -102,6 +104,9 @@ pub enum DescriptionError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OfferError {
+    /// The range cannot be meant.
+    #[error(transparent)]
+    Range(#[from] RangeError),
     /// There is no memory in the range.
     #[error("there is no memory in {start}..{end}")]
     Empty {
@@ -141,9 +146,6 @@ pub enum OfferError {
     /// The driver gives no handle.
     #[error(transparent)]
     Export(#[from] ExportError),
-    /// A driver call failed.
-    #[error(transparent)]
-    Call(#[from] CallError),
 }
 
 /// Why shared memory could not be attached. Nothing of it is held then.

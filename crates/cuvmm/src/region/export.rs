@@ -75,14 +75,16 @@ impl Region {
         Ok(self.space.parts_in(start, end).collect())
     }
 
-    /// The extents that a range meets, holes left out, each with its memory, which counts as
-    /// exported from here on. Nothing if the range has to be [unshared](Self::unshare) first.
+    /// The extents that are committed in a range, each with its memory, which counts as exported
+    /// from here on. Not what waits in limbo: its owner has given it up. Nothing if the range has to be [unshared](Self::unshare) first.
     pub(crate) fn promise(&self, range: Range<u64>) -> Option<Vec<(Extent, Physical)>> {
         if self.is_read_only(range.clone()) {
             return None;
         }
         let parts = self.space.parts_in(range.start, range.end);
-        let promised = parts.map(|(extent, physical)| {
+        let in_use =
+            parts.filter(|(extent, _)| self.committed.overlaps(&(extent.offset..extent.end())));
+        let promised = in_use.map(|(extent, physical)| {
             physical.mark_exported();
             (extent, physical.clone())
         });

@@ -288,7 +288,7 @@ impl Region {
         }
     }
 
-    fn check(&self, range: &Range<u64>) -> Result<(), RangeError> {
+    pub(crate) fn check(&self, range: &Range<u64>) -> Result<(), RangeError> {
         let Range { start, end } = *range;
         let granule = self.device().granule();
         if start >= end {

@@ -11,7 +11,7 @@ use bytemuck::Pod;
 use cuvmm_driver::{DeviceAddress, Exported, HandleTypes};
 
 use super::parcel::Parcel;
-use super::wire::{Description, Origin};
+use super::wire::{Description, Origin, is_within};
 use crate::device::Device;
 use crate::error::{AttachError, CallError, CopyError, ImportError, ViewError};
 use crate::own::{Access, CloseError, CloseRefusal, Physical, Place, Right, Stream};
@@ -417,9 +417,7 @@ impl Attachment {
         if size == 0 {
             return offset <= self.size();
         }
-        let after = self.runs.partition_point(|run| run.start <= offset);
-        let run = after.checked_sub(1).and_then(|index| self.runs.get(index));
-        run.is_some_and(|run| range_within(offset, size, run.end).is_some())
+        is_within(&self.runs, offset, size)
     }
 
     fn check_copy(&self, offset: u64, size: u64) -> Result<(), CopyError> {

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use super::wire::is_within;
 use crate::error::ManifestError;
-use crate::size::range_within;
 
 /// What published memory holds: tensors by name, and notes. As the header of a safetensors file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,13 +57,8 @@ impl Manifest {
                     name: tensor.name.clone(),
                 });
             }
-            let after = runs.partition_point(|run| run.start <= tensor.offset);
-            let run = after.checked_sub(1).and_then(|index| runs.get(index));
             // One without elements has no bytes, and may be anywhere.
-            let there = run.is_some_and(|run| {
-                tensor.size == 0 || range_within(tensor.offset, tensor.size, run.end).is_some()
-            });
-            if !there && tensor.size > 0 {
+            if tensor.size > 0 && !is_within(runs, tensor.offset, tensor.size) {
                 return Err(ManifestError::Outside {
                     name: tensor.name.clone(),
                     offset: tensor.offset,

@@ -58,9 +58,10 @@ impl Offer {
     /// Offers what is committed of a range of a region. Offsets begin with the range.
     ///
     /// # Errors
-    /// [`OfferError`] when nothing is committed there, or the range cuts an extent or has to be
-    /// [unshared](Region::unshare) first.
+    /// [`OfferError`] when the range leaves the region, nothing is committed there, or it cuts an
+    /// extent or has to be [unshared](Region::unshare) first.
     pub fn region(region: &Region, range: Range<u64>) -> Result<Self, OfferError> {
+        region.check(&range)?;
         let (start, end) = (range.start, range.end);
         if let Some(cut) = region.cut_by(&range) {
             return Err(OfferError::CutsExtent {

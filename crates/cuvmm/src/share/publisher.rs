@@ -16,7 +16,7 @@ use super::peer::Users;
 use super::protocol::{Listing, MOST_MANIFEST, MOST_NAME};
 use super::readers::accept_all;
 use super::seal::Publishable;
-use super::system::system;
+use super::system::failed;
 use crate::error::{ChannelError, ManifestError, PublishError, PublishRefusal};
 use crate::sync::thread::{self, JoinHandle};
 
@@ -51,10 +51,7 @@ impl Publisher {
         let thread = thread::Builder::new()
             .name("cuvmm-publisher".to_owned())
             .spawn(move || accept_all(&readers, &accepts))
-            .map_err(|error| {
-                let code = error.raw_os_error().unwrap_or_default();
-                system("starting a thread")(rustix::io::Errno::from_raw_os_error(code))
-            })?;
+            .map_err(failed("starting a thread"))?;
         Ok(Self {
             shared,
             listener,
@@ -77,7 +74,7 @@ impl Publisher {
     /// there, and lowers their right to reading (`cuMemSetAccess` for each extent).
     ///
     /// # Errors
-    /// [`PublishError`] with the memory in it, as it was.
+    /// [`PublishError`] with the memory in it, as it was, save that it may count as exported.
     pub fn publish<M: Publishable>(
         &self,
         name: &str,

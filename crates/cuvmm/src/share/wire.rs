@@ -441,6 +441,13 @@ fn count(value: usize) -> U32 {
     u32::try_from(value).unwrap_or(u32::MAX).into()
 }
 
+/// Whether bytes lie in one of these runs, which are in order; at least one byte.
+pub(super) fn is_within(runs: &[Range<u64>], offset: u64, size: u64) -> bool {
+    let after = runs.partition_point(|run| run.start <= offset);
+    let run = after.checked_sub(1).and_then(|index| runs.get(index));
+    run.is_some_and(|run| range_within(offset, size, run.end).is_some())
+}
+
 impl PlaceRecord {
     fn of(origin: Origin) -> Self {
         let (kind, id, uuid) = match origin {

@@ -12,6 +12,8 @@
 //! - [`pool`]: one device's memory under a hard limit, shared by tenants, taken back where it is
 //!   idle.
 //! - [`kv`]: keys and values of attention for many sequences, over a tenant.
+//! - [`sleep`]: a tenant's memory put away and brought back at the same addresses; [`store`]: the
+//!   host memory that contents are kept in meanwhile.
 //! - [`share`]: memory given to other processes, and published under a name.
 //!
 //! # Features
@@ -46,7 +48,9 @@ pub mod region;
 pub mod ring;
 pub mod share;
 mod size;
+pub mod sleep;
 pub mod sparse;
+pub mod store;
 mod sync;
 pub mod unified;
 mod users;
@@ -68,7 +72,9 @@ pub use pool::{
 pub use region::{DmaBuf, Extent, Layout, Mapper, Region, Registration};
 pub use ring::RingBuffer;
 pub use share::{Attachment, Channel, Offer};
+pub use sleep::Contents;
 pub use sparse::SparseArray;
+pub use store::HostStore;
 pub use unified::UnifiedBuffer;
 pub use vec::DeviceVec;
 pub use view::{View, ViewMut};

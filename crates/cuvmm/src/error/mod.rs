@@ -17,6 +17,7 @@ mod region;
 mod registration;
 mod ring;
 mod share;
+mod sleep;
 mod sparse;
 mod unified;
 mod vec;
@@ -50,6 +51,7 @@ pub use share::{
     AttachError, ChannelError, DescriptionError, GiveError, ManifestError, OfferError,
     PublishError, PublishRefusal, SealError, SubscribeError, TakeError, ViewError,
 };
+pub use sleep::{BuildStoreError, SleepError, WakeError};
 pub use sparse::SparseError;
 pub use unified::UnifiedError;
 pub use vec::VecError;
@@ -196,6 +198,15 @@ pub enum Error {
     /// Blocks could not be grown together.
     #[error(transparent)]
     GrowAll(#[from] GrowAllError),
+    /// A store of host memory could not be built.
+    #[error(transparent)]
+    BuildStore(#[from] BuildStoreError),
+    /// Blocks could not be put to sleep.
+    #[error(transparent)]
+    Sleep(#[from] SleepError),
+    /// Blocks could not be woken.
+    #[error(transparent)]
+    Wake(#[from] WakeError),
     /// Memory could not be compacted.
     #[error(transparent)]
     Compact(#[from] CompactError),

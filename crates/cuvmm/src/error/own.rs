@@ -382,6 +382,9 @@ pub enum CopyError {
     /// The memory may only be read.
     #[error("the memory may only be read")]
     ReadOnly,
+    /// The block sleeps, and has no memory.
+    #[error("the block sleeps")]
+    Asleep,
     /// The stream belongs to another device.
     #[error("the stream belongs to another device than the memory")]
     WrongDevice,

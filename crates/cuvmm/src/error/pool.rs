@@ -225,6 +225,12 @@ pub enum AllocateError {
     /// The stream belongs to another device.
     #[error("the home stream belongs to another device than the pool")]
     WrongDevice,
+    /// The block sleeps.
+    #[error("a block of {size} bytes sleeps: wake it before it grows")]
+    Asleep {
+        /// What the block has when it is awake.
+        size: u64,
+    },
     /// The tenant has been unregistered.
     #[error("tenant {tenant:?} has been unregistered")]
     Unregistered {
@@ -340,6 +346,9 @@ pub enum ShrinkError {
     /// Shrinking to nothing; free it instead.
     #[error("shrinking a block to zero bytes: free it instead")]
     ZeroSize,
+    /// The block sleeps.
+    #[error("a block that sleeps is not shrunk: wake it, or free it")]
+    Asleep,
 }
 
 /// Why a block could not be exported. Nothing has changed.
@@ -354,6 +363,9 @@ pub enum ExportBlockError {
         /// The types that the pool was built for.
         shareable: HandleTypes,
     },
+    /// The block sleeps, and has no memory.
+    #[error("a block that sleeps has no memory to export")]
+    Asleep,
     /// An extent could not be exported.
     #[error(transparent)]
     Export(#[from] ExportError),

@@ -131,6 +131,9 @@ pub enum OfferError {
         /// One past its last byte.
         end: u64,
     },
+    /// The block sleeps, and has no memory.
+    #[error("a block that sleeps has no memory to offer")]
+    Asleep,
     /// The memory lies where a description cannot say.
     #[error("memory at {location} cannot be described to another process")]
     Unnameable {

@@ -103,6 +103,67 @@ impl<'a> Span<'a> {
             })
     }
 
+    /// Writes several ranges, queued one behind the other and waited for once.
+    pub(crate) fn write_all<'b>(
+        &self,
+        stream: &Stream,
+        parts: impl IntoIterator<Item = (u64, &'b [u8])>,
+    ) -> Result<(), CopyError> {
+        let handle = stream.as_raw();
+        let queued = parts.into_iter().try_for_each(|(offset, bytes)| {
+            let size = bytes.len() as u64;
+            let to = self.at(stream, offset, size)?;
+            self.device
+                // SAFETY: the bytes are borrowed and the range is mapped until the stream has been
+                // waited for below, or the context is lost and nothing runs on it.
+                .call(Call::MemcpyHtoDAsync, |driver, device| unsafe {
+                    driver.copy_to_device_async(device, to, bytes.as_ptr(), size, handle)
+                })
+                .map_err(|cause| CopyError::Call {
+                    offset,
+                    size,
+                    cause,
+                })
+        });
+        queued.and(self.waited_for(stream))
+    }
+
+    /// Reads several ranges, queued one behind the other and waited for once.
+    pub(crate) fn read_all<'b>(
+        &self,
+        stream: &Stream,
+        parts: impl IntoIterator<Item = (u64, &'b mut [u8])>,
+    ) -> Result<(), CopyError> {
+        let handle = stream.as_raw();
+        let queued = parts.into_iter().try_for_each(|(offset, bytes)| {
+            let size = bytes.len() as u64;
+            let from = self.at(stream, offset, size)?;
+            self.device
+                // SAFETY: as in `write_all`, and the bytes are borrowed mutably.
+                .call(Call::MemcpyDtoHAsync, |driver, device| unsafe {
+                    driver.copy_to_host_async(device, bytes.as_mut_ptr(), from, size, handle)
+                })
+                .map_err(|cause| CopyError::Call {
+                    offset,
+                    size,
+                    cause,
+                })
+        });
+        queued.and(self.waited_for(stream))
+    }
+
+    /// Waits for all that was queued, also after one that could not be.
+    fn waited_for(&self, stream: &Stream) -> Result<(), CopyError> {
+        let waited = self.device.relaxed(|| stream.synchronize());
+        waited
+            .and_then(|waited| waited)
+            .map_err(|cause| CopyError::Call {
+                offset: 0,
+                size: self.size,
+                cause,
+            })
+    }
+
     /// Queues a copy from another span on the stream; it may return before that is done. Whoever
     /// asks for it keeps both in place until then.
     pub(crate) fn copy_async(

@@ -13,6 +13,7 @@ mod close;
 mod copy;
 mod event;
 mod export;
+mod host;
 mod managed;
 mod mapping;
 mod nccl;
@@ -34,5 +35,6 @@ pub use stream::Stream;
 
 pub(crate) use copy::Span;
 pub(crate) use export::one_type;
+pub(crate) use host::HostPart;
 pub(crate) use nccl::wishes as nccl_wishes;
 pub(crate) use physical::{ExportMark, creatable_as};

@@ -97,7 +97,7 @@ impl State {
         let registered = self.tenants.get(&id)?.registered;
         let slot = self.tenants.get_mut(&id)?.slot_mut(index)?;
         let offset = slot.space.bytes();
-        let busy = slot.is_busy() || slot.broken;
+        let busy = slot.is_busy() || slot.broken || !slot.slumber.is_awake();
         let largest = slot.class.largest;
         let block = slot.block.as_mut()?;
         block.pace.called = false;

@@ -447,6 +447,14 @@ impl Block {
         }
     }
 
+    /// Whether the block [sleeps](super::Tenant::blocks): its addresses are kept and nothing is
+    /// mapped there, so that a kernel that touches them faults. True too while another thread is
+    /// putting it to sleep or waking it.
+    #[must_use]
+    pub fn is_asleep(&self) -> bool {
+        self.core().lock().is_asleep(self.place())
+    }
+
     /// Whether a capture guard of its pool lives.
     #[cfg(feature = "dlpack")]
     pub(crate) fn is_capturing(&self) -> bool {
@@ -467,9 +475,14 @@ impl Block {
                 bytes: self.size(),
             });
         }
-        if self.core().is_capturing() {
+        let state = self.core().lock();
+        if state.capturing > 0 {
             return Err(CopyError::Capturing);
         }
+        if state.is_asleep(self.place()) {
+            return Err(CopyError::Asleep);
+        }
+        drop(state);
         Ok(self
             .home_stream()
             .cloned()

@@ -103,7 +103,7 @@ impl State {
             .inspect_err(|_| self.budget.refund(id, bytes))
     }
 
-    fn place(
+    pub(super) fn place(
         &mut self,
         id: TenantId,
         slot: &mut Slot,
@@ -198,7 +198,7 @@ impl State {
     /// to where a block wants zeros; ordered before the new owner's work. In a pool that overwrites
     /// what is freed also what it could not overwrite, unless a stream captures. Whether that is
     /// still going on, on the home stream.
-    fn cleanse(
+    pub(super) fn cleanse(
         &mut self,
         id: TenantId,
         slot: &mut Slot,

@@ -246,22 +246,48 @@ impl Core {
             let Some(left) = deadline.checked_duration_since(Instant::now()) else {
                 break;
             };
-            if state.needs_synchronise && state.capturing == 0 {
-                let since = state.now();
-                drop(state);
-                self.device.synchronize()?;
-                state = self.lock();
-                state.synchronised(since);
-            } else {
-                state = self
-                    .freed
-                    .wait_timeout(state, left.min(ASK_AGAIN))
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .0;
-            }
+            state = self.pause(state, left)?;
             (state, outcome) = attempt(state);
         }
         Ok((state, outcome))
+    }
+
+    /// Waits for a moment, at most `left`: for memory to become idle, or for the device where only
+    /// that tells whether something has passed.
+    fn pause<'a>(&'a self, mut state: Locked<'a>, left: Duration) -> Result<Locked<'a>, CallError> {
+        if state.needs_synchronise && state.capturing == 0 {
+            let since = state.now();
+            drop(state);
+            self.device.synchronize()?;
+            state = self.lock();
+            state.synchronised(since);
+            return Ok(state);
+        }
+        let waited = self.freed.wait_timeout(state, left.min(ASK_AGAIN));
+        Ok(waited.unwrap_or_else(PoisonError::into_inner).0)
+    }
+
+    /// Tries until the deadline, as long as `again` says that trying again may help.
+    pub(super) fn until<T, E: From<CallError>>(
+        &self,
+        deadline: Option<Instant>,
+        attempt: impl Fn(&mut State) -> Result<T, E>,
+        again: impl Fn(&E) -> bool,
+    ) -> Result<T, E> {
+        let mut state = self.lock();
+        let mut outcome = attempt(&mut state);
+        if let Some(deadline) = deadline {
+            let _waiter = Waiter::of(&self.waiting);
+            while matches!(&outcome, Err(error) if again(error)) {
+                let Some(left) = deadline.checked_duration_since(Instant::now()) else {
+                    break;
+                };
+                state = self.pause(state, left)?;
+                outcome = attempt(&mut state);
+            }
+        }
+        Self::let_go(state);
+        outcome
     }
 
     /// Whether a capture guard lives.

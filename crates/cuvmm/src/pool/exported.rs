@@ -140,6 +140,9 @@ impl Block {
             });
         }
         let parts = self.parts();
+        if self.is_asleep() {
+            return Err(ExportBlockError::Asleep);
+        }
         let handles = parts.export(handle_type)?;
         let lease = parts.into_lease();
         Ok(ExportedBlock { handles, lease })

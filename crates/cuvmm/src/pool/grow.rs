@@ -42,6 +42,9 @@ impl State {
         let Some(slot) = tenancy.slot_mut(place.slot).filter(|_| registered) else {
             return false;
         };
+        if !slot.slumber.is_awake() {
+            return false;
+        }
         let bytes = slot.space.bytes();
         let Some(block) = &mut slot.block else {
             return false;
@@ -96,9 +99,16 @@ impl State {
             return Err(AllocateError::TooLarge { size });
         };
         self.retire_some();
+        let awake = self
+            .slot(tenant, index)
+            .is_none_or(|slot| slot.slumber.is_awake());
         let Some(block) = self.occupant(tenant, index) else {
             return Err(gone());
         };
+        if !awake {
+            let size = block.requested;
+            return Err(AllocateError::Asleep { size });
+        }
         if size < block.requested {
             return Err(AllocateError::WouldShrink {
                 size: block.requested,

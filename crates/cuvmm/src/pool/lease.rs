@@ -29,6 +29,11 @@ impl Lease {
         Self { core, place, size }
     }
 
+    /// One that has been counted already.
+    pub(super) const fn counted(core: Arc<Core>, place: Place, size: u64) -> Self {
+        Self { core, place, size }
+    }
+
     /// The device that the memory lies on.
     #[must_use]
     pub fn device(&self) -> &Device {

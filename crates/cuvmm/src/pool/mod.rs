@@ -51,6 +51,7 @@
 
 mod ahead;
 mod allocate;
+mod asleep;
 mod batch;
 mod block;
 mod budget;
@@ -94,6 +95,7 @@ use crate::error::{BuildPoolError, CallError, CompactError, ProbeError};
 use crate::own::{CloseError, CloseRefusal, creatable_as, nccl_wishes};
 use crate::region::{DEFAULT_LARGEST_EXTENT, Mapper};
 
+pub(crate) use asleep::{Choice, Falling, Rising};
 pub use block::{Block, BlockBuilder};
 pub use capture::CaptureGuard;
 pub use compact::Compaction;

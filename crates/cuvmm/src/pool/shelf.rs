@@ -79,6 +79,8 @@ pub(crate) struct Shelves {
     keys: [AtomicU64; SHELVES],
     /// Each made with the first block of its stream.
     shelves: [OnceLock<Arc<Shelf>>; SHELVES],
+    /// Nothing is put there for now.
+    bypassed: AtomicBool,
     /// The pool's clock.
     clock: Arc<AtomicU64>,
 }
@@ -131,8 +133,10 @@ impl Shelf {
     /// shelf is full or closed, or somebody waits for memory.
     pub(crate) fn put(&self, held: Held) -> Result<(), Held> {
         let mut contents = self.lock();
-        // Asked under the lock: one who begins to wait looks at every shelf after saying so.
-        let awaited = held.owner.core.is_awaited();
+        // Asked under the lock: one who begins to wait looks at every shelf after saying so, and so
+        // does one who has them bypassed.
+        let bypassed = held.owner.shelves.bypassed.load(Ordering::Relaxed);
+        let awaited = bypassed || held.owner.core.is_awaited();
         if contents.closed || contents.blocks.len() >= ROOM || awaited {
             return Err(held);
         }
@@ -177,6 +181,7 @@ impl Shelves {
         Self {
             keys: std::array::from_fn(|_| AtomicU64::new(0)),
             shelves: std::array::from_fn(|_| OnceLock::new()),
+            bypassed: AtomicBool::new(false),
             clock,
         }
     }
@@ -232,6 +237,10 @@ impl Unswept for Shelves {
             .flat_map(|shelf| self.made(shelf).clear())
             .map(Shelved::freed)
             .collect()
+    }
+
+    fn bypass(&self, yes: bool) {
+        self.bypassed.store(yes, Ordering::SeqCst);
     }
 
     fn close(&self) -> Vec<Freed> {

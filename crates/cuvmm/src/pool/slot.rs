@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use cuvmm_driver::DeviceAddress;
 
+use super::asleep::Slumber;
 use super::budget::TenantId;
 use super::pace::{Growth, Pace};
 use crate::own::Stream;
@@ -69,6 +70,8 @@ pub(crate) struct Slot {
     /// Bytes that the mapper is putting behind what is there, charged already. Until it is done
     /// the memory in the slot neither grows nor is taken back.
     pub(crate) coming: u64,
+    /// Whether its block has its memory.
+    pub(crate) slumber: Slumber,
 }
 
 #[derive(Debug)]
@@ -139,6 +142,7 @@ impl Slot {
             exported: false,
             retiring: false,
             coming: 0,
+            slumber: Slumber::Awake,
         }
     }
 
@@ -147,17 +151,34 @@ impl Slot {
         self.coming > 0
     }
 
-    /// Bytes of memory in it, or on their way into it.
+    /// Bytes of memory in it, or on their way into it or out of it.
     fn charged(&self) -> u64 {
-        self.space.bytes() + self.coming
+        self.space.bytes() + self.coming + self.slumber.beside()
     }
 
     pub(crate) fn used(&self) -> u64 {
-        self.block.as_ref().map_or(0, |block| block.used)
+        self.present(|block| block.used)
     }
 
     pub(crate) fn requested(&self) -> u64 {
-        self.block.as_ref().map_or(0, |block| block.requested)
+        self.present(|block| block.requested)
+    }
+
+    /// Bytes of the block, as far as they are there.
+    fn present(&self, of: impl Fn(&Occupant) -> u64) -> u64 {
+        let bytes = self.block.as_ref().map_or(0, of);
+        match self.slumber {
+            Slumber::Awake => bytes,
+            _ => bytes.min(self.charged()),
+        }
+    }
+
+    /// Bytes that its block has when it is awake, and does not have now.
+    pub(crate) fn asleep(&self) -> u64 {
+        match (&self.slumber, &self.block) {
+            (Slumber::Asleep { .. }, Some(block)) => block.used,
+            _ => 0,
+        }
     }
 
     /// Bytes of memory put ahead of the block's growth.
@@ -202,7 +223,7 @@ impl Slot {
     /// Bytes that cannot be taken back, however long one waits for the GPU.
     pub(crate) fn kept(&self) -> u64 {
         if self.leases > 0 {
-            self.space.bytes()
+            self.space.bytes() + self.slumber.beside()
         } else {
             self.used() + self.stranded()
         }

@@ -44,6 +44,8 @@ pub struct PoolStats {
     /// released when it is given up and has passed, and counts nowhere then, though the driver
     /// keeps it for as long as whoever imported it does.
     pub exported: u64,
+    /// What blocks that [sleep](super::Tenant::blocks) have when they are awake: charged to nobody.
+    pub asleep: u64,
     /// Extents mapped.
     pub mappings: u64,
     /// The limit in mappings.
@@ -111,6 +113,8 @@ pub struct TenantStats {
     pub stranded: u64,
     /// Of what is committed: what was exported.
     pub exported: u64,
+    /// What blocks that sleep have when they are awake.
+    pub asleep: u64,
     /// Extents mapped.
     pub mappings: u64,
     /// Addresses reserved, guards included.
@@ -134,6 +138,7 @@ impl TenantStats {
         if slot.exported {
             self.exported += slot.space.exported().map(|extent| extent.size).sum::<u64>();
         }
+        self.asleep += slot.asleep();
         self.leases += slot.leases;
         match slot.idle_state() {
             Idle::Warm => self.warm += slot.idle(),
@@ -143,7 +148,7 @@ impl TenantStats {
         if let Some(block) = &slot.block {
             self.blocks += 1;
             if let Some(tag) = &block.tag {
-                *self.tags.entry(tag.to_string()).or_default() += block.requested;
+                *self.tags.entry(tag.to_string()).or_default() += slot.requested();
             }
         }
     }
@@ -201,6 +206,7 @@ impl State {
             quarantined: self.budget.quarantined(),
             stranded: sum(|tenant| tenant.stranded),
             exported: sum(|tenant| tenant.exported),
+            asleep: sum(|tenant| tenant.asleep),
             mappings: self.budget.mappings(),
             mapping_limit: limits.mappings,
             addresses: self.budget.addresses(),

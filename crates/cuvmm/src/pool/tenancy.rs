@@ -31,7 +31,10 @@ pub(crate) trait Unswept: Send + Sync {
     /// The same, and sees to it that whoever frees one later knows what this thread did before.
     fn sweep_each(&self) -> Vec<Freed>;
 
-    /// The same, for the last time: whoever frees a block later tells the pool.
+    /// Whether blocks that are freed are to go to the pool at once, and not lie here.
+    fn bypass(&self, yes: bool);
+
+    /// The same as [`Self::sweep`], for the last time: whoever frees a block later tells the pool.
     fn close(&self) -> Vec<Freed>;
 }
 

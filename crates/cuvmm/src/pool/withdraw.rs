@@ -2,6 +2,7 @@
 //! waits, and only unregistering calls the driver, but in a [hardened](super::hardened) pool and
 //! for what was [exported](super::exported).
 
+use super::asleep::Slumber;
 use super::budget::TenantId;
 use super::slot::{Place, Slot};
 use super::state::State;
@@ -20,6 +21,10 @@ impl State {
         let Some(mut slot) = self.take_slot(place.tenant, place.slot) else {
             return Ok(());
         };
+        if !slot.slumber.is_awake() {
+            self.put_slot(place.tenant, place.slot, slot);
+            return Err(ShrinkError::Asleep);
+        }
         let before = slot.used();
         let outcome = Self::give_up(&mut slot, size, granule.round_up(size), now);
         let used = slot.used();
@@ -73,8 +78,16 @@ impl State {
             slot.fence.merge(fence);
             self.overwrite(&mut slot, block.home.as_ref(), 0);
         }
+        // Whoever is moving a block finds out that it is gone.
+        let slept = matches!(slot.slumber, Slumber::Asleep { .. });
+        if slept {
+            slot.slumber = Slumber::Awake;
+        }
         slot.touched = now;
         self.lay_down(place.tenant, place.slot, slot);
+        if slept {
+            self.heed_sleepers(place.tenant);
+        }
     }
 
     /// Frees for good what a tenant's blocks left on shelves; whether there was anything.
@@ -105,7 +118,7 @@ impl State {
         self.free_all(&freed);
     }
 
-    fn free_all(&mut self, freed: &[Freed]) {
+    pub(super) fn free_all(&mut self, freed: &[Freed]) {
         for freed in freed {
             self.free_at(&freed.place, freed.at);
         }

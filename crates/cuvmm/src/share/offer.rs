@@ -98,9 +98,13 @@ impl Offer {
     /// offer lives the block's memory stays in place, even if the block is dropped.
     ///
     /// # Errors
-    /// [`OfferError`] when a description cannot say where it lies.
+    /// [`OfferError`] when the block sleeps, or a description cannot say where it lies.
     pub fn block(block: &Block) -> Result<Self, OfferError> {
-        let (parts, lease) = block.parts().promise();
+        let parts = block.parts();
+        if block.is_asleep() {
+            return Err(OfferError::Asleep);
+        }
+        let (parts, lease) = parts.promise();
         let size = end_of(&parts);
         let mut offer = Self::of_parts(size, None, offsets(parts))?;
         offer._lease = Some(lease);

@@ -71,6 +71,7 @@ pub(crate) const CRATES: &[Place] = &[
                 open: true,
             },
             room(&["own"]),
+            room(&["store"]),
             room(&["region"]),
             room(&["users"]),
             room(&["view"]),

@@ -1,0 +1,148 @@
+//! Building a store: all of its memory is had now.
+
+use std::sync::Arc;
+use std::thread;
+
+use super::{HostStore, Lane, PART, Shared};
+use crate::device::Device;
+use crate::error::{BuildStoreError, CallError};
+use crate::own::{HostPart, Stream};
+use crate::size::Granularity;
+use crate::sync::Mutex;
+
+/// Streams that copies to and from pinned memory are spread over: while one is waited for, the next
+/// is under way.
+const LANES: usize = 4;
+
+/// The most of them where processors copy too, one to a stream.
+const MOST_LANES: usize = 16;
+
+/// What ordinary memory is reached through, unless something else was said.
+const STAGING: u64 = 256 << 20;
+
+/// Options of a store.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "nothing is built before `build`"]
+pub struct HostStoreBuilder<'a> {
+    device: &'a Device,
+    pinned: u64,
+    ordinary: u64,
+    staging: Option<u64>,
+}
+
+impl<'a> HostStoreBuilder<'a> {
+    pub(super) const fn new(device: &'a Device) -> Self {
+        Self {
+            device,
+            pinned: 0,
+            ordinary: 0,
+            staging: None,
+        }
+    }
+
+    /// Bytes of pinned memory to keep contents in, rounded up to whole parts of 2 MiB.
+    pub const fn pinned(mut self, bytes: u64) -> Self {
+        self.pinned = bytes;
+        self
+    }
+
+    /// Bytes of ordinary memory to keep contents in, rounded up to whole parts of 2 MiB.
+    pub const fn ordinary(mut self, bytes: u64) -> Self {
+        self.ordinary = bytes;
+        self
+    }
+
+    /// Bytes of the pinned arena that ordinary memory is reached through, at least a part of 2 MiB;
+    /// 256 MiB by default. Nothing is kept in it, and without ordinary memory there is none.
+    pub const fn staging(mut self, bytes: u64) -> Self {
+        self.staging = Some(bytes);
+        self
+    }
+
+    /// Gets the memory (`cuMemHostAlloc`), touches what is ordinary, and makes streams for copies.
+    /// This is the slow part: seconds for some gigabytes.
+    ///
+    /// # Errors
+    /// [`BuildStoreError`] when nothing was asked for or there is not so much.
+    #[doc(alias = "cuMemHostAlloc")]
+    pub fn build(self) -> Result<HostStore, BuildStoreError> {
+        if self.pinned == 0 && self.ordinary == 0 {
+            return Err(BuildStoreError::Empty);
+        }
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let (count, staging) = match self.ordinary {
+            0 => (LANES, Vec::new()),
+            _ => {
+                let staging = self.arena(self.staging.unwrap_or(STAGING).max(1))?;
+                let most = cores.clamp(LANES, MOST_LANES);
+                (most.min(staging.len()), staging)
+            }
+        };
+        let mut free = self.touched()?;
+        if self.pinned > 0 {
+            free.extend(self.arena(self.pinned)?);
+        }
+        let lanes = self.lanes(count, staging)?;
+        let capacity = free.iter().map(super::bytes_of).sum();
+        let shared = Shared {
+            device: self.device.clone(),
+            capacity,
+            free: Mutex::new(free),
+            lanes: Mutex::new(lanes),
+        };
+        Ok(HostStore {
+            shared: Arc::new(shared),
+        })
+    }
+
+    /// Pinned memory in whole parts.
+    fn arena(&self, bytes: u64) -> Result<Vec<HostPart>, BuildStoreError> {
+        let size = whole(bytes).ok_or(BuildStoreError::TooLarge { bytes })?;
+        let parts = HostPart::pinned(self.device, size, PART);
+        parts.map_err(|cause| BuildStoreError::Pinned { bytes, cause })
+    }
+
+    /// Ordinary memory in whole parts, touched by as many threads as help.
+    fn touched(&self) -> Result<Vec<HostPart>, BuildStoreError> {
+        let bytes = self.ordinary;
+        if bytes == 0 {
+            return Ok(Vec::new());
+        }
+        let size = whole(bytes).ok_or(BuildStoreError::TooLarge { bytes })?;
+        let parts = HostPart::ordinary(size, PART);
+        let mut parts = parts.ok_or(BuildStoreError::OutOfMemory { bytes })?;
+        let threads = thread::available_parallelism().map_or(1, usize::from);
+        let share = parts.len().div_ceil(threads.min(MOST_LANES)).max(1);
+        thread::scope(|scope| {
+            for parts in parts.chunks_mut(share) {
+                // One that cannot be had leaves its share to the first copy.
+                let touch = move || parts.iter_mut().for_each(HostPart::touch);
+                drop(thread::Builder::new().spawn_scoped(scope, touch));
+            }
+        });
+        Ok(parts)
+    }
+
+    /// Streams, and the arena dealt out to them.
+    fn lanes(&self, count: usize, staging: Vec<HostPart>) -> Result<Vec<Lane>, BuildStoreError> {
+        let streams = (0..count).map(|_| Stream::new(self.device));
+        let streams: Result<Vec<Stream>, CallError> = streams.collect();
+        let lane = |stream| Lane {
+            stream,
+            staging: Vec::new(),
+        };
+        let mut lanes: Vec<Lane> = streams?.into_iter().map(lane).collect();
+        for (index, part) in staging.into_iter().enumerate() {
+            if let Some(lane) = lanes.get_mut(index % count.max(1)) {
+                lane.staging.push(part);
+            }
+        }
+        Ok(lanes)
+    }
+}
+
+/// Bytes in whole parts; nothing if they cannot be counted.
+fn whole(bytes: u64) -> Option<usize> {
+    let part = Granularity::new(PART as u64)?;
+    usize::try_from(part.round_up(bytes)?).ok()
+}

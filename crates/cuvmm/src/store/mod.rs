@@ -1,0 +1,153 @@
+//! Memory of the host, prepared beforehand, that the contents of device memory are kept in.
+//!
+//! A [`HostStore`] has pinned memory, which devices copy to and from at the full speed of the bus;
+//! ordinary memory, which costs the system less, for what goes through a small pinned arena on its
+//! way; or both: the pinned part is used first. All of it is had when the store is built, since
+//! pinning and first touching it is slower than any copy.
+//!
+//! What is kept lies in parts of 2 MiB, and comes back to the store when it is dropped.
+//!
+//! # What is not here
+//! No device memory is mapped or unmapped here, and nothing is decided about what is kept.
+
+mod builder;
+mod copies;
+mod saved;
+
+use std::fmt;
+use std::sync::{Arc, PoisonError};
+
+use crate::device::Device;
+use crate::error::SleepError;
+use crate::own::{HostPart, Stream};
+use crate::sync::{Mutex, MutexGuard};
+
+pub use builder::HostStoreBuilder;
+pub(crate) use copies::{Direction, Job, copy};
+pub(crate) use saved::Saved;
+
+/// What is kept lies in parts of this size.
+const PART: usize = 2 << 20;
+
+/// Host memory for the contents of device memory. Clones are the same store; its memory is freed
+/// when the last clone and all that is kept in it have gone.
+#[derive(Clone)]
+pub struct HostStore {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    device: Device,
+    /// Bytes that can be kept.
+    capacity: u64,
+    /// What nothing is kept in: pinned parts at the end, to be taken first.
+    free: Mutex<Vec<HostPart>>,
+    /// What copies are made with; who copies has all of them.
+    lanes: Mutex<Vec<Lane>>,
+}
+
+/// A stream for copies, and pinned parts through which they reach ordinary memory.
+struct Lane {
+    stream: Stream,
+    staging: Vec<HostPart>,
+}
+
+impl HostStore {
+    /// Sets out to build a store for a device's memory.
+    pub const fn builder(device: &Device) -> HostStoreBuilder<'_> {
+        HostStoreBuilder::new(device)
+    }
+
+    /// The device whose memory it is for.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.shared.device
+    }
+
+    /// Bytes that can be kept in all.
+    #[must_use]
+    pub fn capacity(&self) -> u64 {
+        self.shared.capacity
+    }
+
+    /// Bytes that nothing is kept in. What is kept takes whole parts of 2 MiB.
+    #[must_use]
+    pub fn free(&self) -> u64 {
+        self.shared.free().iter().map(bytes_of).sum()
+    }
+
+    /// A number that no other store has.
+    pub(crate) fn identity(&self) -> usize {
+        Arc::as_ptr(&self.shared).addr()
+    }
+
+    /// Room for contents of several sizes, `wanted` in all: for all of them or none.
+    pub(crate) fn rooms(
+        &self,
+        sizes: impl Iterator<Item = u64>,
+        wanted: u64,
+    ) -> Result<Vec<Saved>, SleepError> {
+        let mut rooms = Vec::new();
+        for bytes in sizes {
+            // What was taken before goes back when it is dropped.
+            let Some(parts) = self.shared.take(bytes) else {
+                drop(rooms);
+                return Err(SleepError::StoreFull {
+                    wanted,
+                    free: self.free(),
+                    capacity: self.shared.capacity,
+                });
+            };
+            rooms.push(Saved::new(parts, bytes, Arc::clone(&self.shared)));
+        }
+        Ok(rooms)
+    }
+}
+
+fn bytes_of(part: &HostPart) -> u64 {
+    part.size() as u64
+}
+
+impl Shared {
+    fn free(&self) -> MutexGuard<'_, Vec<HostPart>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Parts for so many bytes; nothing if there are too few.
+    fn take(&self, bytes: u64) -> Option<Vec<HostPart>> {
+        let mut free = self.free();
+        let mut have = 0;
+        let parts = free.iter().rev().take_while(|part| {
+            let lacks = have < bytes;
+            have += bytes_of(part);
+            lacks
+        });
+        let from = free.len() - parts.count();
+        (have >= bytes).then(|| free.split_off(from))
+    }
+
+    fn lanes(&self) -> MutexGuard<'_, Vec<Lane>> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes parts back: pinned ones to where they are taken first.
+    fn take_back(&self, parts: Vec<HostPart>) {
+        let (pinned, mut ordinary): (Vec<_>, Vec<_>) =
+            parts.into_iter().partition(HostPart::is_pinned);
+        let mut free = self.free();
+        if !ordinary.is_empty() {
+            ordinary.append(&mut free);
+            *free = ordinary;
+        }
+        free.extend(pinned);
+    }
+}
+
+impl fmt::Debug for HostStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostStore")
+            .field("capacity", &self.capacity())
+            .field("free", &self.free())
+            .finish_non_exhaustive()
+    }
+}

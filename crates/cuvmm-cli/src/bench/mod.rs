@@ -40,6 +40,7 @@ mod row;
 mod samples;
 mod scale;
 mod share;
+mod sleep;
 mod snapshot;
 mod sparse;
 mod stage;
@@ -140,6 +141,17 @@ fn groups() -> Vec<Group> {
         kv::STEPS.map(|of| Group::one(of.0, move |stage, report| kv::step(stage, report, of))),
     );
     groups.push(Group::one(kv::CREATE, kv::create));
+    groups.extend(sleep::DISCARDED.map(|of| {
+        Group::new(of.names(), move |stage, wanted, report| {
+            sleep::discard(stage, wanted, report, of)
+        })
+    }));
+    for (names, staged) in [(sleep::KEPT, false), (sleep::STAGED, true)] {
+        let names = names.map(str::to_owned).to_vec();
+        groups.push(Group::new(names, move |stage, wanted, report| {
+            sleep::keep(stage, wanted, report, staged)
+        }));
+    }
     groups.extend(containers());
     groups.extend(share::SHARED.map(|of| {
         Group::new(share::names(of), move |stage, wanted, report| {

@@ -1,0 +1,270 @@
+//! A block that goes to sleep and wakes, beside the same calls by hand and beside plain copies.
+
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use cuvmm::driver::Call;
+use cuvmm::plan::Clock as _;
+use cuvmm::sleep::{Slept, Woken};
+use cuvmm::{Block, Contents, HostStore, Limit, Pool, Stream, Tenant};
+
+use super::commit::{GIB, MIB};
+use super::pinned::Pinned;
+use super::queue::{FILLED, Memory, waited};
+use super::report::Report;
+use super::row::Row;
+use super::samples::Samples;
+use super::stage::{Stage, skip};
+use super::wanted::Wanted;
+
+/// What sleeps.
+const SIZE: u64 = 8 * GIB;
+
+/// How long it sleeps where it wakes later.
+const ASLEEP: Duration = Duration::from_secs(1);
+
+/// One way to discard: in extents of so many bytes, to the pool or to the driver.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Discarded {
+    extent: u64,
+    label: &'static str,
+    release: bool,
+}
+
+pub(super) const DISCARDED: [Discarded; 4] = [
+    Discarded::new(GIB, "1GiB", false),
+    Discarded::new(32 * MIB, "32MiB", false),
+    Discarded::new(GIB, "1GiB", true),
+    Discarded::new(32 * MIB, "32MiB", true),
+];
+
+impl Discarded {
+    const fn new(extent: u64, label: &'static str, release: bool) -> Self {
+        Self {
+            extent,
+            label,
+            release,
+        }
+    }
+
+    /// What falling asleep, waking at once and waking later are called.
+    pub(super) fn names(self) -> Vec<String> {
+        let to = if self.release { "driver" } else { "pool" };
+        let of = |what| format!("{what}_8GiB_in_{}_{to}", self.label);
+        ["sleep_discard", "wake_at_once", "wake_later"]
+            .map(of)
+            .to_vec()
+    }
+
+    const fn floors(self) -> [&'static str; 2] {
+        match self.release {
+            false => [
+                "one unmap by hand",
+                "as many maps and one set_access by hand",
+            ],
+            true => [
+                "one unmap and as many releases by hand",
+                "as many creates and maps and one set_access by hand",
+            ],
+        }
+    }
+}
+
+/// A tenant with one block that is all of its pool's memory.
+struct Model {
+    pool: Pool,
+    tenant: Tenant,
+    block: Block,
+}
+
+impl Model {
+    fn new(stage: &Stage, stream: &Stream, size: u64, extent: u64) -> anyhow::Result<Self> {
+        let device = stage.device.with_own_counters();
+        let pool = Pool::builder(&device)
+            .limit(Limit::Bytes(size))
+            .largest_extent(extent)
+            .build()?;
+        let tenant = pool.tenant("model").register()?;
+        let block = tenant.allocate_on(stream, size)?;
+        Ok(Self {
+            pool,
+            tenant,
+            block,
+        })
+    }
+
+    fn sleep(&self, release: bool, contents: Contents<'_>) -> anyhow::Result<Slept> {
+        let slept = self.tenant.blocks().release(release).sleep(contents)?;
+        ensure!(slept.given == self.block.size(), "{slept:?}");
+        Ok(slept)
+    }
+
+    fn wake(&self) -> anyhow::Result<Woken> {
+        let woken = self.tenant.blocks().wake()?;
+        ensure!(woken.mapped == self.block.size(), "{woken:?}");
+        Ok(woken)
+    }
+}
+
+/// Sleeps and wakes in turns with a range that is unmapped and mapped by hand.
+///
+/// # Errors
+/// When a side fails.
+pub(super) fn discard(
+    stage: &Stage,
+    wanted: &Wanted,
+    report: &mut Report,
+    of: Discarded,
+) -> anyhow::Result<()> {
+    stage.room(2 * SIZE)?;
+    let stream = Stream::new(&stage.device)?;
+    let model = Model::new(stage, &stream, SIZE, of.extent)?;
+    let extents = vec![of.extent; usize::try_from(SIZE / of.extent)?];
+    let mut range = stage.hand.commit(&extents)?;
+    let fall = || {
+        stage
+            .watch
+            .time(|| model.sleep(of.release, Contents::Discard))
+    };
+    let rise = || stage.watch.time(|| model.wake());
+    let mut sides: [(Samples, Samples); 3] = Default::default();
+    let (at_once, later) = (stage.times(20, 2), stage.times(4, 1));
+    let before = model.pool.calls();
+    for turn in 0..=at_once + later {
+        let waits = turn > at_once;
+        if waits && !of.names().get(2).is_some_and(|name| wanted.has(name)) {
+            break;
+        }
+        let pause = || {
+            if waits {
+                stage.watch.wait(ASLEEP);
+            }
+        };
+        let slept = fall()?.0;
+        pause();
+        let woken = rise()?.0;
+        let (unmapped, ()) = stage.watch.time(|| {
+            range.unmap()?;
+            if of.release { range.release() } else { Ok(()) }
+        })?;
+        pause();
+        let (mapped, ()) = stage.watch.time(|| {
+            if of.release {
+                extents.iter().try_for_each(|&size| range.hold(size))?;
+            }
+            range.map()
+        })?;
+        let [falls, wakes, late] = &mut sides;
+        if turn > 0 && !waits {
+            falls.0.add(slept);
+            falls.1.add(unmapped);
+        }
+        if turn > 0 {
+            let side = if waits { late } else { wakes };
+            side.0.add(woken);
+            side.1.add(mapped);
+        }
+    }
+    let calls = model.pool.calls().since(&before);
+    range.give_back()?;
+    let turns = (calls.count(Call::MemUnmap) as f64 / extents.len() as f64).max(1.0);
+    let [down, up] = of.floors();
+    let rows = of.names().into_iter().zip([down, up, up]).zip(&sides);
+    for ((name, floor), (ours, floors)) in rows.filter(|((name, _), _)| wanted.has(name)) {
+        let row = Row::new(name, ours, floor, floors)
+            .count("extents", extents.len() as f64)
+            .count("creates", calls.count(Call::MemCreate) as f64 / turns);
+        report.add(row.note(stage.watch.note()));
+    }
+    Ok(())
+}
+
+pub(super) const KEPT: [&str; 2] = ["sleep_keep_8GiB", "wake_kept_8GiB"];
+pub(super) const STAGED: [&str; 2] = ["sleep_keep_8GiB_staged", "wake_kept_8GiB_staged"];
+
+const DOWN: &str = "cuMemcpyDtoHAsync of as much to pinned memory, 1 GiB again and again";
+const UP: &str = "cuMemcpyHtoDAsync of as much from pinned memory, 1 GiB again and again";
+
+/// Sleeps with its contents kept and wakes with them, in turns with copies by hand; `staged` in
+/// ordinary memory through a pinned arena of an eighth of its size.
+///
+/// # Errors
+/// When a side fails, or bytes are not what they were.
+pub(super) fn keep(
+    stage: &Stage,
+    wanted: &Wanted,
+    report: &mut Report,
+    staged: bool,
+) -> anyhow::Result<()> {
+    if !stage.keeps_bytes() {
+        return Err(skip(
+            "the model's copies are of real memory, and there is not so much",
+        ));
+    }
+    let size = stage.written(SIZE);
+    let part = size.min(GIB);
+    stage.room(2 * size)?;
+    stage.room_to_write(3 * size)?;
+    let stream = Stream::new(&stage.device)?;
+    let model = Model::new(stage, &stream, size, GIB)?;
+    let hand = &stage.hand;
+    let there = hand.commit(&[part])?;
+    let mut pinned = Pinned::new(hand, usize::try_from(part)?)?;
+    let store = HostStore::builder(&stage.device);
+    let begun = Instant::now();
+    let store = match staged {
+        true => store.ordinary(size).staging(size / 8).build()?,
+        false => store.pinned(size).build()?,
+    };
+    let prepared = begun.elapsed();
+    for at in (0..size).step_by(usize::try_from(64 * MIB)?) {
+        let bytes = vec![FILLED; usize::try_from((size - at).min(64 * MIB))?];
+        model.block.write(at, &bytes)?;
+    }
+    let memory = Memory::from(&there);
+    let mut sides: [(Samples, Samples); 2] = Default::default();
+    let mut first = None;
+    for turn in 0..=stage.times(10, 1) {
+        let (down, _) = stage
+            .watch
+            .time(|| model.sleep(false, Contents::Keep(&store)))?;
+        let (up, _) = stage.watch.time(|| model.wake())?;
+        let (download, ()) = stage.watch.time(|| {
+            (0..size / part).try_for_each(|_| {
+                waited(hand, &stream, |queue| {
+                    queue.download(pinned.bytes_mut(), memory)
+                })
+            })
+        })?;
+        let (upload, ()) = stage.watch.time(|| {
+            (0..size / part).try_for_each(|_| {
+                waited(hand, &stream, |queue| queue.upload(memory, pinned.bytes()))
+            })
+        })?;
+        first.get_or_insert((down, up));
+        if turn > 0 {
+            for ((ours, floors), took) in sides.iter_mut().zip([(down, download), (up, upload)]) {
+                ours.add(took.0);
+                floors.add(took.1);
+            }
+        }
+    }
+    for at in (0..size).step_by(usize::try_from(64 * MIB)?) {
+        let mut seen = [0; 4096];
+        model.block.read(at, &mut seen)?;
+        ensure!(seen == [FILLED; 4096], "bytes were lost on the way");
+    }
+    let first = first.unwrap_or_default();
+    let names = if staged { STAGED } else { KEPT };
+    let rows = names.into_iter().zip([DOWN, UP]).zip([first.0, first.1]);
+    for (((name, floor), first), (ours, floors)) in rows.zip(&sides) {
+        if wanted.has(name) {
+            let row = Row::new(name, ours, floor, floors)
+                .turned_over()
+                .count("first_ms", first / 1e6)
+                .count("prepared_ms", prepared.as_secs_f64() * 1e3);
+            report.add(stage.moved(row, size));
+        }
+    }
+    Ok(())
+}

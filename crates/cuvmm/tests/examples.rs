@@ -45,6 +45,8 @@ mod share_a_gpu;
 
 #[path = "../examples/share_memory.rs"]
 mod share_memory;
+#[path = "../examples/sleep_wake.rs"]
+mod sleep_wake;
 
 #[path = "../examples/snapshot.rs"]
 mod snapshot;
@@ -121,6 +123,11 @@ fn several_processes_read_what_one_publishes() {
 #[test]
 fn what_one_process_gives_another_keeps() {
     share_memory::main().unwrap();
+}
+
+#[test]
+fn two_models_take_turns() {
+    sleep_wake::main().unwrap();
 }
 
 #[test]

@@ -1,0 +1,119 @@
+//! Sleep and wake under real work: kernels, copies and captured graphs find everything where it was.
+//!
+//! `unsafe` here: the driver's calls that capture and launch graphs. Streams and graphs are the
+//! tests' own, and what a graph uses is there whenever it is launched.
+#![allow(unsafe_code)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod gpu;
+
+use std::time::Duration;
+
+use cuvmm::driver::CaptureMode;
+use cuvmm::error::SleepError;
+use cuvmm::{Contents, HostStore};
+use gpu::D0;
+
+const LONG: Duration = Duration::from_secs(60);
+
+on_each! {
+    fn contents_come_back_word_for_word(stage) {
+        let g = stage.g();
+        let pool = stage.pool(48);
+        let [model, other] = ["model", "other"].map(|name| pool.tenant(name).register().unwrap());
+        let [stream, side] = stage.streams();
+        let block = |tag: &'static str, granules: u64| {
+            model.block(granules * g).tag(tag).home_stream(&stream).allocate().unwrap()
+        };
+        let (weights, cache) = (block("weights", 11), block("cache", 5));
+        let addresses = [weights.address(), cache.address()];
+        let store = HostStore::builder(pool.device()).pinned(6 * g).ordinary(5 * g).staging(2 * g);
+        let store = store.build().unwrap();
+        for _ in 0..4 {
+            let (kept, lost) = (stage.stamp(), stage.stamp());
+            // Both are being written to when it begins.
+            stage.late_fill(&stream, &weights, kept, Duration::from_millis(3));
+            stage.late_fill(&stream, &cache, lost, Duration::from_millis(1));
+            let refused = model.blocks().sleep(Contents::Discard);
+            assert!(matches!(refused, Err(SleepError::Busy { .. })), "{refused:?}");
+            let asleep = model.blocks().deadline(LONG);
+            asleep.clone().tag("weights").sleep(Contents::Keep(&store)).unwrap();
+            asleep.clone().tag("cache").sleep(Contents::Discard).unwrap();
+            assert_eq!(model.stats().committed, 0);
+            // Another has all of the memory, and soils it.
+            let all = other.block(48 * g).home_stream(&side).deadline(LONG).allocate().unwrap();
+            stage.late_fill(&side, &all, stage.stamp(), Duration::from_millis(2));
+            drop(all);
+            model.blocks().deadline(LONG).wake().unwrap();
+            assert_eq!([weights.address(), cache.address()], addresses);
+            stage.check(&stream, &weights, kept);
+            stage.check(&stream, &cache, 0);
+            stage.settle();
+        }
+        drop((weights, cache, model, other));
+        pool.close().unwrap();
+    }
+
+    fn a_graph_from_before_the_sleep_is_right_after_it(stage) {
+        let g = stage.g();
+        let pool = stage.pool(32);
+        let [model, other] = ["model", "other"].map(|name| pool.tenant(name).register().unwrap());
+        let [stream, side] = stage.streams();
+        let block = model.allocate_on(&stream, 9 * g).unwrap();
+        let store = HostStore::builder(pool.device()).pinned(9 * g).build().unwrap();
+        let driver = stage.driver();
+        let guard = pool.capture_guard();
+        // SAFETY: the stream lives.
+        unsafe { driver.capture_begin(D0, stream.as_raw(), CaptureMode::GLOBAL) }.unwrap();
+        let stamp = stage.stamp();
+        stage.fill(&stream, &block, stamp);
+        // SAFETY: the stream lives, and the graph is destroyed once.
+        let graph = unsafe {
+            let graph = driver.capture_end(D0, stream.as_raw()).unwrap();
+            let ready = driver.graph_instantiate(D0, graph).unwrap();
+            driver.graph_destroy(D0, graph).unwrap();
+            ready
+        };
+        drop(guard);
+        for contents in [Contents::Discard, Contents::Keep(&store)] {
+            let before = stage.stamp();
+            stage.fill(&stream, &block, before);
+            model.blocks().deadline(LONG).sleep(contents).unwrap();
+            let theirs = other.block(32 * g).home_stream(&side).deadline(LONG).allocate().unwrap();
+            stage.fill(&side, &theirs, stage.stamp());
+            drop(theirs);
+            model.blocks().deadline(LONG).wake().unwrap();
+            let kept = if let Contents::Keep(_) = contents { before } else { 0 };
+            stage.check(&stream, &block, kept);
+            // SAFETY: the block is awake, and so lies where the graph writes.
+            unsafe { driver.graph_launch(D0, graph, stream.as_raw()) }.unwrap();
+            stage.check(&stream, &block, stamp);
+            stage.settle();
+        }
+        // SAFETY: its launches have passed, and it is destroyed once.
+        unsafe { driver.graph_exec_destroy(D0, graph) }.unwrap();
+        drop((block, model, other));
+        pool.close().unwrap();
+    }
+
+    fn what_was_released_is_the_devices_again(stage) {
+        let g = stage.g();
+        let pool = stage.pool(32);
+        let model = pool.tenant("model").register().unwrap();
+        let [stream, _] = stage.streams();
+        let block = model.allocate_on(&stream, 32 * g).unwrap();
+        let stamp = stage.stamp();
+        stage.fill(&stream, &block, stamp);
+        stream.synchronize().unwrap();
+        let before = pool.device().memory_info().unwrap().free;
+        let store = HostStore::builder(pool.device()).pinned(32 * g).build().unwrap();
+        model.blocks().release(true).deadline(LONG).sleep(Contents::Keep(&store)).unwrap();
+        let after = pool.device().memory_info().unwrap().free;
+        assert!(after >= before + 31 * g, "{before} free, and asleep {after}");
+        model.blocks().wake().unwrap();
+        stage.check(&stream, &block, stamp);
+        stage.settle();
+        drop((block, model));
+        pool.close().unwrap();
+    }
+}

@@ -1,0 +1,438 @@
+//! Random programs of two tenants whose blocks sleep and wake, against a small reference: who
+//! sleeps, what each block holds, and the books, which are the driver's.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{D0, G, Rig, cases};
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::{CUresult, Driver};
+use cuvmm::error::{AllocateError, SleepError, WakeError};
+use cuvmm::{Block, Contents, HostStore, Pool, Stream, Tenant};
+use proptest::prelude::*;
+
+const TAGS: [&str; 2] = ["weights", "cache"];
+
+/// Granules of the pool, and of the store.
+const LIMIT: u64 = 24;
+const KEPT: u64 = 14;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Allocate {
+        tenant: usize,
+        granules: u64,
+        tag: usize,
+    },
+    Free(usize),
+    Grow(usize, u64),
+    Shrink(usize),
+    /// A kernel writes all over the block, now or when its stream is let go.
+    Launch(usize, bool),
+    LetGo(usize),
+    Sleep {
+        tenant: usize,
+        tag: Option<usize>,
+        keep: bool,
+        release: bool,
+        stop: Option<u64>,
+    },
+    Wake {
+        tenant: usize,
+        tag: Option<usize>,
+        stop: Option<u64>,
+    },
+    /// The next but so many driver calls fails.
+    Fail(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let tag = || prop::option::of(0..2usize);
+    let stop = || prop::option::weighted(0.2, 1..20u64);
+    prop_oneof![
+        4 => (0..2usize, 1..7u64, 0..2usize).prop_map(|(tenant, granules, tag)| Step::Allocate {
+            tenant,
+            granules,
+            tag
+        }),
+        2 => (0..8usize).prop_map(Step::Free),
+        2 => (0..8usize, 1..3u64).prop_map(|(block, by)| Step::Grow(block, by)),
+        1 => (0..8usize).prop_map(Step::Shrink),
+        4 => (0..8usize, any::<bool>()).prop_map(|(block, held)| Step::Launch(block, held)),
+        2 => (0..2usize).prop_map(Step::LetGo),
+        4 => (0..2usize, tag(), any::<bool>(), any::<bool>(), stop()).prop_map(
+            |(tenant, tag, keep, release, stop)| Step::Sleep {
+                tenant,
+                tag,
+                keep,
+                release,
+                stop
+            }
+        ),
+        4 => (0..2usize, tag(), stop()).prop_map(|(tenant, tag, stop)| Step::Wake {
+            tenant,
+            tag,
+            stop
+        }),
+        1 => (1..9u64).prop_map(Step::Fail),
+    ]
+}
+
+/// A block, and what is known of it.
+struct Known {
+    block: Block,
+    tenant: usize,
+    tag: usize,
+    asleep: bool,
+    kept: bool,
+    /// The byte that all of it holds, as far as that is known.
+    byte: Option<u8>,
+    address: u64,
+}
+
+struct World<'a, B: Backing + 'static>
+where
+    Machine<B>: Driver,
+{
+    rig: &'a Rig<B>,
+    pool: Pool,
+    tenants: [Tenant; 2],
+    streams: [Stream; 2],
+    store: HostStore,
+    blocks: Vec<Known>,
+    held: [bool; 2],
+    stamp: u8,
+    /// A call may be failed.
+    faulty: bool,
+}
+
+impl<B: Backing + 'static> Drop for World<'_, B>
+where
+    Machine<B>: Driver,
+{
+    /// Also after a failure, which would wait for held streams otherwise.
+    fn drop(&mut self) {
+        self.rig.faults.disarm();
+        self.rig.machine.let_go_all(D0);
+    }
+}
+
+impl<B: Backing + 'static> World<'_, B>
+where
+    Machine<B>: Driver,
+{
+    fn run(&mut self, step: &Step) {
+        match *step {
+            Step::Allocate {
+                tenant,
+                granules,
+                tag,
+            } => self.allocate(tenant, granules, tag),
+            Step::Free(index) => {
+                if index < self.blocks.len() {
+                    drop(self.blocks.swap_remove(index));
+                }
+            }
+            Step::Grow(index, by) => {
+                let Some(known) = self.blocks.get_mut(index) else {
+                    return;
+                };
+                let size = known.block.size() + by * G;
+                let outcome = known.block.try_grow_to(size);
+                if known.asleep {
+                    let expected = size > known.block.capacity();
+                    assert!(
+                        expected || matches!(outcome, Err(AllocateError::Asleep { .. })),
+                        "{outcome:?}"
+                    );
+                } else if outcome.is_ok() {
+                    known.byte = None;
+                }
+            }
+            Step::Shrink(index) => {
+                if let Some(known) = self.blocks.get_mut(index) {
+                    let size = known.block.size().div_ceil(2);
+                    assert_eq!(known.block.shrink_to(size).is_err(), known.asleep);
+                }
+            }
+            Step::Launch(index, held) => self.launch(index, held),
+            Step::LetGo(stream) => {
+                self.rig.machine.let_go(D0, self.streams[stream].as_raw());
+                self.held[stream] = false;
+            }
+            Step::Sleep {
+                tenant,
+                tag,
+                keep,
+                release,
+                stop,
+            } => self.sleep(tenant, tag, keep, release, stop),
+            Step::Wake { tenant, tag, stop } => self.wake(tenant, tag, stop),
+            Step::Fail(nth) if !self.faulty => {
+                self.rig.faults.forget();
+                let code = CUresult::CUDA_ERROR_UNKNOWN;
+                self.rig.faults.arm(Fault::nth(nth, code));
+                self.faulty = true;
+            }
+            Step::Fail(_) => {}
+        }
+    }
+
+    fn allocate(&mut self, tenant: usize, granules: u64, tag: usize) {
+        if self.blocks.len() >= 8 {
+            return;
+        }
+        let size = granules * G - 4;
+        let block = self.tenants[tenant].block(size).capacity(12 * G);
+        let block = block.tag(TAGS[tag]).home_stream(&self.streams[tenant]);
+        match block.try_allocate() {
+            Ok(block) => self.blocks.push(Known {
+                address: block.address().0,
+                block,
+                tenant,
+                tag,
+                asleep: false,
+                kept: false,
+                byte: None,
+            }),
+            Err(error) => assert!(self.faulty || error.is_shortage(), "{error}"),
+        }
+    }
+
+    fn launch(&mut self, index: usize, held: bool) {
+        let Some(known) = self.blocks.get_mut(index) else {
+            return;
+        };
+        if known.asleep {
+            return;
+        }
+        let stream = self.streams[known.tenant].as_raw();
+        if held {
+            self.rig.machine.hold(D0, stream);
+            self.held[known.tenant] = true;
+        }
+        self.stamp = self.stamp % 250 + 1;
+        let writes = vec![(known.block.address(), known.block.size(), self.stamp)];
+        let queued = self.rig.machine.queue_kernel(D0, stream, vec![], writes);
+        queued.unwrap();
+        known.byte = Some(self.stamp);
+    }
+
+    fn chosen(&self, tenant: usize, tag: Option<usize>, asleep: bool) -> Vec<usize> {
+        let chosen = |known: &Known| {
+            let tagged = tag.is_none_or(|tag| known.tag == tag);
+            known.tenant == tenant && tagged && known.asleep == asleep
+        };
+        let blocks = self.blocks.iter().enumerate();
+        blocks
+            .filter(|(_, known)| chosen(known))
+            .map(|(index, _)| index)
+            .collect()
+    }
+
+    fn sleep(
+        &mut self,
+        tenant: usize,
+        tag: Option<usize>,
+        keep: bool,
+        release: bool,
+        stop: Option<u64>,
+    ) {
+        let chosen = self.chosen(tenant, tag, false);
+        let bytes: u64 = chosen
+            .iter()
+            .map(|&index| self.blocks[index].block.size())
+            .sum();
+        let watch = |progress: &cuvmm::sleep::Progress| {
+            assert_eq!(progress.total, bytes);
+            stop.is_none_or(|stop| progress.done < stop * G)
+        };
+        let blocks = self.tenants[tenant].blocks().release(release).watch(&watch);
+        let blocks = match tag {
+            Some(tag) => blocks.tag(TAGS[tag]),
+            None => blocks,
+        };
+        let contents = match keep {
+            true => Contents::Keep(&self.store),
+            false => Contents::Discard,
+        };
+        match blocks.sleep(contents) {
+            Ok(slept) => {
+                assert_eq!(slept.blocks, chosen.len() as u64);
+                for index in chosen {
+                    let known = &mut self.blocks[index];
+                    known.asleep = true;
+                    known.kept = keep;
+                }
+            }
+            Err(SleepError::Cancelled) => assert!(stop.is_some_and(|stop| stop * G <= bytes)),
+            Err(SleepError::Busy { .. }) => assert!(self.held[tenant] || self.faulty),
+            Err(SleepError::StoreFull { wanted, .. }) => assert_eq!((keep, wanted), (true, bytes)),
+            Err(error) => assert!(self.faulty, "{error}"),
+        }
+    }
+
+    fn wake(&mut self, tenant: usize, tag: Option<usize>, stop: Option<u64>) {
+        let chosen = self.chosen(tenant, tag, true);
+        let bytes: u64 = chosen
+            .iter()
+            .map(|&index| self.blocks[index].block.size())
+            .sum();
+        let watch = |progress: &cuvmm::sleep::Progress| {
+            assert_eq!(progress.total, bytes);
+            stop.is_none_or(|stop| progress.done < stop * G)
+        };
+        let blocks = self.tenants[tenant].blocks().watch(&watch);
+        let blocks = match tag {
+            Some(tag) => blocks.tag(TAGS[tag]),
+            None => blocks,
+        };
+        match blocks.wake() {
+            Ok(woken) => {
+                assert_eq!(woken.blocks, chosen.len() as u64);
+                for index in chosen {
+                    let known = &mut self.blocks[index];
+                    known.asleep = false;
+                    known.byte = known.byte.filter(|_| known.kept);
+                }
+            }
+            Err(WakeError::Cancelled) => assert!(stop.is_some_and(|stop| stop * G <= bytes)),
+            Err(WakeError::Memory { cause, .. }) => {
+                assert!(self.faulty || cause.is_shortage(), "{cause}");
+            }
+            Err(error) => assert!(self.faulty, "{error}"),
+        }
+    }
+
+    fn check(&mut self) {
+        let stats = self.pool.stats();
+        let parts =
+            stats.in_use + stats.padding + stats.margin + stats.warm + stats.limbo + stats.leased;
+        assert_eq!(stats.committed, parts, "{stats:#?}");
+        let live = self.rig.machine.live();
+        let held = stats.committed + stats.free + stats.quarantined;
+        assert_eq!(held, live.physical_bytes, "{stats:#?}");
+        assert!(held <= LIMIT * G);
+        let (mut in_use, mut asleep, mut kept) = (0, 0, 0);
+        for known in &self.blocks {
+            assert_eq!(known.block.is_asleep(), known.asleep);
+            assert_eq!(known.block.address().0, known.address);
+            let size = known.block.size();
+            if known.asleep {
+                asleep += size.div_ceil(G) * G;
+                kept += if known.kept { size.div_ceil(G) * G } else { 0 };
+                assert!(known.block.read(0, &mut [0]).is_err());
+            } else {
+                in_use += size;
+            }
+        }
+        assert_eq!((stats.in_use, stats.asleep), (in_use, asleep), "{stats:#?}");
+        assert_eq!(self.store.free(), KEPT * G - kept);
+        if !self.rig.keeps_bytes() {
+            return;
+        }
+        for known in &self.blocks {
+            // What a held stream is to write is not there yet, and reading would wait for it.
+            if let (false, false, Some(byte)) = (known.asleep, self.held[known.tenant], known.byte)
+            {
+                let size = known.block.size();
+                for offset in [0, size / 2, size - 4] {
+                    let mut bytes = [0; 4];
+                    known.block.read(offset, &mut bytes).unwrap();
+                    assert_eq!(bytes, [byte; 4], "at {offset} of {size}");
+                }
+            }
+        }
+    }
+}
+
+fn program<B: Backing + 'static>(rig: Rig<B>, steps: &[Step])
+where
+    Machine<B>: Driver,
+{
+    let pool = common::pool(&rig, LIMIT);
+    let tenants = ["one", "two"].map(|name| pool.tenant(name).register().unwrap());
+    let streams = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
+    let store = HostStore::builder(&rig.device)
+        .pinned(6 * G)
+        .ordinary((KEPT - 6) * G);
+    let store = store.staging(3 * G).build().unwrap();
+    let mut world = World {
+        rig: &rig,
+        pool,
+        tenants,
+        streams,
+        store,
+        blocks: Vec::new(),
+        held: [false; 2],
+        stamp: 0,
+        faulty: false,
+    };
+    for step in steps {
+        world.run(step);
+        if !matches!(step, Step::Fail(_)) {
+            rig.faults.disarm();
+            world.check();
+            world.faulty = false;
+        }
+    }
+    rig.faults.disarm();
+    // All that sleeps wakes when there is room.
+    rig.machine.let_go_all(D0);
+    world.held = [false; 2];
+    for tenant in 0..2 {
+        let mut room = LIMIT;
+        world.blocks.retain(|known| {
+            let takes = known.block.size().div_ceil(G);
+            let fits = known.tenant != tenant || room >= takes;
+            if known.tenant == tenant && known.asleep && fits {
+                room -= takes;
+            }
+            known.asleep && fits
+        });
+        let patient = world.tenants[tenant]
+            .blocks()
+            .deadline(Duration::from_secs(60));
+        let asleep = world.chosen(tenant, None, true);
+        assert_eq!(patient.wake().unwrap().blocks, asleep.len() as u64);
+        for index in asleep {
+            let known = &mut world.blocks[index];
+            known.asleep = false;
+            known.byte = known.byte.filter(|_| known.kept);
+        }
+        world.check();
+        world.blocks.retain(|known| known.tenant != tenant);
+    }
+    drop(world);
+    // What a drop could not give back because its call was failed is counted.
+    let live = rig.machine.live();
+    let things = live.reservations + live.mappings + live.streams + live.events + live.allocations;
+    let left = things as u64 + live.references;
+    assert_eq!(left, rig.device.drop_failures(), "{live:?}");
+}
+
+fn run(count: u32, program: impl Fn(&[Step])) {
+    let config = ProptestConfig::with_cases(cases(count));
+    let mut runner = proptest::test_runner::TestRunner::new(config);
+    let steps = prop::collection::vec(step(), 1..40);
+    let outcome = runner.run(&steps, |steps| {
+        program(&steps);
+        Ok(())
+    });
+    if let Err(error) = outcome {
+        panic!("{error}");
+    }
+}
+
+#[test]
+fn programs_on_the_model() {
+    run(200, |steps| program(common::model(), steps));
+}
+
+#[test]
+fn programs_on_the_host() {
+    run(100, |steps| program(common::host(), steps));
+}

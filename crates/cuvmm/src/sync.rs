@@ -25,6 +25,9 @@ pub(crate) use shuttle::{
 /// machine's clock chooses, and no schedule could be run again.
 pub(crate) const SPINS: bool = cfg!(not(cuvmm_shuttle));
 
+/// Whether a wait with a timeout ends by itself.
+pub(crate) const TIMES_OUT: bool = cfg!(not(cuvmm_shuttle));
+
 /// A moment in which other threads may run.
 #[inline]
 pub(crate) fn let_others_run() {

@@ -225,6 +225,38 @@ on_both! {
         drop(blocks);
     }
 
+    fn what_blocks_wrote_to_their_margin_is_nobody_elses_to_see(rig) {
+        let mapper = Mapper::start(&rig.device).unwrap();
+        let limit = Limit::Bytes(8 * G);
+        let pool = Pool::builder(&rig.device).limit(limit).mapper(&mapper).build().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let of = tenant.block(2 * G).capacity(16 * G).home_stream(&stream);
+        let mut blocks = of.growth(Growth::Part(64)).try_allocate_many(2).unwrap();
+        grow_all(&tenant, &mut blocks, &[3, 3]).unwrap();
+        let begun = std::time::Instant::now();
+        while tenant.stats().margin < 2 * G {
+            assert!(begun.elapsed().as_secs() < 20, "{:?}", tenant.stats());
+            std::thread::yield_now();
+        }
+        // An extent of its own, which the driver has just zeroed.
+        mapper.stop();
+        rig.faults.forget();
+        grow_all(&tenant, &mut blocks, &[4, 4]).unwrap();
+        assert_eq!(rig.faults.total(), 0);
+        for block in &blocks {
+            block.write(3 * G, &[7; 64]).unwrap();
+        }
+        drop(blocks);
+        let other = pool.tenant("b").register().unwrap();
+        let of = other.block(G).home_stream(&stream);
+        for block in of.try_allocate_many(8).unwrap() {
+            let mut bytes = [1; 64];
+            block.read(0, &mut bytes).unwrap();
+            assert!(!rig.keeps_bytes() || bytes == [0; 64], "{:?}", block.address());
+        }
+    }
+
     fn a_mapper_is_called_for_all_that_run_low(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
         let limit = Limit::Bytes(256 * G);

@@ -59,6 +59,24 @@ on_both! {
         pool.close().unwrap();
     }
 
+    fn a_mapper_hears_whoever_rings_rarely_and_whoever_hurries(rig) {
+        let mapper = Mapper::start(&rig.device).unwrap();
+        let pool = pool(rig, 256, &mapper);
+        let tenant = pool.tenant("a").register().unwrap();
+        let mut block = tenant.block(8 * G).capacity(128 * G).try_allocate().unwrap();
+        let mut size = 8 * G;
+        // Twice so slowly that its thread has gone to sleep between, then as fast as it follows.
+        for pause in [150, 150, 0, 0, 0, 0, 0, 0] {
+            std::thread::sleep(Duration::from_millis(pause));
+            size += G;
+            block.try_grow_to(size).unwrap();
+            until("margin", || tenant.stats().margin > 0);
+        }
+        drop(block);
+        drop(tenant);
+        pool.close().unwrap();
+    }
+
     fn everything_goes_on_when_the_mapper_stops(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
         assert!(matches!(Mapper::start(&rig.device), Err(StartMapperError::Running)));

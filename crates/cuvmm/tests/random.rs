@@ -44,6 +44,14 @@ enum Step {
         home: bool,
         zeroed: bool,
     },
+    /// Blocks side by side.
+    Adjacent {
+        tenant: usize,
+        granules: u64,
+        count: usize,
+        stream: usize,
+        zeroed: bool,
+    },
     Grow {
         block: usize,
         by: u64,
@@ -104,6 +112,11 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (0..TENANTS, 1u64..9, 0u64..9, 0..STREAMS, any::<bool>(), any::<bool>()).prop_map(
             |(tenant, granules, spare, stream, home, zeroed)| Step::Allocate {
                 tenant, granules, spare, stream, home, zeroed
+            }
+        ),
+        2 => (0..TENANTS, 1u64..4, 1usize..4, 0..STREAMS, any::<bool>()).prop_map(
+            |(tenant, granules, count, stream, zeroed)| Step::Adjacent {
+                tenant, granules, count, stream, zeroed
             }
         ),
         4 => (0usize..8, 1u64..5).prop_map(|(block, by)| Step::Grow { block, by }),
@@ -384,27 +397,35 @@ where
                 // Without a home stream a scrub is waited for; it would wait for ever on the
                 // default stream only if that were held, which it never is.
                 match builder.try_allocate() {
-                    Ok(block) => {
-                        let fresh = if zeroed {
-                            Content::Byte(0)
-                        } else {
-                            Content::New
-                        };
-                        let at = block.address().0;
-                        let again = self.seen.as_mut().is_some_and(|seen| !seen.insert(at));
-                        assert!(!again, "{at:#x} was another block's");
-                        let granules = vec![fresh; granules as usize];
-                        self.known.push(Known {
-                            block,
-                            imports: vec![],
-                            tenant,
-                            stream,
-                            zeroed,
-                            elsewhere: false,
-                            granules,
-                        });
-                    }
+                    Ok(block) => self.know(block, tenant, stream, zeroed),
                     Err(error) => self.refused(tenant, size, &error, faulted),
+                }
+            }
+            Step::Adjacent {
+                tenant,
+                granules,
+                count,
+                stream,
+                zeroed,
+            } => {
+                let size = granules * G;
+                let builder = self.tenants[tenant].block(size).capacity(4 * G);
+                let builder = builder.home_stream(&self.streams[stream]).zeroed(zeroed);
+                match builder.try_allocate_adjacent(count) {
+                    Ok(blocks) => {
+                        let at = |index: usize| blocks[index].address().0;
+                        let guards = match self.hardened {
+                            None => 0,
+                            Some(hardened) if hardened == hasty() => 4 * G,
+                            Some(_) => 2 * G,
+                        };
+                        let distances: Vec<u64> = (1..count).map(|i| at(i) - at(i - 1)).collect();
+                        assert_eq!(distances, vec![4 * G + guards; count - 1]);
+                        for block in blocks {
+                            self.know(block, tenant, stream, zeroed);
+                        }
+                    }
+                    Err(error) => self.refused(tenant, count as u64 * size, &error, faulted),
                 }
             }
             Step::Grow { block, by } => {
@@ -515,6 +536,26 @@ where
             Step::Check => self.check(),
         }
         self.books();
+    }
+
+    fn know(&mut self, block: Block, tenant: usize, stream: usize, zeroed: bool) {
+        let fresh = match zeroed {
+            true => Content::Byte(0),
+            false => Content::New,
+        };
+        let at = block.address().0;
+        let again = self.seen.as_mut().is_some_and(|seen| !seen.insert(at));
+        assert!(!again, "{at:#x} was another block's");
+        let granules = vec![fresh; (block.size() / G) as usize];
+        self.known.push(Known {
+            block,
+            imports: vec![],
+            tenant,
+            stream,
+            zeroed,
+            elsewhere: false,
+            granules,
+        });
     }
 
     fn export(&mut self, block: usize, keep: bool, faulted: bool) {

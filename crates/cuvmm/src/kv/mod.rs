@@ -50,8 +50,8 @@ type Grow = fn(&Tenant, &mut [(&mut Block, u64)]) -> Result<(), GrowAllError>;
 /// What a batch asks of the pool.
 #[derive(Clone, Copy, Debug, Default)]
 struct Added {
-    /// Somebody lacks room for it.
-    lacking: bool,
+    /// So many lack room for it. One that is named again counts again.
+    lacking: usize,
     /// Somebody will, soon.
     due: bool,
 }
@@ -183,8 +183,8 @@ impl KvCache {
         let outcome = self
             .add(step, &mut added)
             .and_then(|added| match added.lacking {
-                true => self.grow(grow).map(|()| added),
-                false => Ok(added),
+                0 => Ok(added),
+                lacking => self.grow(grow, lacking).map(|()| added),
             });
         match outcome {
             Ok(added) => {
@@ -225,7 +225,7 @@ impl KvCache {
             }
             sequence.tokens = tokens;
             *added += 1;
-            outcome.lacking |= sequence.lacks_room();
+            outcome.lacking += usize::from(sequence.lacks_room());
             outcome.due |= sequence.is_due(lead);
         }
         Ok(outcome)
@@ -246,24 +246,24 @@ impl KvCache {
         }
     }
 
-    /// Gets memory for all that has more tokens than room.
-    fn grow(&mut self, grow: Grow) -> Result<(), KvCacheError> {
+    /// Gets memory for all that have more tokens than room, `lacking` at most.
+    fn grow(&mut self, grow: Grow, lacking: usize) -> Result<(), KvCacheError> {
         let geometry = &self.geometry;
-        let (mut owners, mut blocks) = (Vec::new(), Vec::new());
+        let mut blocks = Vec::with_capacity(lacking * geometry.ranges);
         for sequence in self.sequences.iter_mut().filter(|it| it.lacks_room()) {
             let Some(size) = geometry.size_for(sequence.tokens) else {
                 continue;
             };
-            let ranges = sequence.blocks.iter_mut().map(|block| (block, size));
-            owners.extend(std::iter::repeat_n(sequence.id, ranges.len()));
-            blocks.extend(ranges);
+            blocks.extend(sequence.blocks.iter_mut().map(|block| (block, size)));
         }
         grow(&self.tenant, &mut blocks).map_err(|refused| {
             let index = match refused {
                 GrowAllError::Refused { index, .. } | GrowAllError::NotOurs { index } => index,
             };
+            let mut lacking = self.sequences.iter().filter(|it| it.lacks_room());
+            let owner = lacking.nth(index / geometry.ranges);
             KvCacheError::Append {
-                sequence: owners.get(index).map_or(0, |id| id.number()),
+                sequence: owner.map_or(0, |owner| owner.id.number()),
                 cause: refused,
             }
         })?;

@@ -13,7 +13,7 @@ use cuvmm_driver::{AccessDesc, Call, DeviceAddress};
 use super::access::{Access, Right};
 use super::copy::Span;
 use super::physical::Physical;
-use super::reserved::Reserved;
+use super::reserved::{Part, Reserved};
 use super::stream::Stream;
 use super::{CloseError, CloseRefusal};
 use crate::device::Device;
@@ -36,12 +36,14 @@ struct Placed {
     reserved: Arc<Reserved>,
     physical: Physical,
     address: DeviceAddress,
+    /// In the reservation it was mapped through, which may be a part of what was reserved.
     offset: u64,
 }
 
 impl Mapping {
     pub(super) fn place(
         reserved: &Arc<Reserved>,
+        part: Part,
         offset: u64,
         physical: &Physical,
     ) -> Result<Self, MapError> {
@@ -50,7 +52,7 @@ impl Mapping {
             return Err(MapError::WrongDriver);
         }
         let size = physical.size();
-        let address = reserved.occupy(offset, size, physical.location())?;
+        let address = reserved.occupy(part, offset, size, physical.location())?;
         let handle = physical.as_raw();
         // SAFETY: the range lies in one reservation of ours, in a place just taken for it, and the
         // handle is alive: `physical` owns it.
@@ -58,7 +60,7 @@ impl Mapping {
             driver.map(address, size, 0, handle, 0)
         });
         if let Err(cause) = mapped {
-            reserved.vacate(offset);
+            reserved.vacate(address);
             return Err(MapError::Call {
                 offset,
                 size,
@@ -213,7 +215,7 @@ impl Mapping {
                 driver.unmap(address, size)
             })?;
         self.mapped = false;
-        self.placed.reserved.vacate(self.placed.offset);
+        self.placed.reserved.vacate(address);
         Ok(())
     }
 }

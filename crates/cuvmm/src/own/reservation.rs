@@ -11,7 +11,7 @@ use cuvmm_driver::{Call, DeviceAddress};
 use super::copy::Span;
 use super::mapping::Mapping;
 use super::physical::Physical;
-use super::reserved::Reserved;
+use super::reserved::{Part, Reserved};
 use super::{CloseError, CloseRefusal};
 use crate::device::Device;
 use crate::error::{MapError, ReserveError, RetainError};
@@ -20,6 +20,9 @@ use crate::error::{MapError, ReserveError, RetainError};
 #[doc(alias = "cuMemAddressReserve")]
 pub struct Reservation {
     shared: Arc<Reserved>,
+    part: Part,
+    /// Bytes before the part and behind it where nothing is ever mapped.
+    guard: u64,
 }
 
 /// Options of a reservation.
@@ -28,7 +31,6 @@ pub struct ReservationBuilder<'a> {
     device: &'a Device,
     size: u64,
     alignment: u64,
-    guard: u64,
 }
 
 impl ReservationBuilder<'_> {
@@ -36,13 +38,6 @@ impl ReservationBuilder<'_> {
     #[must_use]
     pub const fn alignment(mut self, bytes: u64) -> Self {
         self.alignment = bytes;
-        self
-    }
-
-    /// Reserves so many bytes, whole granules, before the range and behind it besides. They are no
-    /// part of it, so nothing can be mapped there: whoever runs over an end faults.
-    pub(crate) const fn guard(mut self, bytes: u64) -> Self {
-        self.guard = bytes;
         self
     }
 
@@ -55,7 +50,6 @@ impl ReservationBuilder<'_> {
             device,
             size,
             alignment,
-            guard,
         } = self;
         if size == 0 {
             return Err(ReserveError::ZeroSize);
@@ -69,19 +63,18 @@ impl ReservationBuilder<'_> {
         if alignment != 0 && !alignment.is_power_of_two() {
             return Err(ReserveError::OddAlignment { alignment });
         }
-        let too_large = ReserveError::TooLarge { size };
-        let Some(whole) = guard.checked_mul(2).and_then(|both| size.checked_add(both)) else {
-            return Err(too_large);
-        };
-        let first = device
+        let base = device
             .call(Call::MemAddressReserve, |driver, _| {
-                driver.reserve(whole, alignment, DeviceAddress::NULL, 0)
+                driver.reserve(size, alignment, DeviceAddress::NULL, 0)
             })
-            .map_err(|cause| ReserveError::Call { size: whole, cause })?;
-        // It ends in the address space, so what lies in it does too.
-        let base = DeviceAddress(first.0.saturating_add(guard));
-        let shared = Arc::new(Reserved::new(device.clone(), base, size, guard));
-        Ok(Reservation { shared })
+            .map_err(|cause| ReserveError::Call { size, cause })?;
+        let shared = Arc::new(Reserved::new(device.clone(), base, size));
+        let part = shared.whole();
+        Ok(Reservation {
+            shared,
+            part,
+            guard: 0,
+        })
     }
 }
 
@@ -101,25 +94,54 @@ impl Reservation {
             device,
             size,
             alignment: 0,
-            guard: 0,
         }
+    }
+
+    /// Reserves `count` ranges of `size` bytes at equal distances, each with `guard` bytes, whole
+    /// granules, on either side where nothing can be mapped: whoever runs over an end faults. The
+    /// driver has them back together, when all of them and their mappings have gone.
+    pub(crate) fn row(
+        device: &Device,
+        size: u64,
+        guard: u64,
+        count: u64,
+    ) -> Result<Vec<Self>, ReserveError> {
+        let too_large = ReserveError::TooLarge { size };
+        let Some((stride, whole)) = guard
+            .checked_mul(2)
+            .and_then(|both| size.checked_add(both))
+            .and_then(|stride| Some((stride, stride.checked_mul(count)?)))
+        else {
+            return Err(too_large);
+        };
+        let whole = Self::new(device, whole)?;
+        let first = whole.address().0 + guard;
+        let part = |index| Self {
+            shared: Arc::clone(&whole.shared),
+            part: Part {
+                base: DeviceAddress(first + index * stride),
+                size,
+            },
+            guard,
+        };
+        Ok((0..count).map(part).collect())
     }
 
     /// The first address.
     #[must_use]
-    pub fn address(&self) -> DeviceAddress {
-        self.shared.base()
+    pub const fn address(&self) -> DeviceAddress {
+        self.part.base
     }
 
     /// The size in bytes.
     #[must_use]
-    pub fn size(&self) -> u64 {
-        self.shared.size()
+    pub const fn size(&self) -> u64 {
+        self.part.size
     }
 
     /// Bytes of addresses that it takes up, guards included.
-    pub(crate) fn addresses(&self) -> u64 {
-        self.size() + 2 * self.shared.guard()
+    pub(crate) const fn addresses(&self) -> u64 {
+        self.size() + 2 * self.guard
     }
 
     /// The device it was reserved through.
@@ -131,7 +153,7 @@ impl Reservation {
     /// Bytes that mappings take up.
     #[must_use]
     pub fn mapped_bytes(&self) -> u64 {
-        self.shared.mapped_bytes()
+        self.shared.mapped_bytes(self.part)
     }
 
     /// Maps a whole physical at an offset (`cuMemMap`). Nobody has access yet.
@@ -142,13 +164,23 @@ impl Reservation {
     /// [`MapError`] when it does not fit, overlaps another mapping or belongs to another driver.
     #[doc(alias = "cuMemMap")]
     pub fn map(&self, offset: u64, physical: &Physical) -> Result<Mapping, MapError> {
-        Mapping::place(&self.shared, offset, physical)
+        Mapping::place(&self.shared, self.part, offset, physical)
     }
 
     /// The same range for another thread to map in. The addresses stay reserved while it lives.
     pub(crate) fn another(&self) -> Self {
-        let shared = Arc::clone(&self.shared);
-        Self { shared }
+        Self {
+            shared: Arc::clone(&self.shared),
+            part: self.part,
+            guard: self.guard,
+        }
+    }
+
+    /// Gives the addresses back, in which nothing is mapped. Returns how many bytes of addresses the
+    /// driver has again: none where others that were reserved with these are still in use, and then
+    /// all of theirs too with the last.
+    pub(crate) fn give_back(self) -> u64 {
+        Arc::into_inner(self.shared).map_or(0, |whole| whole.whole().size)
     }
 
     /// The whole range for a device to copy in. Where nothing is mapped, or without a right of the
@@ -169,7 +201,7 @@ impl Reservation {
     pub fn physical_at(&self, offset: u64) -> Result<Physical, RetainError> {
         let missing = RetainError::NotMapped { offset };
         self.shared
-            .at(offset, |address, size, location| {
+            .at(self.part, offset, |address, size, location| {
                 Physical::retained(self.device(), address, size, location)
                     .map_err(|cause| RetainError::Call { offset, cause })
             })

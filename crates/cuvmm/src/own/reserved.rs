@@ -1,10 +1,12 @@
-//! A reserved range and the places taken in it: what a reservation and its mappings share.
+//! A reserved range and the places taken in it: what reservations that lie in it and their mappings
+//! share.
 //!
 //! `unsafe` here: giving the range back to the driver. The range is ours, and goes only when the
-//! last mapping in it has gone.
+//! last reservation and mapping in it has gone.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::PoisonError;
 
 use cuvmm_driver::{Call, DeviceAddress, Location};
@@ -14,15 +16,13 @@ use crate::error::{CallError, MapError};
 use crate::size::range_within;
 use crate::sync::{Mutex, MutexGuard};
 
-/// What a reservation and its mappings share.
+/// What the driver reserved in one call.
 pub(super) struct Reserved {
     device: Device,
     base: DeviceAddress,
     size: u64,
-    /// Bytes that are reserved before it and behind it besides, where nothing is ever mapped.
-    guard: u64,
-    /// By offset every mapping, those that could not be unmapped included.
-    mapped: Mutex<BTreeMap<u64, Taken>>,
+    /// By address every mapping, those that could not be unmapped included.
+    mapped: Mutex<BTreeMap<DeviceAddress, Taken>>,
 }
 
 /// A place that a mapping takes.
@@ -31,15 +31,38 @@ struct Taken {
     location: Location,
 }
 
+/// A part of a reserved range.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    pub(super) base: DeviceAddress,
+    pub(super) size: u64,
+}
+
+impl Part {
+    /// The address at an offset that lies in it.
+    fn address(self, offset: u64) -> Option<DeviceAddress> {
+        if offset < self.size {
+            self.base.checked_add(offset)
+        } else {
+            None
+        }
+    }
+
+    /// From the first address to one past the last.
+    fn addresses(self) -> Range<DeviceAddress> {
+        // It ends in the address space.
+        self.base..DeviceAddress(self.base.0.saturating_add(self.size))
+    }
+}
+
 impl Reserved {
-    /// `size` bytes from `base` on, which the driver reserved with a guard on either side.
-    pub(super) fn new(device: Device, base: DeviceAddress, size: u64, guard: u64) -> Self {
+    /// `size` bytes from `base` on, which the driver reserved.
+    pub(super) fn new(device: Device, base: DeviceAddress, size: u64) -> Self {
         let mapped = Mutex::default();
         Self {
             device,
             base,
             size,
-            guard,
             mapped,
         }
     }
@@ -48,51 +71,43 @@ impl Reserved {
         &self.device
     }
 
-    pub(super) const fn base(&self) -> DeviceAddress {
-        self.base
-    }
-
-    pub(super) const fn size(&self) -> u64 {
-        self.size
-    }
-
-    pub(super) const fn guard(&self) -> u64 {
-        self.guard
-    }
-
-    pub(super) fn mapped_bytes(&self) -> u64 {
-        self.lock().values().map(|taken| taken.size).sum()
-    }
-
-    /// Looks at what is mapped at an offset: its address there, and size and location of the
-    /// memory, which stays in its place meanwhile. Nothing if nothing is mapped.
-    pub(super) fn at<T>(
-        &self,
-        offset: u64,
-        look: impl FnOnce(DeviceAddress, u64, Location) -> T,
-    ) -> Option<T> {
-        let mapped = self.lock();
-        let (&start, taken) = mapped.range(..=offset).next_back()?;
-        let address = self.address(offset)?;
-        (offset - start < taken.size).then(|| look(address, taken.size, taken.location))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Taken>> {
-        self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The address at an offset that lies in the reservation.
-    fn address(&self, offset: u64) -> Option<DeviceAddress> {
-        if offset < self.size {
-            self.base.checked_add(offset)
-        } else {
-            None
+    /// All of it.
+    pub(super) const fn whole(&self) -> Part {
+        Part {
+            base: self.base,
+            size: self.size,
         }
     }
 
-    /// Takes a place for a mapping, before the driver is asked.
+    /// Bytes that mappings take in a part.
+    pub(super) fn mapped_bytes(&self, part: Part) -> u64 {
+        let mapped = self.lock();
+        let here = mapped.range(part.addresses());
+        here.map(|(_, taken)| taken.size).sum()
+    }
+
+    /// Looks at what is mapped at an offset of a part: its address there, and size and location of
+    /// the memory, which stays in its place meanwhile. Nothing if nothing is mapped.
+    pub(super) fn at<T>(
+        &self,
+        part: Part,
+        offset: u64,
+        look: impl FnOnce(DeviceAddress, u64, Location) -> T,
+    ) -> Option<T> {
+        let address = part.address(offset)?;
+        let mapped = self.lock();
+        let (start, taken) = mapped.range(..=address).next_back()?;
+        (address.0 - start.0 < taken.size).then(|| look(address, taken.size, taken.location))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<DeviceAddress, Taken>> {
+        self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a place in a part for a mapping, before the driver is asked.
     pub(super) fn occupy(
         &self,
+        part: Part,
         offset: u64,
         size: u64,
         location: Location,
@@ -107,42 +122,44 @@ impl Reserved {
         let outside = MapError::OutOfRange {
             offset,
             size,
-            reserved: self.size,
+            reserved: part.size,
         };
         let (Some(range), Some(address)) =
-            (range_within(offset, size, self.size), self.address(offset))
+            (range_within(offset, size, part.size), part.address(offset))
         else {
             return Err(outside);
         };
         let mut mapped = self.lock();
-        if let Some((&start, taken)) = mapped.range(..range.end).next_back()
-            && start + taken.size > offset
+        let end = DeviceAddress(part.base.0 + range.end);
+        // What lies in the part before ends in it, as everything does.
+        if let Some((start, taken)) = mapped.range(part.base..end).next_back()
+            && start.0 + taken.size > address.0
         {
             return Err(MapError::Overlap {
                 offset,
                 size,
-                taken: start,
+                taken: start.0 - part.base.0,
             });
         }
-        mapped.insert(offset, Taken { size, location });
+        mapped.insert(address, Taken { size, location });
         Ok(address)
     }
 
     /// Frees a mapping's place.
-    pub(super) fn vacate(&self, offset: u64) {
-        self.lock().remove(&offset);
+    pub(super) fn vacate(&self, address: DeviceAddress) {
+        self.lock().remove(&address);
     }
 
     /// Gives the range back to the driver, once.
     pub(super) fn free(&mut self) -> Result<(), CallError> {
-        if self.size == 0 {
+        let (base, size) = (self.base, self.size);
+        if size == 0 {
             return Ok(());
         }
-        let base = DeviceAddress(self.base.0 - self.guard);
-        let size = self.size + 2 * self.guard;
         self.device
-            // SAFETY: the range is ours and whole, guards included, and nothing is mapped in it: each mapping holds an
-            // `Arc` of this, so none is left when it can be had mutably.
+            // SAFETY: the range is ours and whole, and nothing is mapped in it: each reservation and
+            // mapping in it holds an `Arc` of this, so none is left when it can be had mutably, or
+            // that one alone.
             .give_back(Call::MemAddressFree, |driver, _| unsafe {
                 driver.free_reservation(base, size)
             })?;

@@ -16,7 +16,7 @@ use super::state::{Policy, State};
 use super::tenancy::{Give, Tenancy};
 use crate::device::Device;
 use crate::error::CreateError;
-use crate::region::{Bell, Chores, Ground, Piece, PlaceFailure, Placed};
+use crate::region::{Bell, Chores, Ground, Piece, PlaceFailure, Placed, Ring};
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// How often the mapper looks after what unregistered tenants left, until its fences have passed.
@@ -43,7 +43,7 @@ impl Ahead {
         if low && !block.pace.called && !self.bell.is_dead() {
             block.pace.called = true;
             self.growing.push_back(place);
-            self.ring = true;
+            self.call(block.pace.ring());
         }
     }
 }
@@ -67,12 +67,12 @@ impl State {
     /// Calls the mapper, when the lock is let go, if there is work behind.
     pub(crate) fn look_behind(&mut self) {
         let lacks = self.lacks_ready() > 0;
-        if let Some(ahead) = &mut self.ahead {
-            ahead.ring |= lacks;
+        if let Some(ahead) = self.ahead.as_mut().filter(|_| lacks) {
+            ahead.call(Ring::Soon);
         }
     }
 
-    pub(crate) fn take_ring(&mut self) -> Option<Bell> {
+    pub(crate) fn take_ring(&mut self) -> Option<(Bell, Ring)> {
         self.ahead.as_mut()?.take_ring()
     }
 
@@ -111,7 +111,7 @@ impl State {
             .step(block.used / part.max(1), largest)
             .max(granule.bytes())
             .min(granule.extent_within(block.most - offset, largest));
-        block.pace.low = block.pace.look(block.used).clamp(step / 2, step);
+        block.pace.learn(block.used, step);
         let margin = offset.saturating_sub(block.used);
         if margin >= block.pace.low || slot.stuck_at(offset, step) {
             return None;

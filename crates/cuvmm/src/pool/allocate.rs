@@ -8,23 +8,42 @@ use super::slot::{Class, Occupant, Place, Slot};
 use super::state::State;
 use crate::error::{AllocateError, CallError};
 use crate::own::Stream;
+use crate::region::Fence;
 
 /// Idle slots looked at for the best one.
-const CANDIDATES: usize = 8;
+pub(super) const CANDIDATES: usize = 8;
 
 /// A block that takes over idle memory strands at most this part of its size, or a granule: what
 /// lies behind it in the extent that its end falls into.
 const STRANDED_PART: u64 = 8;
 
-/// A block that was allocated, and what its slot was before.
+/// What a block asks of its slot. Bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Needs {
+    pub(super) class: Class,
+    /// What it uses, in whole granules.
+    pub(super) used: u64,
+    /// What it may grow to, in whole granules.
+    most: u64,
+    /// What it may strand at most.
+    pub(super) strands: u64,
+}
+
+/// A block that was put in a slot, and what that was before.
+#[derive(Debug)]
+pub(super) struct Moved {
+    pub(super) given: Furnished,
+    /// When the slot had been used last.
+    touched: u64,
+}
+
+/// A block that was allocated.
 #[derive(Debug)]
 pub(super) struct Allocated {
     pub(super) place: Place,
-    pub(super) given: Furnished,
+    pub(super) moved: Moved,
     /// The slot was opened for it.
     pub(super) new: bool,
-    /// When the slot had been used last.
-    pub(super) touched: u64,
 }
 
 impl State {
@@ -34,7 +53,7 @@ impl State {
         wanted: &Wanted<'_>,
     ) -> Result<Place, AllocateError> {
         let allocated = self.allocate_unsettled(id, wanted)?;
-        self.settle(&allocated.place, allocated.given.begun);
+        self.settle(&allocated.place, allocated.moved.given.begun);
         Ok(allocated.place)
     }
 
@@ -44,6 +63,55 @@ impl State {
         id: TenantId,
         wanted: &Wanted<'_>,
     ) -> Result<Allocated, AllocateError> {
+        let needs = self.needs(id, wanted)?;
+        let (class, used, home) = (needs.class, needs.used, wanted.home);
+        self.retire_some();
+        let mut picked = self.pick(id, &needs, home)?;
+        let lacks = |index| {
+            self.slot(id, index)
+                .is_none_or(|slot| slot.space.bytes() < used)
+        };
+        // What was freed a moment ago may have all that is wanted.
+        if picked.is_none_or(lacks) && self.sweep(id) {
+            picked = self.pick(id, &needs, home)?;
+        }
+        if let Some(index) = picked {
+            let revived = self.slot(id, index).map_or(0, |slot| slot.space.bytes());
+            self.permit_reuse(id, revived.min(used))?;
+        }
+        let new = picked.is_none();
+        let found = match picked {
+            Some(index) => self.take_slot(id, index).map(|slot| (index, slot)),
+            None => self.open_slots(id, class, 1)?.pop(),
+        };
+        let Some((index, mut slot)) = found else {
+            return Err(AllocateError::TooLarge {
+                size: wanted.capacity,
+            });
+        };
+        let moved = match self.move_in(id, &mut slot, wanted, &needs) {
+            Ok(moved) => moved,
+            Err(error) => {
+                if new {
+                    self.drop_slot(id, index, slot);
+                } else {
+                    self.put_slot(id, index, slot);
+                }
+                return Err(error);
+            }
+        };
+        let place = Place {
+            tenant: id,
+            slot: index,
+            address: slot.space.address(),
+            capacity: wanted.capacity,
+        };
+        self.put_slot(id, index, slot);
+        Ok(Allocated { place, moved, new })
+    }
+
+    /// What a block asks of its slot, if it may be at all.
+    pub(super) fn needs(&self, id: TenantId, wanted: &Wanted<'_>) -> Result<Needs, AllocateError> {
         let &Wanted { size, capacity, .. } = wanted;
         if size == 0 {
             return Err(AllocateError::ZeroSize);
@@ -69,53 +137,38 @@ impl State {
             largest: self.largest_extent(wanted.grain)?,
         };
         self.check_usable(id)?;
-        self.retire_some();
-        let bound = match wanted.snug {
+        let strands = match wanted.snug {
             true => 0,
             false => granule.bytes().max(used / STRANDED_PART),
         };
-        let mut picked = self.pick(id, class, (used, bound), home)?;
-        let lacks = |index| {
-            self.slot(id, index)
-                .is_none_or(|slot| slot.space.bytes() < used)
-        };
-        // What was freed a moment ago may have all that is wanted.
-        if picked.is_none_or(lacks) && self.sweep(id) {
-            picked = self.pick(id, class, (used, bound), home)?;
-        }
-        if let Some(index) = picked {
-            let revived = self.slot(id, index).map_or(0, |slot| slot.space.bytes());
-            self.permit_reuse(id, revived.min(used))?;
-        }
-        let (index, mut slot, new) = match picked {
-            Some(index) => match self.take_slot(id, index) {
-                Some(slot) => (index, slot, false),
-                None => return Err(too_large),
-            },
-            None => {
-                let (index, slot) = self.open_slot(id, class)?;
-                (index, slot, true)
-            }
-        };
-        let zeroed = wanted.zeroed;
-        let given = match self.furnish(id, &mut slot, &Fit::new(used, home, zeroed)) {
-            Ok(given) => given,
-            Err(error) => {
-                if new {
-                    self.drop_slot(id, index, slot);
-                } else {
-                    self.put_slot(id, index, slot);
-                }
-                return Err(error);
-            }
-        };
+        Ok(Needs {
+            class,
+            used,
+            most,
+            strands,
+        })
+    }
+
+    /// Puts a block in a slot that was taken out, and memory under it; or the slot is as before.
+    pub(super) fn move_in(
+        &mut self,
+        id: TenantId,
+        slot: &mut Slot,
+        wanted: &Wanted<'_>,
+        needs: &Needs,
+    ) -> Result<Moved, AllocateError> {
+        let &Wanted {
+            size, home, zeroed, ..
+        } = wanted;
+        let used = needs.used;
+        let given = self.furnish(id, slot, &Fit::new(used, home, zeroed))?;
         let stained = slot.space.stain(0, used, id.0);
         let touched = std::mem::replace(&mut slot.touched, self.tick());
         slot.block = Some(Occupant {
             requested: size,
             ever: size,
             used,
-            most,
+            most: needs.most,
             reach: slot.space.bytes(),
             stained,
             growth: self.growth(wanted.grain),
@@ -126,19 +179,26 @@ impl State {
             tag: wanted.tag.clone(),
             zeroed,
         });
-        let place = Place {
-            tenant: id,
-            slot: index,
-            address: slot.space.address(),
-            capacity,
-        };
-        self.put_slot(id, index, slot);
-        Ok(Allocated {
-            place,
-            given,
-            new,
-            touched,
-        })
+        Ok(Moved { given, touched })
+    }
+
+    /// Makes a slot that was taken out what it was before a block was put in it. Memory that is
+    /// being zeroed on its home stream stays.
+    pub(super) fn move_out(
+        &mut self,
+        id: TenantId,
+        slot: &mut Slot,
+        moved: &Moved,
+        home: Option<&Stream>,
+    ) {
+        slot.block = None;
+        slot.touched = moved.touched;
+        if moved.given.filled {
+            let zeros = Fence::streams(home.into_iter().cloned().collect());
+            slot.fence.merge(zeros);
+        } else {
+            self.take_out(id, slot, moved.given.begun);
+        }
     }
 
     /// The largest extent under a block.
@@ -187,66 +247,73 @@ impl State {
     fn pick(
         &mut self,
         id: TenantId,
-        class: Class,
-        (used, most_stranded): (u64, u64),
+        needs: &Needs,
         home: Option<&Stream>,
     ) -> Result<Option<usize>, AllocateError> {
+        let used = needs.used;
         let Some(tenancy) = self.tenants.get(&id) else {
             return Ok(None);
         };
-        // Too little memory is worse than a fence, and a fence is worse than too much memory.
-        let mut candidates = [(true, true, u64::MAX, usize::MAX); CANDIDATES];
+        // Too little memory is worse than a fence, and a fence is worse than too much memory. Rows
+        // stay whole if it makes no difference.
+        let mut candidates = [(true, true, u64::MAX, true, usize::MAX); CANDIDATES];
         let fitting = tenancy
-            .reusable(class)
+            .reusable(needs.class)
             .take(CANDIDATES)
-            .filter(|(_, slot)| slot.stranded_by(used) <= most_stranded);
+            .filter(|(_, slot)| slot.stranded_by(used) <= needs.strands);
         let mut count = 0;
         for ((index, slot), candidate) in fitting.zip(&mut candidates) {
             let held = slot.space.bytes();
-            let ready =
-                slot.fence.is_passed() || home.is_some_and(|home| slot.fence.precedes(home));
-            *candidate = (held < used, !ready, held.abs_diff(used), index);
+            let ready = slot.is_before(home);
+            let rowed = tenancy.rows.has(index);
+            *candidate = (held < used, !ready, held.abs_diff(used), rowed, index);
             count += 1;
         }
         let candidates = candidates.get_mut(..count).unwrap_or_default();
         candidates.sort_unstable();
-        let capturing = self.capturing;
-        for &mut (_, unready, _, index) in candidates {
-            if !unready {
-                return Ok(Some(index));
-            }
-            if capturing > 0 {
-                continue;
-            }
-            let needs = &mut self.needs_synchronise;
-            let Some(slot) = self
-                .tenants
-                .get_mut(&id)
-                .and_then(|tenancy| tenancy.slot_mut(index))
-            else {
-                continue;
-            };
-            let ready = match home {
-                Some(home) => {
-                    slot.fence.order_before(home)? || Self::poll(capturing, needs, &mut slot.fence)?
-                }
-                None => Self::poll(capturing, needs, &mut slot.fence)?,
-            };
-            if ready {
+        for &mut (.., index) in candidates {
+            if self.is_ready_for(id, index, home)? {
                 return Ok(Some(index));
             }
         }
         Ok(None)
     }
 
-    /// Addresses for a new slot, not yet in its place.
-    fn open_slot(
+    /// Whether what a slot's fence covers comes before the work of `home`, or can be ordered so now.
+    pub(super) fn is_ready_for(
+        &mut self,
+        id: TenantId,
+        index: usize,
+        home: Option<&Stream>,
+    ) -> Result<bool, AllocateError> {
+        let (capturing, needs) = (self.capturing, &mut self.needs_synchronise);
+        let tenancy = self.tenants.get_mut(&id);
+        let Some(slot) = tenancy.and_then(|tenancy| tenancy.slot_mut(index)) else {
+            return Ok(false);
+        };
+        if slot.is_before(home) {
+            return Ok(true);
+        }
+        if capturing > 0 {
+            return Ok(false);
+        }
+        let ordered = match home {
+            Some(home) => slot.fence.order_before(home)?,
+            None => false,
+        };
+        Ok(ordered || Self::poll(capturing, needs, &mut slot.fence)?)
+    }
+
+    /// Addresses for new slots side by side, not yet in their places.
+    pub(super) fn open_slots(
         &mut self,
         id: TenantId,
         class: Class,
-    ) -> Result<(usize, Box<Slot>), AllocateError> {
-        let guard = self.guard();
-        let addresses = class.size.saturating_add(guard).saturating_add(guard);
+        count: usize,
+    ) -> Result<Vec<(usize, Box<Slot>)>, AllocateError> {
+        let (guard, count) = (self.guard(), count as u64);
+        let each = class.size.saturating_add(guard).saturating_add(guard);
+        let addresses = each.saturating_mul(count);
         self.make_address_room(addresses);
         if self.budget.addresses_left() < addresses {
             return Err(AllocateError::OutOfAddresses {
@@ -256,19 +323,23 @@ impl State {
             });
         }
         self.budget.charge_addresses(id, addresses);
-        let space = match self.reserve(class.size, guard) {
-            Ok(space) => space,
+        let spaces = match self.reserve(class.size, guard, count) {
+            Ok(spaces) => spaces,
             Err(error) => {
                 self.budget.refund_addresses(id, addresses);
                 return Err(error.into());
             }
         };
-        let slot = Slot::new(space, class, self.now(), self.hardening.is_some());
-        match self.tenants.get_mut(&id) {
-            Some(tenancy) => Ok((tenancy.vacancy(), Box::new(slot))),
-            None => Err(AllocateError::Unregistered {
+        let (now, single) = (self.now(), self.hardening.is_some());
+        let Some(tenancy) = self.tenants.get_mut(&id) else {
+            return Err(AllocateError::Unregistered {
                 tenant: String::new(),
-            }),
-        }
+            });
+        };
+        let open = |space| {
+            let slot = Slot::new(space, class, now, single);
+            (tenancy.vacancy(), Box::new(slot))
+        };
+        Ok(spaces.into_iter().map(open).collect())
     }
 }

@@ -11,18 +11,15 @@ use super::block::{Block, after};
 use super::budget::TenantId;
 use super::commit::Furnished;
 use super::core::{Attempt, Core, Locked, Wanted};
-use super::slot::Place;
+use super::slot::{Place, Slot};
 use super::state::State;
 use super::tenant::Tenant;
 use crate::error::{AllocateError, GrowAllError};
+use crate::own::Stream;
 use crate::region::Fence;
 
-/// A block to grow.
-#[derive(Clone, Copy, Debug)]
-struct Step {
-    place: Place,
-    size: u64,
-}
+/// A block to grow, and to how many bytes.
+type Step = (Place, u64);
 
 /// A block that has grown, and what it was before.
 #[derive(Debug)]
@@ -36,6 +33,10 @@ struct Grown {
     /// Nothing if it grew into memory that was there.
     given: Option<Furnished>,
 }
+
+/// Makes places for so many blocks of a kind, all or none.
+pub(super) type Make =
+    fn(&mut State, TenantId, &Wanted<'_>, usize) -> Result<Vec<Place>, AllocateError>;
 
 impl Tenant {
     /// Grows several of the tenant's blocks in place, to the size given with each, in one call: all
@@ -51,8 +52,10 @@ impl Tenant {
     /// margin until that has passed.
     pub fn grow_all(&self, blocks: &mut [(&mut Block, u64)]) -> Result<(), GrowAllError> {
         let steps = self.steps(blocks)?;
-        let patience = blocks.iter().filter_map(|(block, _)| block.patience());
-        let until = patience.max().map(after);
+        let until = || {
+            let patience = blocks.iter().filter_map(|(block, _)| block.patience());
+            patience.max().map(after)
+        };
         self.core().grow_all(self.id(), &steps, until)?;
         note(blocks);
         Ok(())
@@ -80,13 +83,16 @@ impl Tenant {
     }
 
     fn steps(&self, blocks: &[(&mut Block, u64)]) -> Result<Vec<Step>, GrowAllError> {
-        let step = |(index, (block, size)): (usize, &(&mut Block, u64))| {
-            let place = *block.place();
-            let own = place.tenant == self.id() && block.is_of(self.core());
-            let step = Step { place, size: *size };
-            own.then_some(step).ok_or(GrowAllError::NotOurs { index })
+        let strange = |(block, _): &(&mut Block, u64)| {
+            block.place().tenant != self.id() || !block.is_of(self.core())
         };
-        blocks.iter().enumerate().map(step).collect()
+        match blocks.iter().position(strange) {
+            Some(index) => Err(GrowAllError::NotOurs { index }),
+            None => Ok(blocks
+                .iter()
+                .map(|(block, size)| (*block.place(), *size))
+                .collect()),
+        }
     }
 }
 
@@ -98,8 +104,13 @@ fn note(blocks: &mut [(&mut Block, u64)]) {
 
 impl Core {
     fn try_grow_all(&self, tenant: TenantId, steps: &[Step]) -> Result<(), GrowAllError> {
+        let mut state = self.lock();
+        if state.grow_all_within(tenant, steps) {
+            Self::let_go(state);
+            return Ok(());
+        }
         let failed = Cell::new(0);
-        let (mut state, outcome) = self.attempt_to_grow_all(self.lock(), steps, &failed);
+        let (mut state, outcome) = self.attempt_to_grow_all(state, steps, &failed);
         let outcome = outcome.inspect_err(|error| state.count_refusal(tenant, error));
         Self::let_go(state);
         outcome.map_err(|cause| refused(steps, failed.get(), cause))
@@ -109,14 +120,18 @@ impl Core {
         &self,
         tenant: TenantId,
         steps: &[Step],
-        until: Option<Instant>,
+        until: impl FnOnce() -> Option<Instant>,
     ) -> Result<(), GrowAllError> {
-        let failed = Cell::new(0);
-        let state = self.lock();
-        let more = |step: &Step| step.size.saturating_sub(state.size_of(&step.place));
+        let mut state = self.lock();
+        if state.grow_all_within(tenant, steps) {
+            Self::let_go(state);
+            return Ok(());
+        }
+        let more = |(place, size): &Step| size.saturating_sub(state.size_of(place));
         let bytes = steps.iter().map(more).fold(0, u64::saturating_add);
         drop(state);
-        self.insist(tenant, bytes, until, |state| {
+        let failed = Cell::new(0);
+        self.insist(tenant, bytes, until(), |state| {
             self.attempt_to_grow_all(state, steps, &failed)
         })
         .map_err(|cause| refused(steps, failed.get(), cause))
@@ -143,12 +158,10 @@ impl Core {
         // Whoever waits lets the lock go, and the mapper may turn to another of them.
         let waits = |state: &State| {
             let mut steps = lacking.iter().map(|&(_, step)| *step);
-            steps.find(|&Step { place, size }| {
-                state.waits_for_mapper(place.tenant, place.slot, size)
-            })
+            steps.find(|(place, size)| state.waits_for_mapper(place.tenant, place.slot, *size))
         };
-        while let Some(step) = waits(&state) {
-            state = self.behind_mapper(state, &step.place, step.size);
+        while let Some((place, size)) = waits(&state) {
+            state = self.behind_mapper(state, &place, size);
         }
         // The lock is not let go from here on.
         for (index, step) in lacking {
@@ -176,9 +189,11 @@ impl Core {
         tenant: TenantId,
         wanted: &Wanted<'_>,
         count: usize,
+        make: Make,
     ) -> Result<Vec<Place>, AllocateError> {
+        let state = self.lock();
         let (mut state, outcome) =
-            Self::attempt_to_allocate_many(self.lock(), tenant, wanted, count);
+            Self::attempt_to_allocate_many(state, tenant, wanted, count, make);
         let outcome = outcome.inspect_err(|error| state.count_refusal(tenant, error));
         Self::let_go(state);
         outcome
@@ -190,10 +205,11 @@ impl Core {
         wanted: &Wanted<'_>,
         count: usize,
         until: Option<Instant>,
+        make: Make,
     ) -> Result<Vec<Place>, AllocateError> {
         let bytes = wanted.size.saturating_mul(count as u64);
         self.insist(tenant, bytes, until, |state| {
-            Self::attempt_to_allocate_many(state, tenant, wanted, count)
+            Self::attempt_to_allocate_many(state, tenant, wanted, count, make)
         })
     }
 
@@ -202,15 +218,16 @@ impl Core {
         tenant: TenantId,
         wanted: &Wanted<'_>,
         count: usize,
+        make: Make,
     ) -> Attempt<'a, Vec<Place>> {
-        let mut outcome = state.allocate_many(tenant, wanted, count);
+        let mut outcome = make(&mut state, tenant, wanted, count);
         if count > 1 && matches!(&outcome, Err(error) if error.is_shortage()) {
             // What is left over behind each of them may be what the last one lacks.
             let snug = Wanted {
                 snug: true,
                 ..wanted.clone()
             };
-            outcome = state.allocate_many(tenant, &snug, count);
+            outcome = make(&mut state, tenant, &snug, count);
         }
         state.look_behind();
         (state, outcome)
@@ -220,13 +237,14 @@ impl Core {
 fn refused(steps: &[Step], index: usize, cause: AllocateError) -> GrowAllError {
     GrowAllError::Refused {
         index,
-        size: steps.get(index).map_or(0, |step| step.size),
+        size: steps.get(index).map_or(0, |&(_, size)| size),
         cause,
     }
 }
 
 impl State {
-    fn allocate_many(
+    /// Places for `count` blocks, wherever there is one: all of them, or everything is as before.
+    pub(super) fn allocate_many(
         &mut self,
         tenant: TenantId,
         wanted: &Wanted<'_>,
@@ -237,17 +255,15 @@ impl State {
             match self.allocate_unsettled(tenant, wanted) {
                 Ok(allocated) => made.push(allocated),
                 Err(error) => {
-                    let home = wanted.home;
                     for allocated in made.iter().rev() {
-                        let zeros = Fence::streams(home.into_iter().cloned().collect());
-                        self.unallocate(allocated, zeros);
+                        self.unallocate(allocated, wanted.home);
                     }
                     return Err(error);
                 }
             }
         }
         for allocated in &made {
-            self.settle(&allocated.place, allocated.given.begun);
+            self.settle(&allocated.place, allocated.moved.given.begun);
         }
         Ok(made.into_iter().map(|allocated| allocated.place).collect())
     }
@@ -268,15 +284,15 @@ impl State {
     }
 
     /// Grows a block into what is there; nothing if that is not enough.
-    fn step_within(&mut self, step: &Step) -> Option<Grown> {
-        let before = self.before(step.place)?;
-        self.grow_within(&step.place, step.size).then_some(before)
+    fn step_within(&mut self, (place, size): &Step) -> Option<Grown> {
+        let before = self.before(*place)?;
+        self.grow_within(place, *size).then_some(before)
     }
 
     /// Grows a block, whatever it takes.
-    fn step_far(&mut self, step: &Step) -> Result<Grown, AllocateError> {
-        let before = self.before(step.place);
-        let given = self.grow_unsettled(&step.place, step.size)?;
+    fn step_far(&mut self, (place, size): &Step) -> Result<Grown, AllocateError> {
+        let before = self.before(*place);
+        let given = self.grow_unsettled(place, *size)?;
         before
             .map(|before| Grown {
                 given: Some(given),
@@ -312,28 +328,21 @@ impl State {
         self.put_slot(id, index, slot);
     }
 
-    /// Makes a slot what it was before a block was put in it; `fence` is for zeros that are on
-    /// their way.
-    fn unallocate(&mut self, allocated: &Allocated, fence: Fence) {
+    /// Makes everything what it was before a block was allocated.
+    fn unallocate(&mut self, allocated: &Allocated, home: Option<&Stream>) {
         let (id, index) = (allocated.place.tenant, allocated.place.slot);
         let Some(mut slot) = self.take_slot(id, index) else {
             return;
         };
-        slot.block = None;
-        slot.touched = allocated.touched;
-        if allocated.given.filled {
-            slot.fence.merge(fence);
-        } else {
-            self.take_out(id, &mut slot, allocated.given.begun);
-            if allocated.new {
-                return self.drop_slot(id, index, slot);
-            }
+        self.move_out(id, &mut slot, &allocated.moved, home);
+        if allocated.new && !allocated.moved.given.filled {
+            return self.drop_slot(id, index, slot);
         }
         self.lay_down(id, index, slot);
     }
 
     /// Gives back what was put behind `begun`.
-    fn take_out(&mut self, id: TenantId, slot: &mut super::slot::Slot, begun: u64) {
+    pub(super) fn take_out(&mut self, id: TenantId, slot: &mut Slot, begun: u64) {
         let (bytes, count) = slot
             .space
             .extents()

@@ -18,6 +18,7 @@ use super::lease::Lease;
 use super::pace::Growth;
 use super::shelf::{Held, Owner, Shape};
 use super::slot::Place;
+use super::state::State;
 use crate::device::Device;
 use crate::error::{AllocateError, CallError, CopyError, FreeError, FreeRefusal, ShrinkError};
 use crate::own::{Span, Stream};
@@ -153,7 +154,7 @@ impl<'a> BlockBuilder<'a> {
     pub fn allocate_many(self, count: usize) -> Result<Vec<Block>, AllocateError> {
         let until = self.wait.map(after);
         self.many(count, |core, tenant, wanted, missing| {
-            core.allocate_many(tenant, wanted, missing, until)
+            core.allocate_many(tenant, wanted, missing, until, State::allocate_many)
         })
     }
 
@@ -162,7 +163,55 @@ impl<'a> BlockBuilder<'a> {
     /// # Errors
     /// As [`Self::try_allocate`].
     pub fn try_allocate_many(self, count: usize) -> Result<Vec<Block>, AllocateError> {
-        self.many(count, Core::try_allocate_many)
+        self.many(count, |core, tenant, wanted, missing| {
+            core.try_allocate_many(tenant, wanted, missing, State::allocate_many)
+        })
+    }
+
+    /// Allocates so many blocks that are all like this one and lie side by side, all of them or none:
+    /// from one to the next it is always equally far, so that they are the rows of one strided
+    /// tensor, each of which grows in place. [`Tenant::grow_all`](super::Tenant::grow_all) grows
+    /// them together.
+    ///
+    /// The distance is that of the first two addresses: the capacity, rounded up to a power of two
+    /// granules, and in a [hardened pool](super#hardened-pools) two guards. Between a block's end and
+    /// the next block nothing of another is ever mapped.
+    ///
+    /// Each is a block like any other. Where as many lay side by side that are gone, and nobody has
+    /// their places, these have them, with the memory that is still there. One reservation
+    /// (`cuMemAddressReserve`) else: the driver has its addresses again when all of the blocks have
+    /// gone and somebody wants them.
+    ///
+    /// # Errors
+    /// As [`Self::allocate`].
+    pub fn allocate_adjacent(self, count: usize) -> Result<Vec<Block>, AllocateError> {
+        let until = self.wait.map(after);
+        self.adjacent(count, |core, tenant, wanted| {
+            core.allocate_many(tenant, wanted, count, until, State::allocate_adjacent)
+        })
+    }
+
+    /// The same if that needs no waiting.
+    ///
+    /// # Errors
+    /// As [`Self::try_allocate`].
+    pub fn try_allocate_adjacent(self, count: usize) -> Result<Vec<Block>, AllocateError> {
+        self.adjacent(count, |core, tenant, wanted| {
+            core.try_allocate_many(tenant, wanted, count, State::allocate_adjacent)
+        })
+    }
+
+    fn adjacent(
+        self,
+        count: usize,
+        make: impl FnOnce(&Core, TenantId, &Wanted<'_>) -> Result<Vec<Place>, AllocateError>,
+    ) -> Result<Vec<Block>, AllocateError> {
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let Owner { core, tenant, .. } = &**self.owner;
+        let places = make(core, *tenant, &self.wanted)?;
+        Ok(self.blocks(places).collect())
     }
 
     fn many(
@@ -181,10 +230,14 @@ impl<'a> BlockBuilder<'a> {
                 blocks.clear();
                 made = make(core, *tenant, &self.wanted, count);
             }
-            let places = made?;
-            blocks.extend(places.into_iter().map(|place| self.block(self.held(place))));
+            blocks.extend(self.blocks(made?));
         }
         Ok(blocks)
+    }
+
+    fn blocks(&self, places: Vec<Place>) -> impl Iterator<Item = Block> {
+        let block = |place| self.block(self.held(place));
+        places.into_iter().map(block)
     }
 
     /// A block of the same shape that was freed on the home stream a moment ago.

@@ -193,8 +193,8 @@ impl Core {
     pub(super) fn let_go(mut state: Locked<'_>) {
         let bell = state.take_ring();
         drop(state);
-        if let Some(bell) = bell {
-            bell.ring();
+        if let Some((bell, ring)) = bell {
+            bell.ring(ring);
         }
     }
 

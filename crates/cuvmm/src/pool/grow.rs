@@ -9,6 +9,22 @@ use super::slot::{Occupant, Place, Slot};
 use super::state::State;
 use crate::error::AllocateError;
 use crate::own::Stream;
+use crate::size::Granularity;
+
+impl Slot {
+    /// Whether its block can grow to `size` bytes, and needs nothing for that.
+    fn has_room(&self, capacity: u64, size: u64, granule: Granularity) -> bool {
+        let (Some(block), Some(used)) = (&self.block, granule.round_up(size)) else {
+            return false;
+        };
+        let grows = block.requested <= size && size <= capacity && used <= self.space.bytes();
+        // Zeros are owed only where memory was used before.
+        let owed = block.used < block.reach && used > block.used;
+        self.slumber.is_awake()
+            && grows
+            && !(block.zeroed && (owed || !block.stale(size).is_empty()))
+    }
+}
 
 /// What growing from where a slot stands asks for.
 struct Step {
@@ -28,41 +44,44 @@ impl State {
     /// Grows a block into memory that is there already and needs nothing: no fence, no zeros, no
     /// charge. False, and nothing has changed, if that is not so; [`Self::grow`] knows why.
     pub(crate) fn grow_within(&mut self, place: &Place, size: u64) -> bool {
+        self.grow_all_within(place.tenant, &[(*place, size)])
+    }
+
+    /// The same for several blocks of a tenant: all of them or none. Looks at all before it changes
+    /// one, so that nothing has to be undone, and does little with each: what lies far away in memory
+    /// is on its way for several at a time.
+    pub(super) fn grow_all_within(&mut self, id: TenantId, steps: &[(Place, u64)]) -> bool {
         let usable = self.device.lost().is_none() && self.device.forked().is_none();
         if !usable || self.budget.is_overdrawn() {
             return false;
         }
-        let (Some(used), Some(tenancy)) = (
-            self.device.granule().round_up(size),
-            self.tenants.get_mut(&place.tenant),
-        ) else {
+        let granule = self.device.granule();
+        let tenancy = self.tenants.get_mut(&id);
+        let Some(tenancy) = tenancy.filter(|tenancy| tenancy.registered) else {
             return false;
         };
-        let registered = tenancy.registered;
-        let Some(slot) = tenancy.slot_mut(place.slot).filter(|_| registered) else {
-            return false;
+        let fits = |&(place, size): &(Place, u64)| {
+            let slot = tenancy.slot(place.slot);
+            slot.is_some_and(|slot| slot.has_room(place.capacity, size, granule))
         };
-        if !slot.slumber.is_awake() {
+        if !steps.iter().all(fits) {
             return false;
         }
-        let bytes = slot.space.bytes();
-        let Some(block) = &mut slot.block else {
-            return false;
-        };
-        let grows = block.requested <= size && size <= place.capacity && used <= bytes;
-        // Zeros are owed only where memory was used before.
-        let owed = block.used < block.reach && used > block.used;
-        if !grows || (block.zeroed && (owed || !block.stale(size).is_empty())) {
-            return false;
-        }
-        if used > block.stained {
-            block.stained = slot.space.stain(block.used, used, place.tenant.0);
-        }
-        block.requested = size;
-        block.ever = block.ever.max(size);
-        block.used = block.used.max(used);
-        if let Some(ahead) = &mut self.ahead {
-            ahead.look_at((place.tenant, place.slot), block, bytes);
+        for &(place, size) in steps {
+            let slot = tenancy.slot_mut(place.slot);
+            let Some((slot, used)) = slot.zip(granule.round_up(size)) else {
+                continue;
+            };
+            let bytes = slot.space.bytes();
+            let Some(block) = &mut slot.block else {
+                continue;
+            };
+            block.requested = size;
+            block.ever = block.ever.max(size);
+            block.used = block.used.max(used);
+            if let Some(ahead) = &mut self.ahead {
+                ahead.look_at((id, place.slot), block, bytes);
+            }
         }
         true
     }
@@ -145,21 +164,20 @@ impl State {
             });
         }
         usable?;
-        let from = block.used;
-        self.permit_reuse(tenant, used.min(bytes).saturating_sub(from))?;
+        let revived = used.min(bytes).saturating_sub(block.used);
+        self.permit_reuse(tenant, revived)?;
         let Some(mut slot) = self.take_slot(tenant, index) else {
             return Err(gone());
         };
         let outcome = self.extend(tenant, &mut slot, used);
         if outcome.is_ok() {
-            let stained = slot.space.stain(from, used, tenant.0);
             slot.touched = self.tick();
             if let Some(block) = &mut slot.block {
                 block.requested = size;
                 block.ever = block.ever.max(size);
                 block.used = used;
-                block.stained = stained;
             }
+            slot.stain(tenant);
         }
         self.put_slot(tenant, index, slot);
         outcome

@@ -49,6 +49,7 @@
 //! No driver is named here, nothing is rounded here ([`size`](crate) does), and nothing waits but
 //! [`BlockBuilder::allocate`] and [`Block::grow_to`] with a deadline, and the end of the pool.
 
+mod adjacent;
 mod ahead;
 mod allocate;
 mod asleep;
@@ -69,6 +70,7 @@ mod reclaim;
 mod resting;
 mod retire;
 mod room;
+mod rows;
 mod shelf;
 mod slot;
 mod state;

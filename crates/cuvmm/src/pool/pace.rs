@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::budget::TenantId;
-use crate::region::Bell;
+use crate::region::{Bell, Ring};
 
 /// The mapper is called when a block has less margin than it uses up in so long.
 const LEAD: Duration = Duration::from_millis(20);
@@ -37,7 +37,7 @@ pub(crate) struct Ahead {
     /// Blocks whose margin runs out.
     pub(crate) growing: VecDeque<(TenantId, usize)>,
     /// Whether to ring once the lock is let go.
-    pub(crate) ring: bool,
+    ring: Option<Ring>,
     /// Bytes of physical memory to keep ready.
     pub(crate) ready: u64,
 }
@@ -51,6 +51,8 @@ pub(crate) struct Pace {
     pub(crate) low: u64,
     /// The mapper knows of it.
     pub(crate) called: bool,
+    /// Whether it uses up what the mapper places at once sooner than in [`LEAD`].
+    hurries: bool,
 }
 
 impl Default for Pace {
@@ -59,13 +61,29 @@ impl Default for Pace {
             seen: None,
             low: u64::MAX,
             called: false,
+            hurries: false,
         }
     }
 }
 
 impl Pace {
+    /// Learns how fast the block grows that uses so much, and is to get `step` bytes at once.
+    pub(crate) fn learn(&mut self, used: u64, step: u64) {
+        let ahead = self.look(used);
+        self.low = ahead.clamp(step / 2, step);
+        self.hurries = ahead > step;
+    }
+
+    /// How soon the mapper is to come.
+    pub(crate) const fn ring(&self) -> Ring {
+        match self.hurries {
+            true => Ring::Now,
+            false => Ring::Soon,
+        }
+    }
+
     /// Bytes that the block uses up in [`LEAD`], going by what it did since the last look.
-    pub(crate) fn look(&mut self, used: u64) -> u64 {
+    fn look(&mut self, used: u64) -> u64 {
         let now = Instant::now();
         let before = self.seen.replace((now, used));
         let Some((then, less)) = before else {
@@ -83,13 +101,19 @@ impl Ahead {
             bell,
             attached,
             growing: VecDeque::new(),
-            ring: false,
+            ring: None,
             ready,
         }
     }
 
+    /// Has the mapper called when the lock is let go.
+    pub(crate) fn call(&mut self, ring: Ring) {
+        self.ring = self.ring.max(Some(ring));
+    }
+
     /// The bell, if it is to be rung.
-    pub(crate) fn take_ring(&mut self) -> Option<Bell> {
-        std::mem::take(&mut self.ring).then(|| self.bell.clone())
+    pub(crate) fn take_ring(&mut self) -> Option<(Bell, Ring)> {
+        let ring = self.ring.take()?;
+        Some((self.bell.clone(), ring))
     }
 }

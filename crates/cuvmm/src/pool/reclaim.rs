@@ -334,19 +334,19 @@ impl State {
         }
     }
 
-    /// Gives up addresses of empty, unused slots of a tenant until there are `wanted` bytes.
+    /// Gives up addresses of empty, unused slots of a tenant until `wanted` bytes may be reserved.
     fn drop_empty_slots(&mut self, id: TenantId, wanted: u64) {
         let Some(tenancy) = self.tenants.get(&id) else {
             return;
         };
-        let mut got = 0;
-        for index in tenancy.bare() {
-            if got >= wanted {
+        for together in tenancy.bare() {
+            if self.budget.addresses_left() >= wanted {
                 break;
             }
-            if let Some(slot) = self.take_slot(id, index) {
-                got += slot.space.addresses();
-                self.put_away(id, index, slot);
+            for index in together {
+                if let Some(slot) = self.take_slot(id, index) {
+                    self.put_away(id, index, slot);
+                }
             }
         }
     }
@@ -360,11 +360,7 @@ impl State {
         self.retire_all();
         let ids: Vec<TenantId> = self.tenants.keys().copied().collect();
         for id in ids {
-            let left = self.budget.addresses_left();
-            if left >= bytes {
-                return;
-            }
-            self.drop_empty_slots(id, bytes - left);
+            self.drop_empty_slots(id, bytes);
         }
         self.rouse_for(bytes);
     }

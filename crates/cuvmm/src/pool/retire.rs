@@ -11,7 +11,7 @@ use super::slot::Slot;
 use super::state::State;
 use crate::error::{CallError, ReserveError};
 use crate::own::Stream;
-use crate::region::Space;
+use crate::region::{Ring, Space};
 
 /// Slots that one operation looks at. A free adds one, so that what has passed is caught up with.
 const LOOKS: usize = 8;
@@ -118,7 +118,7 @@ impl State {
         if self.has_retiring()
             && let Some(ahead) = &mut self.ahead
         {
-            ahead.ring = true;
+            ahead.call(Ring::Soon);
         }
         done
     }
@@ -177,8 +177,8 @@ impl State {
         let Some(space) = hardening.and_then(|hardening| hardening.resting.oldest()) else {
             return false;
         };
-        self.budget.refund_disowned(space.addresses());
-        drop(space);
+        // Those of blocks that lie side by side go with the last of them.
+        self.budget.refund_disowned(space.give_back());
         true
     }
 
@@ -187,11 +187,16 @@ impl State {
         while self.budget.addresses_left() < bytes && self.rouse_one() {}
     }
 
-    /// Reserves addresses that were charged. Where the driver has none left, those that rest go
-    /// first.
-    pub(crate) fn reserve(&mut self, size: u64, guard: u64) -> Result<Space, ReserveError> {
+    /// Reserves so many ranges side by side, whose addresses were charged. Where the driver has none
+    /// left, those that rest go first.
+    pub(crate) fn reserve(
+        &mut self,
+        size: u64,
+        guard: u64,
+        count: u64,
+    ) -> Result<Vec<Space>, ReserveError> {
         loop {
-            match Space::guarded(&self.device, size, guard) {
+            match Space::row(&self.device, size, guard, count) {
                 Err(ReserveError::Call { cause, .. })
                     if cause.is_out_of_memory() && self.rouse_one() => {}
                 outcome => return outcome,

@@ -86,7 +86,8 @@ pub(crate) struct Occupant {
     pub(crate) most: u64,
     /// Up to where memory was used since it was placed.
     pub(crate) reach: u64,
-    /// Up to where its extents are known to have been written to by it.
+    /// Up to where its extents are marked as written to by it. For what it has grown over since the
+    /// slot was taken out last that is [still to be done](Slot::stain).
     pub(crate) stained: u64,
     /// How much memory it gets at once when it outgrows what it has.
     pub(crate) growth: Growth,
@@ -196,6 +197,11 @@ impl Slot {
             .saturating_sub(self.margin())
     }
 
+    /// Whether what its fence covers comes before whatever is done on `home` next.
+    pub(crate) fn is_before(&self, home: Option<&Stream>) -> bool {
+        self.fence.is_passed() || home.is_some_and(|home| self.fence.precedes(home))
+    }
+
     pub(crate) const fn idle_state(&self) -> Idle {
         if self.leases > 0 {
             Idle::Leased
@@ -262,6 +268,15 @@ impl Slot {
     /// Whether a lease keeps what no block has any more: because it has gone, or has shrunk since.
     pub(crate) fn is_kept_by_leases(&self) -> bool {
         self.block.is_none() || (self.leases > 0 && self.idle() > 0)
+    }
+
+    /// Marks what the block may have written to since that was done last.
+    pub(crate) fn stain(&mut self, by: TenantId) {
+        if let Some(block) = &mut self.block
+            && block.used > block.stained
+        {
+            block.stained = self.space.stain(block.stained, block.used, by.0);
+        }
     }
 
     /// Memory was taken from its end.

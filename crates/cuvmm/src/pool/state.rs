@@ -139,9 +139,12 @@ impl State {
         self.tenants.get_mut(&id)?.slot_mut(index)
     }
 
-    /// Takes a slot out, so that nothing done for it can take from it.
+    /// Takes a slot out, so that nothing done for it can take from it. What is known of its memory is
+    /// brought up to date: a block that [grows within](Self::grow_within) has no time for that.
     pub(crate) fn take_slot(&mut self, id: TenantId, index: usize) -> Option<Box<Slot>> {
-        self.tenants.get_mut(&id)?.take(index)
+        let mut slot = self.tenants.get_mut(&id)?.take(index)?;
+        slot.stain(id);
+        Some(slot)
     }
 
     /// Puts a slot where it was taken out, and lists it for what it has to give.
@@ -156,13 +159,12 @@ impl State {
         if let Some(tenancy) = self.tenants.get_mut(&id) {
             tenancy.vacate(index);
         }
-        let addresses = slot.space.addresses();
+        // Reserved they stay with what is stuck, or with a neighbour that is in use.
+        self.budget.disown_addresses(id, slot.space.addresses());
         if slot.space.stuck_count() > 0 {
-            self.budget.disown_addresses(id, addresses);
             self.quarantine.1.push(slot.space);
         } else {
-            drop(slot.space);
-            self.budget.refund_addresses(id, addresses);
+            self.budget.refund_disowned(slot.space.give_back());
         }
     }
 

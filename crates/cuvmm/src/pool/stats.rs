@@ -50,7 +50,9 @@ pub struct PoolStats {
     pub mappings: u64,
     /// The limit in mappings.
     pub mapping_limit: u64,
-    /// Addresses reserved, guards and those that rest included.
+    /// Addresses reserved, guards and those that rest included, and those of a block that is gone
+    /// while one that was allocated [side by side](super::BlockBuilder::allocate_adjacent) with it
+    /// keeps them.
     pub addresses: u64,
     /// The limit in addresses.
     pub address_limit: u64,

@@ -5,6 +5,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use super::pressure::PressureHook;
+use super::rows::Rows;
 use super::slot::{Class, Place, Slot};
 
 /// Where slots are listed that no block may be put in, though they are empty.
@@ -55,6 +56,8 @@ pub(crate) struct Tenancy {
     pub(crate) refusals: u64,
     /// Blocks that were freed and that the lists do not know of yet.
     pub(crate) unswept: Arc<dyn Unswept>,
+    /// Slots that lie side by side.
+    pub(crate) rows: Rows,
     slots: Vec<Option<Listed>>,
     /// Places in `slots` without a slot.
     vacant: Vec<usize>,
@@ -87,6 +90,7 @@ impl Tenancy {
             registered: true,
             refusals: 0,
             unswept,
+            rows: Rows::new(),
             slots: Vec::new(),
             vacant: Vec::new(),
             reusable: BTreeMap::new(),
@@ -141,6 +145,7 @@ impl Tenancy {
 
     /// A number that no slot has any more.
     pub(crate) fn vacate(&mut self, index: usize) {
+        self.rows.forget(index);
         self.vacant.push(index);
     }
 
@@ -201,14 +206,17 @@ impl Tenancy {
             .filter_map(|&(_, index)| Some((index, self.slot(index)?)))
     }
 
-    /// Slots without a block that have no memory.
-    pub(crate) fn bare(&self) -> Vec<usize> {
-        self.reusable
-            .values()
-            .flatten()
-            .map(|&(_, index)| index)
-            .filter(|&index| self.slot(index).is_some_and(|slot| slot.space.bytes() == 0))
-            .collect()
+    /// Slots without a block that have no memory, each with those whose addresses go with its own.
+    pub(crate) fn bare(&self) -> Vec<Vec<usize>> {
+        let is_bare = |index: &usize| {
+            let slot = self.slot(*index);
+            slot.is_some_and(|slot| slot.is_vacant() && slot.space.bytes() == 0)
+        };
+        let vacant = self.reusable.values().flatten().map(|&(_, index)| index);
+        let single = vacant.filter(|index| is_bare(index) && !self.rows.has(*index));
+        let rows = self.rows.iter().filter(|row| row.iter().all(is_bare));
+        let single = single.map(|index| vec![index]);
+        single.chain(rows.map(<[usize]>::to_vec)).collect()
     }
 
     /// The slot that gives and comes after another in age, the oldest first.

@@ -9,7 +9,7 @@ use super::state::State;
 use super::tenancy::Freed;
 use crate::error::{CallError, ShrinkError};
 use crate::own::Stream;
-use crate::region::Fence;
+use crate::region::{Fence, Ring};
 
 impl State {
     pub(crate) fn shrink(&mut self, place: &Place, size: u64) -> Result<(), ShrinkError> {
@@ -133,6 +133,8 @@ impl State {
             return;
         }
         tenancy.hook = None;
+        // Nobody will want them side by side: each goes when it can.
+        tenancy.rows.forget_all();
         let freed = tenancy.unswept.close();
         self.free_all(&freed);
         self.budget.drain(id);
@@ -157,7 +159,7 @@ impl State {
         if self.tenants.contains_key(&id)
             && let Some(ahead) = &mut self.ahead
         {
-            ahead.ring = true;
+            ahead.call(Ring::Soon);
         }
     }
 

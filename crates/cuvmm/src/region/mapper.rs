@@ -6,13 +6,41 @@
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::device::Device;
 use crate::error::StartMapperError;
-use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use crate::sync::thread::{self, JoinHandle, ThreadId};
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::{Condvar, Mutex, MutexGuard, TIMES_OUT};
+
+/// Waking a thread costs whoever does it several microseconds. So the mapper's thread looks up by
+/// itself this often, as long as it is rung for, and those who can wait so long need not wake it.
+const LOOKS_UP: Duration = Duration::from_millis(1);
+
+/// How long after the last ring it does so.
+const STAYS_UP: Duration = Duration::from_millis(100);
+
+/// How soon whoever rings wants to be heard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Ring {
+    /// Within a millisecond or two.
+    Soon,
+    /// At once.
+    Now,
+}
+
+/// Nobody has rung: below any [`Ring`].
+const QUIET: u8 = 0;
+
+impl Ring {
+    const fn as_u8(self) -> u8 {
+        match self {
+            Self::Soon => 1,
+            Self::Now => 2,
+        }
+    }
+}
 
 /// Work for the mapper's thread.
 pub(crate) trait Chores: Send + Sync {
@@ -39,8 +67,10 @@ struct Shared {
     /// Told when the thread is done with somebody's chores.
     done: Condvar,
     stop: AtomicBool,
-    /// Whether a ring is still unheard: only the first has to wake the thread.
-    ringing: AtomicBool,
+    /// The most urgent ring that is still unheard.
+    ringing: AtomicU8,
+    /// Whether the thread sleeps until somebody wakes it.
+    sleeps: AtomicBool,
 }
 
 #[derive(Default)]
@@ -58,9 +88,12 @@ impl Shared {
 
     fn run(&self) {
         let mut again = None;
+        let mut rung = Instant::now();
         while !self.stop.load(Ordering::Acquire) {
-            self.sleep(again);
-            self.ringing.store(false, Ordering::SeqCst);
+            self.sleep(again, rung);
+            if self.ringing.swap(QUIET, Ordering::SeqCst) != QUIET {
+                rung = Instant::now();
+            }
             again = None;
             let mut at = 0;
             while let Some((id, chores)) = self.begin(at) {
@@ -75,24 +108,36 @@ impl Shared {
         }
     }
 
-    /// Waits until somebody rings, or for so long.
-    fn sleep(&self, long: Option<Duration>) {
-        let state = self.lock();
-        let quiet = |_: &mut State| {
-            !self.ringing.load(Ordering::SeqCst) && !self.stop.load(Ordering::SeqCst)
-        };
-        match long {
-            Some(long) => drop(
-                self.rung
-                    .wait_timeout_while(state, long, quiet)
-                    .unwrap_or_else(PoisonError::into_inner),
-            ),
-            None => drop(
-                self.rung
-                    .wait_while(state, quiet)
-                    .unwrap_or_else(PoisonError::into_inner),
-            ),
+    /// Waits until somebody rings, or for so long. Whether somebody has is looked at now and then as
+    /// long as it is not long ago that somebody had `rung`.
+    fn sleep(&self, long: Option<Duration>, rung: Instant) {
+        let begun = Instant::now();
+        let mut state = self.lock();
+        loop {
+            let now = Instant::now();
+            let left = long.map(|long| long.saturating_sub(now.duration_since(begun)));
+            let up = TIMES_OUT && now.duration_since(rung) < STAYS_UP;
+            self.sleeps.store(!up, Ordering::SeqCst);
+            // Asked after that was said: who rings says so first, and looks then whether to wake it.
+            let called = self.ringing.load(Ordering::SeqCst) != QUIET
+                || self.stop.load(Ordering::SeqCst)
+                || left == Some(Duration::ZERO);
+            if called {
+                break;
+            }
+            let most = up.then_some(LOOKS_UP);
+            state = match [left, most].into_iter().flatten().min() {
+                Some(long) => {
+                    let waited = self.rung.wait_timeout(state, long);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => {
+                    let waited = self.rung.wait(state);
+                    waited.unwrap_or_else(PoisonError::into_inner)
+                }
+            };
         }
+        self.sleeps.store(false, Ordering::SeqCst);
     }
 
     /// The next to be served whose number is at least `at`.
@@ -131,7 +176,8 @@ impl Mapper {
             rung: Condvar::new(),
             done: Condvar::new(),
             stop: AtomicBool::new(false),
-            ringing: AtomicBool::new(false),
+            ringing: AtomicU8::new(QUIET),
+            sleeps: AtomicBool::new(false),
         });
         let for_thread = Arc::clone(&shared);
         let started = thread::Builder::new()
@@ -229,10 +275,14 @@ impl Bell {
         }
     }
 
-    /// There is something to do.
-    pub(crate) fn ring(&self) {
-        if !self.shared.ringing.swap(true, Ordering::SeqCst) {
-            self.shared.wake();
+    /// There is something to do. Only the first of several that is so urgent wakes the thread, and
+    /// only if it must.
+    pub(crate) fn ring(&self, ring: Ring) {
+        let shared = &self.shared;
+        let before = shared.ringing.fetch_max(ring.as_u8(), Ordering::SeqCst);
+        let must = ring == Ring::Now || shared.sleeps.load(Ordering::SeqCst);
+        if before < ring.as_u8() && must {
+            shared.wake();
         }
     }
 

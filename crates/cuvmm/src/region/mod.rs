@@ -55,7 +55,7 @@ pub use dma_buf::DmaBuf;
 pub(crate) use fence::{Fence, Poll};
 pub use layout::Layout;
 pub use mapper::Mapper;
-pub(crate) use mapper::{Bell, Chores};
+pub(crate) use mapper::{Bell, Chores, Ring};
 pub(crate) use place::{Ground, Piece, PlaceError, PlaceFailure, Placed, Stain};
 pub(crate) use registration::Keeper;
 pub use registration::Registration;

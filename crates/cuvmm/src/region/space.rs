@@ -57,19 +57,30 @@ pub(crate) struct Space {
 impl Space {
     /// Reserves `size` bytes, in which `device` can read and write what is placed.
     pub(crate) fn reserve(device: &Device, size: u64) -> Result<Self, ReserveError> {
-        Self::guarded(device, size, 0)
+        Ok(Self::over(Reservation::new(device, size)?))
     }
 
-    /// The same with `guard` bytes on either side where nothing will ever be.
-    pub(crate) fn guarded(device: &Device, size: u64, guard: u64) -> Result<Self, ReserveError> {
-        Ok(Self {
-            reservation: Reservation::builder(device, size).guard(guard).reserve()?,
-            access: vec![Access::device(device, Right::ReadWrite)],
+    /// So many of them at equal distances, each with `guard` bytes on either side where nothing will
+    /// ever be.
+    pub(crate) fn row(
+        device: &Device,
+        size: u64,
+        guard: u64,
+        count: u64,
+    ) -> Result<Vec<Self>, ReserveError> {
+        let parts = Reservation::row(device, size, guard, count)?;
+        Ok(parts.into_iter().map(Self::over).collect())
+    }
+
+    fn over(reservation: Reservation) -> Self {
+        Self {
+            access: vec![Access::device(reservation.device(), Right::ReadWrite)],
+            reservation,
             extents: BTreeMap::new(),
             bytes: 0,
             stuck: Vec::new(),
             beside: Vec::new(),
-        })
+        }
     }
 
     /// The same space, open to others besides.
@@ -105,6 +116,20 @@ impl Space {
     /// Bytes of addresses that it takes up, guards included.
     pub(crate) fn addresses(&self) -> u64 {
         self.reservation.addresses()
+    }
+
+    /// Gives the addresses back, and what is placed there. Returns how many bytes of addresses the
+    /// driver has again: none while others that were reserved in a row with these are in use.
+    pub(crate) fn give_back(self) -> u64 {
+        let Self {
+            reservation,
+            extents,
+            stuck,
+            beside,
+            ..
+        } = self;
+        drop((extents, stuck, beside));
+        reservation.give_back()
     }
 
     /// Bytes of extents, stuck ones left out.

@@ -1,4 +1,4 @@
-//! Work on a GPU: four kernels from a few lines of PTX that the driver compiles.
+//! Work on a GPU: five kernels from a few lines of PTX that the driver compiles.
 //!
 //! `unsafe` here: loading and launching device code through the bare table of symbols, and the
 //! pinned words that open gates.
@@ -15,7 +15,7 @@ use cuvmm::driver::cuda::CudaDriver;
 use cuvmm::driver::sys::{CUfunction, CUmodule, CUresult, CUstream, MissingSymbol};
 use cuvmm::driver::{DeviceAddress, Driver, MemoryInfo, StreamFlags, StreamHandle};
 
-use super::{D0, Gate, Work};
+use super::{D0, Gate, Rows, Work};
 
 const PTX: &str = include_str!("kernels.ptx");
 
@@ -40,6 +40,7 @@ pub(super) struct CudaWork {
     increment: CUfunction,
     check: CUfunction,
     gate: CUfunction,
+    rows: CUfunction,
     /// What was checked; see the kernel.
     report: DeviceAddress,
     /// A pinned word for each gate.
@@ -72,6 +73,7 @@ impl CudaWork {
             increment: ptr::null_mut(),
             check: ptr::null_mut(),
             gate: ptr::null_mut(),
+            rows: ptr::null_mut(),
             report,
             gates: gates.cast(),
             next_gate: AtomicUsize::new(0),
@@ -103,11 +105,12 @@ impl CudaWork {
                 }
             }
             ok(code);
-            let kernels: [(&mut CUfunction, &CStr); 4] = [
+            let kernels: [(&mut CUfunction, &CStr); 5] = [
                 (&mut self.fill, c"fill"),
                 (&mut self.increment, c"increment"),
                 (&mut self.check, c"check"),
                 (&mut self.gate, c"gate"),
+                (&mut self.rows, c"rows"),
             ];
             for (function, name) in kernels {
                 // SAFETY: the module was loaded above; the result goes to a field.
@@ -129,6 +132,10 @@ impl CudaWork {
             self.launch(self.check, (1, 32), stream, [self.report.0, 0, 0, 0]);
             let flag = self.gates as u64;
             self.launch(self.gate, (1, 1), stream, [flag, 0, 0, 0]);
+            // Of no heads.
+            let report = self.report.0;
+            let nothing = [report, report, report, 0, 0, 0, 0, 0];
+            self.launch(self.rows, (1, 32), stream, nothing);
             // SAFETY: the report is ours.
             unsafe {
                 let bytes = 8 * REPORT as u64;
@@ -155,19 +162,19 @@ impl CudaWork {
         unsafe { self.driver.free(D0, managed).unwrap() };
     }
 
-    fn launch(
+    fn launch<const N: usize>(
         &self,
         function: CUfunction,
         (blocks, threads): (u32, u32),
         stream: StreamHandle,
-        mut numbers: [u64; 4],
+        mut numbers: [u64; N],
     ) {
         let launch = self.driver.api().cuLaunchKernel.get().unwrap();
         let mut arguments = numbers
             .each_mut()
             .map(|number| ptr::from_mut(number).cast::<c_void>());
         within(&self.driver, || {
-            // SAFETY: each kernel takes four numbers, which are read before the call returns. What
+            // SAFETY: each kernel takes as many numbers as it is given here, which are read before the call returns. What
             // it touches is the question that the test asks.
             ok(unsafe {
                 launch(
@@ -221,6 +228,20 @@ impl Work for CudaWork {
     fn check(&self, stream: &Stream, at: DeviceAddress, bytes: u64, stamp: u32) {
         let numbers = [at.0, bytes / 4, word(stamp).into(), self.report.0];
         self.launch(self.check, (MANY, 512), stream.as_raw(), numbers);
+    }
+
+    fn rows(&self, stream: &Stream, rows: &Rows, write: bool) {
+        let numbers = [
+            rows.tensor.0,
+            rows.dense.0,
+            rows.tokens.0,
+            rows.heads,
+            rows.words,
+            rows.token_stride,
+            rows.head_stride,
+            write.into(),
+        ];
+        self.launch(self.rows, (MANY, 512), stream.as_raw(), numbers);
     }
 
     fn pattern(&self, stamp: u32) -> [u8; 4] {

@@ -15,7 +15,7 @@ use cuvmm::driver::host::{HostDriver, HostOptions};
 use cuvmm::driver::{DeviceAddress, Driver as _, MemoryInfo, PointerAttribute};
 
 use super::manner::manner;
-use super::{D0, Gate, Work};
+use super::{D0, Gate, Rows, Work};
 
 /// Granules are small, so that the scenarios of a GPU fit a machine that builds.
 pub(super) fn options() -> HostOptions {
@@ -169,6 +169,29 @@ impl Work for HostWork {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push(look);
+    }
+
+    fn rows(&self, stream: &Stream, rows: &Rows, write: bool) {
+        let mut tokens = [0; 8];
+        self.driver.peek(D0, rows.tokens, &mut tokens).unwrap();
+        let bytes = 4 * rows.words;
+        for token in 0..u64::from_le_bytes(tokens) {
+            for head in 0..rows.heads {
+                let strided = token * rows.token_stride + head * rows.head_stride;
+                let strided = DeviceAddress(rows.tensor.0 + strided);
+                let dense = DeviceAddress(rows.dense.0 + (token * rows.heads + head) * bytes);
+                let (to, from) = match write {
+                    true => (strided, dense),
+                    false => (dense, strided),
+                };
+                // SAFETY: whether the memory outlives the work is what the tests are about.
+                unsafe {
+                    self.driver
+                        .copy_on_device_async(D0, to, from, bytes, stream.as_raw())
+                        .unwrap();
+                }
+            }
+        }
     }
 
     fn pattern(&self, stamp: u32) -> [u8; 4] {

@@ -50,6 +50,10 @@ pub trait Work: Send + Sync {
     /// Notes every word that does not hold a stamp's pattern; stamp 0 is zeros.
     fn check(&self, stream: &Stream, at: DeviceAddress, bytes: u64, stamp: u32);
 
+    /// Copies rows between where they lie strided and where they lie side by side, to the tensor if
+    /// it is to `write`.
+    fn rows(&self, stream: &Stream, rows: &Rows, write: bool);
+
     /// The pattern of a stamp as it lies in memory.
     fn pattern(&self, stamp: u32) -> [u8; 4];
 
@@ -61,6 +65,23 @@ pub trait Work: Send + Sync {
 
     /// Complains of what the library has not given back.
     fn nothing_left(&self, before: MemoryInfo);
+}
+
+/// Words `[token, head, word]` at strides, and as many side by side.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows {
+    pub tensor: DeviceAddress,
+    pub dense: DeviceAddress,
+    /// Where on the device the number of tokens is, 8 bytes. Kernels read it when they run; the host
+    /// driver's work is told it when it is queued.
+    pub tokens: DeviceAddress,
+    pub heads: u64,
+    /// Words of a head.
+    pub words: u64,
+    /// From one token to the next, in bytes.
+    pub token_stride: u64,
+    /// From one head to the next, in bytes.
+    pub head_stride: u64,
 }
 
 /// Work of a stream that waits. Dropping the gate opens it.

@@ -1,0 +1,534 @@
+//! Blocks side by side: the rows of one tensor, each of which grows in place.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::unit_arg)]
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+
+use common::sweep::{sweep, text};
+use common::{D0, G, Rig, pool};
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::model::{Backing, Machine, Nothing};
+use cuvmm::driver::{CUresult, Call, DeviceAddress, Driver, HandleTypes};
+use cuvmm::error::AllocateError;
+use cuvmm::pool::{BlockBuilder, PoolBuilder};
+use cuvmm::{Block, Growth, Hardened, Limit, Mapper, Pool, PoolStats, Stream, Tenant};
+
+/// From the first to the second, once it is known to be the same everywhere.
+fn stride(blocks: &[Block]) -> u64 {
+    let distances: Vec<u64> = blocks
+        .windows(2)
+        .map(|two| two[1].address().0 - two[0].address().0)
+        .collect();
+    assert!(distances.iter().all(|distance| *distance == distances[0]));
+    distances[0]
+}
+
+fn addresses(blocks: &[Block]) -> Vec<DeviceAddress> {
+    blocks.iter().map(Block::address).collect()
+}
+
+/// The figures, which add up and are the driver's.
+fn books<B: Backing + 'static>(rig: &Rig<B>, pool: &Pool) -> PoolStats
+where
+    Machine<B>: Driver,
+{
+    let stats = pool.stats();
+    let live = rig.machine.live();
+    let parts =
+        stats.in_use + stats.padding + stats.margin + stats.warm + stats.limbo + stats.leased;
+    assert_eq!(stats.committed, parts, "{stats:#?}");
+    let held = stats.committed + stats.free + stats.quarantined;
+    assert_eq!(held, live.physical_bytes, "{stats:#?}");
+    assert_eq!(stats.mappings, live.mappings as u64);
+    assert_eq!(stats.addresses, live.reserved_bytes);
+    stats
+}
+
+/// A byte of its own for each granule of each block.
+fn byte(row: usize, granule: u64) -> u8 {
+    1 + row as u8 * 32 + granule as u8
+}
+
+fn write(row: usize, block: &Block) {
+    for granule in 0..block.size() / G {
+        for offset in [0, G - 64] {
+            let at = granule * G + offset;
+            block.write(at, &[byte(row, granule); 64]).unwrap();
+        }
+    }
+}
+
+fn holds<B: Backing + 'static>(rig: &Rig<B>, row: usize, block: &Block)
+where
+    Machine<B>: Driver,
+{
+    for granule in 0..block.size() / G {
+        for offset in [0, G - 64] {
+            let mut seen = [0; 64];
+            block.read(granule * G + offset, &mut seen).unwrap();
+            if rig.keeps_bytes() {
+                assert_eq!(
+                    seen,
+                    [byte(row, granule); 64],
+                    "row {row}, granule {granule}"
+                );
+            }
+        }
+    }
+}
+
+fn grow(tenant: &Tenant, blocks: &mut [Block], granules: u64) {
+    let mut pairs: Vec<_> = blocks
+        .iter_mut()
+        .map(|block| (block, granules * G))
+        .collect();
+    tenant.try_grow_all(&mut pairs).unwrap();
+}
+
+fn shareable<B: Backing + 'static>(rig: &Rig<B>) -> PoolBuilder<'_>
+where
+    Machine<B>: Driver,
+{
+    let builder = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));
+    builder.shareable(HandleTypes::POSIX_FD)
+}
+
+on_both! {
+    fn rows_lie_at_equal_distances_and_grow_in_place(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let of = tenant.block(2 * G).capacity(6 * G).home_stream(&stream);
+        rig.faults.forget();
+        let mut blocks = of.try_allocate_adjacent(4).unwrap();
+        let made = rig.faults.calls();
+        let reserved = made.iter().filter(|call| **call == Call::MemAddressReserve);
+        assert_eq!(reserved.count(), 1);
+        assert_eq!((stride(&blocks), books(rig, &pool).addresses), (8 * G, 32 * G));
+        let before = addresses(&blocks);
+        for granules in 2..=6 {
+            grow(&tenant, &mut blocks, granules);
+            blocks.iter().enumerate().for_each(|(row, block)| write(row, block));
+            blocks.iter().enumerate().for_each(|(row, block)| holds(rig, row, block));
+        }
+        assert_eq!(addresses(&blocks), before);
+        for block in &blocks {
+            let end = block.address().0 + 8 * G;
+            for extent in block.extents() {
+                assert_eq!(extent.address.0, block.address().0 + extent.offset);
+                assert!(extent.address.0 + extent.size <= end, "in its neighbour's");
+            }
+        }
+        // As far as its capacity goes, a block grows, shrinks and goes without its neighbours.
+        let refused = blocks[1].try_grow_to(7 * G);
+        assert!(matches!(refused, Err(AllocateError::OverCapacity { .. })), "{refused:?}");
+        blocks[1].shrink_to(G).unwrap();
+        pool.trim(0).unwrap();
+        blocks.remove(2);
+        pool.trim(0).unwrap();
+        for row in [(0, 0), (1, 1), (3, 2)] {
+            holds(rig, row.0, &blocks[row.1]);
+        }
+        assert_eq!(books(rig, &pool).addresses, 32 * G);
+        assert!(tenant.block(G).try_allocate_adjacent(0).unwrap().is_empty());
+        drop(blocks);
+    }
+
+    fn the_driver_has_the_addresses_when_the_last_has_gone(rig) {
+        let builder = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));
+        let pool = builder.address_limit(32 * G).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let refused = tenant.block(8 * G).try_allocate_adjacent(5);
+        assert!(matches!(
+            refused,
+            Err(AllocateError::OutOfAddresses { wanted, held: 0, limit })
+                if (wanted, limit) == (40 * G, 32 * G)
+        ), "{refused:?}");
+        let mut blocks = tenant.block(8 * G).try_allocate_adjacent(4).unwrap();
+        let last = blocks.pop().unwrap();
+        drop(blocks);
+        rig.device.synchronize().unwrap();
+        pool.trim(0).unwrap();
+        let wide = || tenant.block(G).capacity(16 * G).try_allocate();
+        assert!(matches!(wide(), Err(AllocateError::OutOfAddresses { .. })));
+        // And nothing was given up for it: the three places still serve.
+        let again = tenant.block(8 * G).try_allocate_adjacent(3).unwrap();
+        assert_eq!(again[2].address().0 + 8 * G, last.address().0);
+        drop(again);
+        drop(last);
+        rig.device.synchronize().unwrap();
+        pool.trim(0).unwrap();
+        let block = wide().unwrap();
+        assert_eq!((books(rig, &pool).addresses, tenant.stats().addresses), (16 * G, 16 * G));
+        drop(block);
+    }
+
+    fn what_has_come_free_serves_again_with_its_memory(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let of = |granules: u64| tenant.block(granules * G).capacity(8 * G).home_stream(&stream);
+        let rows = of(4).try_allocate_adjacent(4).unwrap();
+        let first = addresses(&rows);
+        drop(rows);
+        rig.faults.forget();
+        let rows = of(4).allocate_adjacent(4).unwrap();
+        assert_eq!((addresses(&rows), rig.faults.total()), (first.clone(), 0));
+        // As long as one is in use, the rest serves fewer.
+        let mut rows = rows;
+        let kept = rows.remove(0);
+        drop(rows);
+        rig.faults.forget();
+        let fewer = of(4).try_allocate_adjacent(3).unwrap();
+        assert_eq!((addresses(&fewer), rig.faults.total()), (first[1..].to_vec(), 0));
+        drop(fewer);
+        // A single one takes a place too, and a row that is whole is found elsewhere.
+        let single = of(4).try_allocate().unwrap();
+        assert!(first[1..].contains(&single.address()));
+        let other = of(4).try_allocate_adjacent(3).unwrap();
+        assert!(addresses(&other).iter().all(|address| !first.contains(address)));
+        drop((kept, single, other));
+        // Of two rows the one that lacks least.
+        let small = of(4).try_allocate_adjacent(4).unwrap();
+        assert_eq!(addresses(&small), first, "four places whole");
+        let stats = tenant.stats();
+        assert_eq!((stats.blocks, stats.addresses), (4, 7 * 8 * G));
+        drop(small);
+        // Another class is another row's.
+        let large = of(1).largest_extent(2 * G).try_allocate_adjacent(4).unwrap();
+        assert!(addresses(&large).iter().all(|address| !first.contains(address)));
+        drop(large);
+    }
+
+    fn a_single_block_leaves_rows_whole_if_it_can(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let of = || tenant.block(2 * G).home_stream(&stream);
+        let rows = of().try_allocate_adjacent(2).unwrap();
+        let single = of().try_allocate().unwrap();
+        let (row, alone) = (addresses(&rows), single.address());
+        // Not by the shelf.
+        rows.iter().chain([&single]).for_each(Block::record_use_anywhere);
+        drop((rows, single));
+        rig.device.synchronize().unwrap();
+        pool.trim(6 * G).unwrap();
+        assert_eq!(of().try_allocate().unwrap().address(), alone);
+        let single = of().try_allocate().unwrap();
+        assert_eq!(single.address(), alone);
+        assert_eq!(addresses(&of().try_allocate_adjacent(2).unwrap()), row);
+        drop(single);
+    }
+
+    fn all_of_them_or_none(rig) {
+        let pool = pool(rig, 16);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let of = |granules: u64| tenant.block(granules * G).capacity(8 * G).home_stream(&stream);
+        let refused = of(6).try_allocate_adjacent(3);
+        let Err(AllocateError::OutOfMemory(short)) = refused else { panic!("{refused:?}") };
+        assert_eq!((short.wanted, short.limit), (6 * G, 16 * G));
+        let stats = books(rig, &pool);
+        assert_eq!((stats.committed, stats.addresses, stats.refusals), (0, 0, 1));
+        let rows = of(4).try_allocate_adjacent(3).unwrap();
+        let first = addresses(&rows);
+        drop(rows);
+        let before = books(rig, &pool);
+        assert!(of(6).try_allocate_adjacent(3).is_err());
+        let after = books(rig, &pool);
+        assert_eq!((after.committed, after.addresses), (before.committed, before.addresses));
+        let rows = of(5).try_allocate_adjacent(3).unwrap();
+        assert_eq!(addresses(&rows), first, "idle memory of one is no loss of another");
+        for bad in [of(9).try_allocate_adjacent(2), of(0).try_allocate_adjacent(2)] {
+            assert!(bad.is_err());
+        }
+        let huge = tenant.block(G).capacity(u64::MAX / 4).try_allocate_adjacent(usize::MAX);
+        assert!(matches!(huge, Err(AllocateError::OutOfAddresses { wanted: u64::MAX, .. })));
+        drop(rows);
+    }
+
+    fn a_waiting_allocation_asks_the_others(rig) {
+        let pool = pool(rig, 16);
+        let stream = Stream::new(&rig.device).unwrap();
+        let held = Arc::new(Mutex::new(None::<Vec<Block>>));
+        let gives = held.clone();
+        let other = pool.tenant("b").on_pressure(move |_| drop(gives.lock().unwrap().take()))
+            .register().unwrap();
+        let rows = other.block(4 * G).home_stream(&stream).try_allocate_adjacent(3).unwrap();
+        *held.lock().unwrap() = Some(rows);
+        let tenant = pool.tenant("a").register().unwrap();
+        let of = tenant.block(5 * G).home_stream(&stream);
+        assert!(of.clone().try_allocate_adjacent(3).is_err());
+        let rows = of.zeroed(true).allocate_adjacent(3).unwrap();
+        let mut seen = [1; 64];
+        rows[2].read(5 * G - 64, &mut seen).unwrap();
+        assert!(!rig.keeps_bytes() || seen == [0; 64]);
+        assert_eq!(other.stats().committed, 0);
+        drop(rows);
+    }
+
+    fn memory_that_is_being_zeroed_is_not_pulled_away_by_a_refusal(rig) {
+        let pool = pool(rig, 16);
+        let streams = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
+        let secret = pool.tenant("secret").register().unwrap();
+        let block = secret.allocate_on(&streams[0], 12 * G).unwrap();
+        write(0, &block);
+        drop(block);
+        pool.trim(16 * G).unwrap();
+        secret.unregister();
+        let tenant = pool.tenant("a").register().unwrap();
+        rig.machine.hold(D0, streams[1].as_raw());
+        let of = |granules: u64| tenant.block(granules * G).home_stream(&streams[1]);
+        assert!(of(7).try_allocate_adjacent(3).is_err());
+        let stats = books(rig, &pool);
+        assert_eq!((stats.in_use, stats.tenants[0].blocks), (0, 0));
+        // The row stays with it, and serves when there is enough.
+        assert_eq!((stats.limbo > 0, stats.addresses), (true, 24 * G));
+        let rows = of(7).try_allocate_adjacent(2).unwrap();
+        assert_eq!(books(rig, &pool).addresses, 24 * G);
+        rig.machine.let_go_all(D0);
+        let mut seen = [1; 64];
+        for at in [0, G, 4 * G - 64, 7 * G - 64] {
+            rows[0].read(at, &mut seen).unwrap();
+            assert!(!rig.keeps_bytes() || seen == [0; 64], "{at}");
+        }
+        drop(rows);
+    }
+
+    fn each_has_guards_of_its_own_in_a_hardened_pool(rig) {
+        let hardened = Hardened::new().guard(G).rest_blocks(2);
+        let builder = Pool::builder(&rig.device).limit(Limit::Bytes(16 * G));
+        let pool = builder.hardened(hardened).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let of = || tenant.block(2 * G).home_stream(&stream);
+        let mut rows = of().try_allocate_adjacent(3).unwrap();
+        assert_eq!((stride(&rows), books(rig, &pool).addresses), (4 * G, 12 * G));
+        rows.iter().enumerate().for_each(|(row, block)| write(row, block));
+        let first = rows.remove(0);
+        let (gone, next) = (first.address(), rows[0].address());
+        let reads = |at: u64| {
+            let mut bytes = [0; 4];
+            // SAFETY: it is refused where nothing is mapped, and changes nothing elsewhere.
+            #[allow(unsafe_code)]
+            let copied = unsafe { rig.machine.copy_to_host(D0, &mut bytes, DeviceAddress(at)) };
+            copied.is_ok()
+        };
+        assert!(reads(next.0) && !reads(next.0 - 4) && !reads(gone.0 + 2 * G));
+        drop(first);
+        pool.trim(0).unwrap();
+        // It rests, and nobody is given its place; its neighbours are as they were.
+        assert!(!reads(gone.0));
+        let stats = books(rig, &pool);
+        assert_eq!((stats.resting_blocks, stats.resting_addresses), (1, 4 * G));
+        let fresh = of().try_allocate().unwrap();
+        assert!(!(gone..next).contains(&fresh.address()));
+        rows.iter().enumerate().for_each(|(row, block)| holds(rig, row + 1, block));
+        drop(rows);
+        drop(fresh);
+        pool.trim(0).unwrap();
+        // Two of them rest longest, and go when their neighbour does.
+        let stats = books(rig, &pool);
+        assert_eq!((stats.resting_blocks, tenant.stats().addresses), (2, 0));
+        for _ in 0..2 {
+            drop(of().try_allocate().unwrap());
+            pool.trim(0).unwrap();
+        }
+        assert_eq!(books(rig, &pool).addresses, 8 * G, "those of the two that went last");
+    }
+
+    fn what_was_exported_goes_alone(rig) {
+        let pool = shareable(rig).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let of = || tenant.block(2 * G).home_stream(&stream);
+        let mut rows = of().try_allocate_adjacent(3).unwrap();
+        let row = addresses(&rows);
+        let middle = rows.remove(1);
+        drop(middle.export(HandleTypes::POSIX_FD).unwrap());
+        drop(middle);
+        rig.device.synchronize().unwrap();
+        pool.trim(64 * G).unwrap();
+        let stats = books(rig, &pool);
+        assert_eq!((stats.exported, stats.committed, stats.addresses), (0, 4 * G, 6 * G));
+        assert_eq!(tenant.stats().addresses, 4 * G, "nobody's, and still reserved");
+        // What is left is no row any more, and serves single blocks.
+        drop(rows);
+        let two = of().try_allocate_adjacent(2).unwrap();
+        assert!(addresses(&two).iter().all(|address| !row.contains(address)));
+        let single = of().try_allocate().unwrap();
+        assert!(row.contains(&single.address()));
+        drop((two, single, tenant));
+        rig.device.synchronize().unwrap();
+        assert_eq!(books(rig, &pool).addresses, 0);
+    }
+
+    fn a_compaction_stays_within_each(rig) {
+        let builder = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));
+        let pool = builder.growth(Growth::Exact).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let of = tenant.block(G).capacity(8 * G).home_stream(&stream);
+        let mut rows = of.try_allocate_adjacent(3).unwrap();
+        for granules in 2..=8 {
+            grow(&tenant, &mut rows, granules);
+        }
+        rows.iter().enumerate().for_each(|(row, block)| write(row, block));
+        let before = addresses(&rows);
+        assert_eq!(books(rig, &pool).mappings, 24);
+        pool.compact(|_| true).unwrap();
+        assert_eq!((books(rig, &pool).mappings, addresses(&rows)), (3, before));
+        rows.iter().enumerate().for_each(|(row, block)| holds(rig, row, block));
+        drop(rows);
+    }
+
+    fn a_mapper_places_ahead_of_each(rig) {
+        let mapper = Mapper::start(&rig.device).unwrap();
+        let limit = Limit::Bytes(256 * G);
+        let pool = Pool::builder(&rig.device).limit(limit).mapper(&mapper).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let of = tenant.block(2 * G).capacity(32 * G).home_stream(&stream);
+        let mut rows = of.growth(Growth::Part(64)).try_allocate_adjacent(4).unwrap();
+        for granules in 3..24 {
+            grow(&tenant, &mut rows, granules);
+            rows.iter().enumerate().for_each(|(row, block)| write(row, block));
+            rows.iter().enumerate().for_each(|(row, block)| holds(rig, row, block));
+        }
+        drop(rows);
+        drop(tenant);
+        pool.close().unwrap();
+    }
+
+    fn a_tenant_that_leaves_gives_its_places_up_one_by_one(rig) {
+        let pool = pool(rig, 64);
+        let stream = Stream::new(&rig.device).unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let mut rows = tenant.block(2 * G).home_stream(&stream).try_allocate_adjacent(3).unwrap();
+        drop(rows.remove(1));
+        tenant.unregister();
+        rig.device.synchronize().unwrap();
+        let stats = books(rig, &pool);
+        assert_eq!((stats.addresses, stats.committed), (6 * G, 4 * G));
+        assert_eq!(stats.tenants[0].addresses, 4 * G);
+        drop(rows);
+        rig.device.synchronize().unwrap();
+        // Whoever comes next finds what has passed.
+        let next = pool.tenant("b").register().unwrap();
+        drop(next.block(62 * G).home_stream(&stream).try_allocate().unwrap());
+        let stats = books(rig, &pool);
+        assert_eq!((stats.tenants.len(), stats.addresses), (1, 64 * G));
+    }
+}
+
+struct World {
+    pool: Pool,
+    tenant: Tenant,
+    stream: Stream,
+    rows: Vec<Block>,
+}
+
+fn world(rig: &Rig<Nothing>, rows: usize) -> World {
+    let pool = pool(rig, 64);
+    let tenant = pool.tenant("a").register().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    let rows = of(&tenant, &stream, 3).try_allocate_adjacent(rows).unwrap();
+    World {
+        pool,
+        tenant,
+        stream,
+        rows,
+    }
+}
+
+fn of<'a>(tenant: &'a Tenant, stream: &'a Stream, granules: u64) -> BlockBuilder<'a> {
+    let block = tenant.block(granules * G).capacity(8 * G);
+    block.home_stream(stream)
+}
+
+/// What a failed call may not change.
+fn figures(world: &World) -> [u64; 7] {
+    let stats = world.pool.stats();
+    [
+        stats.committed,
+        stats.in_use,
+        stats.free,
+        stats.quarantined,
+        stats.mappings,
+        stats.addresses,
+        world.rows.len() as u64,
+    ]
+}
+
+fn allocate(world: &mut World, granules: u64) -> Result<(), String> {
+    let block = of(&world.tenant, &world.stream, granules);
+    Ok(world.rows.extend(text(block.try_allocate_adjacent(3))?))
+}
+
+#[test]
+fn every_driver_call_failed_once() {
+    let fresh = sweep(
+        |rig| world(rig, 0),
+        |_, world| allocate(world, 3),
+        figures,
+        true,
+    );
+    assert_eq!(fresh, 19, "one reservation, and six extents of three calls");
+    let again = sweep(
+        |rig| {
+            let mut world = world(rig, 3);
+            world.rows.clear();
+            world
+        },
+        |_, world| allocate(world, 4),
+        figures,
+        true,
+    );
+    assert_eq!(again, 9, "an extent more for each");
+    let grown = sweep(
+        |rig| world(rig, 3),
+        |_, World { tenant, rows, .. }| {
+            let mut pairs: Vec<_> = rows.iter_mut().map(|block| (block, 4 * G)).collect();
+            text(tenant.try_grow_all(&mut pairs))
+        },
+        figures,
+        true,
+    );
+    assert_eq!(grown, 9);
+    let given_back = sweep(
+        |rig| {
+            let mut world = world(rig, 3);
+            world.rows.clear();
+            world
+        },
+        |_, world| {
+            text(world.pool.trim(0))?;
+            // All the addresses that there are: the row makes way.
+            let wide = world.tenant.block(G).capacity(1 << 46);
+            Ok(drop(text(wide.try_allocate())?))
+        },
+        |_| (),
+        false,
+    );
+    assert!(given_back > 12, "{given_back}");
+}
+
+#[test]
+fn what_cannot_be_undone_keeps_the_addresses_of_all() {
+    let rig = common::model();
+    let mut world = world(&rig, 0);
+    // The third block's second extent is not to be had, and the first block's not to be given back.
+    let code = CUresult::CUDA_ERROR_UNKNOWN;
+    rig.faults.arm(common::nth_of(6, code, &[Call::MemMap]));
+    rig.faults.arm(Fault::nth(2, code).of(Call::MemUnmap));
+    assert!(allocate(&mut world, 3).is_err());
+    rig.faults.disarm();
+    let stats = books(&rig, &world.pool);
+    assert!(stats.quarantined > 0 && stats.committed == 0, "{stats:#?}");
+    assert_eq!((stats.addresses, stats.tenants[0].addresses), (24 * G, 0));
+    allocate(&mut world, 3).unwrap();
+    assert_eq!(books(&rig, &world.pool).addresses, 48 * G);
+    drop(world);
+    common::nothing_left(rig);
+}

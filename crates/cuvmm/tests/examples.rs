@@ -25,6 +25,9 @@ mod hardened;
 #[path = "../examples/kv_cache.rs"]
 mod kv_cache;
 
+#[path = "../examples/kv_fork.rs"]
+mod kv_fork;
+
 #[path = "../examples/numa_spill.rs"]
 mod numa_spill;
 
@@ -83,6 +86,11 @@ fn a_block_grows_in_place() {
 #[test]
 fn sequences_grow_and_never_move() {
     kv_cache::main().unwrap();
+}
+
+#[test]
+fn sequences_share_a_prefix() {
+    kv_fork::main().unwrap();
 }
 
 #[test]

@@ -47,6 +47,11 @@ enum Step {
         cache: usize,
         sequence: usize,
     },
+    Fork {
+        cache: usize,
+        sequence: usize,
+        at: u64,
+    },
     /// Writes all rows of one token.
     Write {
         cache: usize,
@@ -62,7 +67,7 @@ enum Step {
     },
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step(forks: u32) -> impl Strategy<Value = Step> {
     let batch = proptest::collection::vec((0usize..5, 0u64..20), 1..5);
     prop_oneof![
         5 => (0usize..2, 1u64..64).prop_map(|(cache, tokens)| Step::Create { cache, tokens }),
@@ -70,6 +75,8 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (0usize..2, 0usize..5, 0u64..60)
             .prop_map(|(cache, sequence, to)| Step::Truncate { cache, sequence, to }),
         3 => (0usize..2, 0usize..5).prop_map(|(cache, sequence)| Step::Free { cache, sequence }),
+        forks => (0usize..2, 0usize..5, 0u64..60)
+            .prop_map(|(cache, sequence, at)| Step::Fork { cache, sequence, at }),
         8 => (0usize..2, 0usize..5, 0u64..60)
             .prop_map(|(cache, sequence, token)| Step::Write { cache, sequence, token }),
         1 => Just(Step::Trim),
@@ -84,6 +91,8 @@ struct Known {
     id: SequenceId,
     /// What each token's rows are filled with; nothing where nobody wrote.
     tokens: Vec<Option<u8>>,
+    /// So many of them may not be written any more.
+    fixed: usize,
 }
 
 struct World<'a, B: Backing> {
@@ -102,13 +111,13 @@ impl<'a, B: Backing + 'static> World<'a, B>
 where
     Machine<B>: Driver,
 {
-    fn new(rig: &'a Rig<B>, layout: Layout, zeroed: bool) -> Self {
+    fn new(rig: &'a Rig<B>, layout: Layout, zeroed: bool, forks: bool) -> Self {
         let pool = pool(rig, LIMIT);
         let caches = ["one", "two"].map(|name| {
             let tenant = pool.tenant(name).guarantee(4 * G).register().unwrap();
             let stream = Stream::new(&rig.device).unwrap();
             let builder = KvCache::builder(&tenant, &stream, SHAPE).layout(layout);
-            builder.zeroed(zeroed).build().unwrap()
+            builder.zeroed(zeroed).may_fork(forks).build().unwrap()
         });
         Self {
             rig,
@@ -127,13 +136,13 @@ where
         (count > 0).then(|| sequence % count)
     }
 
-    /// A refusal is one that the figures allow, or a fault of ours.
+    /// A refusal is one that the figures allow, or a fault of ours, now or when it struck a
+    /// roll-back.
     fn refused(&self, error: &KvCacheError) {
-        let faulty = self.rig.faults.injected() > 0;
+        let stats = self.pool.stats();
+        let faulty = self.rig.faults.injected() > 0 || stats.quarantined > 0;
         assert!(faulty || error.is_shortage(), "{error}");
-        if !faulty {
-            assert!(self.pool.stats().refusals > 0);
-        }
+        assert!(faulty || stats.refusals > 0);
     }
 
     fn run(&mut self, step: &Step) {
@@ -145,7 +154,11 @@ where
                         assert!(tokens <= SHAPE.max_tokens && self.known[cache].len() < 5);
                         let unknown = self.zeroed.then_some(0);
                         let tokens = vec![unknown; tokens as usize];
-                        self.known[cache].push(Known { id, tokens });
+                        self.known[cache].push(Known {
+                            id,
+                            tokens,
+                            fixed: 0,
+                        });
                     }
                     Err(KvCacheError::TooLong { .. }) => assert!(tokens > SHAPE.max_tokens),
                     Err(KvCacheError::TooManySequences { held, .. }) => assert_eq!(held, 5),
@@ -191,7 +204,10 @@ where
                 };
                 let known = &mut self.known[cache][index];
                 match self.caches[cache].truncate(known.id, to) {
-                    Ok(()) => known.tokens.truncate(to as usize),
+                    Ok(()) => {
+                        known.tokens.truncate(to as usize);
+                        known.fixed = known.fixed.min(to as usize);
+                    }
                     Err(KvCacheError::NoTokens) => assert_eq!(to, 0),
                     Err(KvCacheError::WouldGrow { .. }) => {
                         assert!(to > known.tokens.len() as u64);
@@ -206,6 +222,34 @@ where
                 let known = self.known[cache].remove(index);
                 self.caches[cache].free(known.id).unwrap();
                 self.gone.push((cache, known.id));
+            }
+            &Step::Fork {
+                cache,
+                sequence,
+                at,
+            } => {
+                let Some(index) = self.known(cache, sequence) else {
+                    return;
+                };
+                let held = self.known[cache].len();
+                let known = &mut self.known[cache][index];
+                let at = at as usize;
+                match self.caches[cache].fork(known.id, at as u64) {
+                    Ok(id) => {
+                        assert!(at <= known.tokens.len() && held < 5);
+                        known.fixed = known.fixed.max(at);
+                        let tokens = known.tokens[..at].to_vec();
+                        self.known[cache].push(Known {
+                            id,
+                            tokens,
+                            fixed: at,
+                        });
+                    }
+                    Err(KvCacheError::NoTokens) => assert_eq!(at, 0),
+                    Err(KvCacheError::ForkTooLong { .. }) => assert!(at > known.tokens.len()),
+                    Err(KvCacheError::TooManySequences { held, .. }) => assert_eq!(held, 5),
+                    Err(error) => self.refused(&error),
+                }
             }
             &Step::Write {
                 cache,
@@ -225,10 +269,17 @@ where
                         let rows = [byte; ROW];
                         let written =
                             self.caches[cache].write_rows(known.id, layer, part, token, &rows);
+                        if token < known.fixed as u64 {
+                            assert!(matches!(written, Err(KvCacheError::Fixed { .. })));
+                            continue;
+                        }
                         if written.is_err() {
                             assert!(self.rig.faults.injected() > 0);
                         }
                     }
+                }
+                if token < known.fixed as u64 {
+                    return;
                 }
                 self.written[cache].insert(byte);
                 let faulty = self.rig.faults.injected() > 0;
@@ -253,15 +304,30 @@ where
 
     fn check(&self) {
         let pools = self.pool.stats();
-        assert!(pools.committed + pools.free + pools.quarantined <= LIMIT * G);
+        let obtained = pools.committed + pools.free + pools.quarantined;
+        assert!(obtained <= LIMIT * G);
+        let idle = pools.warm + pools.limbo + pools.leased;
+        let balance = pools.in_use + pools.padding + pools.margin + idle + pools.shared;
+        assert_eq!(pools.committed, balance, "{pools:#?}");
+        let live = self.rig.machine.live();
+        assert_eq!(live.physical_bytes, obtained, "{pools:#?}");
+        assert_eq!(live.mappings as u64, pools.mappings, "{pools:#?}");
         for (index, cache) in self.caches.iter().enumerate() {
             let known = &self.known[index];
             let tokens: u64 = known.iter().map(|known| known.tokens.len() as u64).sum();
             let stats = cache.stats();
             assert_eq!((cache.len(), stats.tokens), (known.len(), tokens));
-            assert_eq!(stats.live, tokens * cache.bytes_per_token());
+            let repeated = tokens * cache.bytes_per_token() - stats.live;
+            let forked = known.iter().any(|known| known.fixed > 0);
+            assert!(repeated == 0 || forked);
             assert_eq!(stats.held, stats.live + stats.padding + stats.margin);
             assert_eq!(stats.held + stats.idle, cache.tenant().stats().committed);
+            assert_eq!(stats.shared, cache.tenant().stats().shared);
+            let once: u64 = known
+                .iter()
+                .map(|known| cache.memory_of(known.tokens.len() as u64))
+                .sum();
+            assert!(forked || stats.held - stats.margin >= once);
             for known in known {
                 let seen: Vec<u8> = self.seen(cache, known);
                 for (token, (seen, known)) in seen.iter().zip(&known.tokens).enumerate() {
@@ -305,8 +371,12 @@ where
     }
 }
 
-fn programs<B: Backing + 'static>(rig: impl Fn() -> Rig<B>, layout: Layout, zeroed: bool)
-where
+fn programs<B: Backing + 'static>(
+    rig: impl Fn() -> Rig<B>,
+    layout: Layout,
+    zeroed: bool,
+    forks: u32,
+) where
     Machine<B>: Driver,
 {
     let mut runner = TestRunner::new(Config {
@@ -314,11 +384,11 @@ where
         failure_persistence: None,
         ..Config::default()
     });
-    let steps = proptest::collection::vec(step(), 1..40);
+    let steps = proptest::collection::vec(step(forks), 1..40);
     runner
         .run(&steps, |steps| {
             let rig = rig();
-            let mut world = World::new(&rig, layout, zeroed);
+            let mut world = World::new(&rig, layout, zeroed, forks > 0);
             for step in &steps {
                 world.run(step);
             }
@@ -336,25 +406,45 @@ where
 
 #[test]
 fn token_major_on_model() {
-    programs(common::model, Layout::TokenMajor, false);
+    programs(common::model, Layout::TokenMajor, false, 0);
 }
 
 #[test]
 fn token_major_on_host() {
-    programs(common::host, Layout::TokenMajor, false);
+    programs(common::host, Layout::TokenMajor, false, 0);
 }
 
 #[test]
 fn layer_major_on_model() {
-    programs(common::model, Layout::LayerMajor, false);
+    programs(common::model, Layout::LayerMajor, false, 0);
 }
 
 #[test]
 fn layer_major_on_host() {
-    programs(common::host, Layout::LayerMajor, false);
+    programs(common::host, Layout::LayerMajor, false, 0);
 }
 
 #[test]
 fn zeroed_on_host() {
-    programs(common::host, Layout::TokenMajor, true);
+    programs(common::host, Layout::TokenMajor, true, 0);
+}
+
+#[test]
+fn forks_token_major_on_model() {
+    programs(common::model, Layout::TokenMajor, false, 8);
+}
+
+#[test]
+fn forks_token_major_on_host() {
+    programs(common::host, Layout::TokenMajor, false, 8);
+}
+
+#[test]
+fn forks_layer_major_on_host() {
+    programs(common::host, Layout::LayerMajor, false, 8);
+}
+
+#[test]
+fn forks_zeroed_on_host() {
+    programs(common::host, Layout::TokenMajor, true, 8);
 }

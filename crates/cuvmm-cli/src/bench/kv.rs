@@ -14,7 +14,7 @@ use super::stage::Stage;
 use crate::watch::wall;
 
 /// A model like Llama 3 8B: 128 KiB a token.
-const SHAPE: Shape = Shape {
+pub(super) const SHAPE: Shape = Shape {
     layers: 32,
     kv_heads: 8,
     head_size: 128,

@@ -22,6 +22,7 @@ mod grow;
 mod hardened;
 mod kernels;
 mod kv;
+mod kv_fork;
 mod launch;
 mod mapper;
 mod metadata;
@@ -141,6 +142,7 @@ fn groups() -> Vec<Group> {
         kv::STEPS.map(|of| Group::one(of.0, move |stage, report| kv::step(stage, report, of))),
     );
     groups.push(Group::one(kv::CREATE, kv::create));
+    groups.push(Group::one(kv_fork::NAME, kv_fork::measure));
     groups.extend(sleep::DISCARDED.map(|of| {
         Group::new(of.names(), move |stage, wanted, report| {
             sleep::discard(stage, wanted, report, of)

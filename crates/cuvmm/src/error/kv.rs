@@ -97,10 +97,46 @@ pub enum KvCacheError {
         /// Bytes of a row: all heads of one layer's keys or values of one token.
         row: u64,
     },
+    /// The cache was not built to fork.
+    #[error("the cache was built without `may_fork`")]
+    MayNotFork,
+    /// Forking a sequence at more tokens than it has.
+    #[error("forking sequence #{sequence} of {tokens} tokens at {wanted}")]
+    ForkTooLong {
+        /// Its number.
+        sequence: u64,
+        /// Tokens it has.
+        tokens: u64,
+        /// Tokens that the fork was to begin with.
+        wanted: u64,
+    },
+    /// Rows of tokens that another sequence may show too.
+    #[error(
+        "writing token {first} of sequence #{sequence}, which shares the first {fixed} with a fork"
+    )]
+    Fixed {
+        /// Its number.
+        sequence: u64,
+        /// The first token that was to be written.
+        first: u64,
+        /// So many tokens stay as they are.
+        fixed: u64,
+    },
     /// Memory for a new sequence could not be had.
     #[error("a sequence of {tokens} tokens: {cause}")]
     Create {
         /// Tokens asked for.
+        tokens: u64,
+        /// Why.
+        #[source]
+        cause: AllocateError,
+    },
+    /// A sequence could not be forked.
+    #[error("forking sequence #{sequence} at {tokens} tokens: {cause}")]
+    Fork {
+        /// Its number.
+        sequence: u64,
+        /// Tokens that the fork was to begin with.
         tokens: u64,
         /// Why.
         #[source]
@@ -134,7 +170,7 @@ impl KvCacheError {
     #[must_use]
     pub const fn is_shortage(&self) -> bool {
         match self {
-            Self::Create { cause, .. } => cause.is_shortage(),
+            Self::Create { cause, .. } | Self::Fork { cause, .. } => cause.is_shortage(),
             Self::Append {
                 cause: GrowAllError::Refused { cause, .. },
                 ..

@@ -226,7 +226,7 @@ pub enum AllocateError {
     #[error("the home stream belongs to another device than the pool")]
     WrongDevice,
     /// The block sleeps.
-    #[error("a block of {size} bytes sleeps: wake it before it grows")]
+    #[error("a block of {size} bytes sleeps: wake it first")]
     Asleep {
         /// What the block has when it is awake.
         size: u64,
@@ -273,6 +273,34 @@ pub enum AllocateError {
     /// A fence or a scrub would be needed, and a capture guard lives or the home stream captures.
     #[error("a capture is running and only memory behind a fence or a scrub would fit: {0}")]
     Capturing(Box<Shortage>),
+    /// The bytes that would be written lie in memory that other blocks show too, or did, and work
+    /// that may read them at this block's addresses, or a lease, has not ended: they cannot be made
+    /// its own yet.
+    #[error(
+        "{bytes} bytes at offset {offset}, which {others} other blocks show too, are in use here"
+    )]
+    SharedInUse {
+        /// Where in the block.
+        offset: u64,
+        /// How many bytes from there on.
+        bytes: u64,
+        /// How many other blocks show the first of them.
+        others: usize,
+    },
+    /// Neither a block's own memory nor what it had shared until then could be placed: nothing is
+    /// mapped there any more. It takes two failures of the driver.
+    #[error("{bytes} bytes at offset {offset} of the block at {address} are lost: {cause}")]
+    Lost {
+        /// The block's address.
+        address: DeviceAddress,
+        /// Where in the block.
+        offset: u64,
+        /// How many bytes.
+        bytes: u64,
+        /// Why they could not be put back.
+        #[source]
+        cause: CommitError,
+    },
     /// Addresses could not be reserved.
     #[error(transparent)]
     Reserve(#[from] ReserveError),
@@ -282,6 +310,9 @@ pub enum AllocateError {
     /// Memory could not be filled with zeros.
     #[error("zeroing: {0}")]
     Zero(#[source] CopyError),
+    /// The part of a prefix that is not shared could not be copied.
+    #[error("copying: {0}")]
+    Copy(#[source] CopyError),
     /// A driver call failed.
     #[error(transparent)]
     Call(#[from] CallError),
@@ -298,6 +329,7 @@ impl AllocateError {
                 | Self::OutOfAddresses { .. }
                 | Self::DriverOutOfMemory { .. }
                 | Self::Capturing(_)
+                | Self::SharedInUse { .. }
         )
     }
 }

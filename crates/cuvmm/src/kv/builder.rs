@@ -15,7 +15,8 @@ use crate::pool::{Growth, Tenant};
 const PART: u64 = 64;
 
 /// The largest extent of a sequence. A driver maps and unmaps extents whole: one that reaches over
-/// a sequence's end is of no use to anybody.
+/// a sequence's end is of no use to anybody. One that reaches over the end of a common prefix cannot
+/// be shared.
 const LARGEST_EXTENT: u64 = 8 << 20;
 
 /// How a cache's blocks are to be.
@@ -25,6 +26,7 @@ pub(super) struct Options {
     pub(super) largest_extent: u64,
     pub(super) tag: Option<Arc<str>>,
     pub(super) zeroed: bool,
+    pub(super) may_fork: bool,
     pub(super) wait: Option<Duration>,
 }
 
@@ -51,6 +53,7 @@ impl<'a> KvCacheBuilder<'a> {
                 largest_extent: LARGEST_EXTENT,
                 tag: None,
                 zeroed: false,
+                may_fork: false,
                 wait: None,
             },
         }
@@ -71,8 +74,8 @@ impl<'a> KvCacheBuilder<'a> {
     }
 
     /// The largest extent of a sequence in bytes, a power of two granules; 8 MiB by default. Small
-    /// ones let a sequence take over what any other left, and fork; they cost more driver calls
-    /// where memory is cold, about 50 us each.
+    /// ones let a sequence take over what any other left; they cost more driver calls where memory is
+    /// cold, about 50 us each.
     pub const fn largest_extent(mut self, bytes: u64) -> Self {
         self.options.largest_extent = bytes;
         self
@@ -96,7 +99,14 @@ impl<'a> KvCacheBuilder<'a> {
         self
     }
 
-    /// How long [`KvCache::create`] and [`KvCache::append`] may wait for memory in use to come
+    /// Whether sequences may be [forked](KvCache::fork); off by default. Their extents are of at most
+    /// 8 MiB then, whatever else was said, since only whole ones can be shared.
+    pub const fn may_fork(mut self, yes: bool) -> Self {
+        self.options.may_fork = yes;
+        self
+    }
+
+    /// How long [`KvCache::create`], [`KvCache::fork`] and [`KvCache::append`] may wait for memory in use to come
     /// free. By default they do not wait, but still ask pressure hooks.
     pub const fn deadline(mut self, wait: Duration) -> Self {
         self.options.wait = Some(wait);
@@ -113,12 +123,15 @@ impl<'a> KvCacheBuilder<'a> {
             home,
             shape,
             layout,
-            options,
+            mut options,
         } = self;
         if !home.device().is_same(tenant.device()) {
             return Err(BuildKvCacheError::WrongDevice);
         }
         let granule = tenant.device().granule();
+        if options.may_fork {
+            options.largest_extent = options.largest_extent.min(LARGEST_EXTENT);
+        }
         let geometry = Geometry::new(shape, layout, granule, options.zeroed)?;
         Ok(KvCache {
             tenant: tenant.clone(),

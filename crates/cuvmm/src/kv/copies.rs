@@ -18,8 +18,9 @@ impl KvCache {
     /// (`cuMemcpyHtoDAsync`; in [token-major](super::Layout::TokenMajor) layout one for each token).
     ///
     /// # Errors
-    /// [`KvCacheError`] when the sequence is gone, has no such tokens or layers, the bytes are no
-    /// whole rows, or a copy fails; what was written until then stays.
+    /// [`KvCacheError`] when the sequence is gone, has no such tokens or layers, was
+    /// [forked](Self::fork) behind them or is a fork that began with them, the bytes are no whole
+    /// rows, or a copy fails; what was written until then stays.
     #[doc(alias = "cuMemcpyHtoDAsync")]
     pub fn write_rows(
         &mut self,
@@ -31,6 +32,13 @@ impl KvCache {
     ) -> Result<(), KvCacheError> {
         let sequence = self.sequences.get(id)?;
         let rows = self.rows(sequence, layer, part, first, bytes.len())?;
+        if first < sequence.fixed {
+            return Err(KvCacheError::Fixed {
+                sequence: id.number(),
+                first,
+                fixed: sequence.fixed,
+            });
+        }
         let Some(block) = sequence.blocks.get(rows.range) else {
             return Ok(());
         };

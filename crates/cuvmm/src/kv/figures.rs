@@ -14,10 +14,12 @@ pub struct KvCacheStats {
     pub sequences: usize,
     /// Their tokens.
     pub tokens: u64,
-    /// What their keys and values take.
+    /// What their keys and values take; those that several show, once.
     pub live: u64,
-    /// Memory that lies under the sequences.
+    /// Memory that lies under the sequences; what lies under several, once.
     pub held: u64,
+    /// Of that, what lies under several: what [forks](KvCache::fork) have in common.
+    pub shared: u64,
     /// Of that, what they have beyond their tokens because memory comes in granules and extents:
     /// the rest of the granule that a sequence ends in, and what it was given of a larger extent
     /// that another sequence had before it.
@@ -73,18 +75,20 @@ impl KvCache {
     pub fn stats(&self) -> KvCacheStats {
         let tenant = self.tenant.stats();
         let (mut held, mut margin, mut revivable) = (0, 0, 0);
-        self.tenant.look_under(self.blocks(), |under| {
+        let common = self.tenant.look_under(self.blocks(), |under| {
             held += under.held;
             margin += under.margin;
             revivable += under.held - under.margin - under.used;
         });
         let tokens = self.tokens();
-        let live = tokens * self.geometry.token;
+        let live = tokens * self.geometry.token - common.repeated;
+        held += common.held;
         KvCacheStats {
             sequences: self.sequences.count(),
             tokens,
             live,
             held,
+            shared: common.held,
             margin,
             padding: held.saturating_sub(margin).saturating_sub(live),
             idle: (tenant.warm + tenant.limbo + tenant.leased).saturating_sub(revivable),
@@ -92,7 +96,8 @@ impl KvCache {
     }
 
     /// How many tokens more fit. Makes no driver call but those that ask whether work has passed
-    /// (`cuEventRecord`, `cuEventQuery`, `cuStreamQuery`).
+    /// (`cuEventRecord`, `cuEventQuery`, `cuStreamQuery`), and those that unmap what
+    /// [forks](Self::fork) have given up.
     ///
     /// # Errors
     /// [`CallError`] from the driver.
@@ -100,7 +105,7 @@ impl KvCache {
         let room = self.tenant.room()?;
         let mut kept = Vec::with_capacity(self.sequences.count() * self.geometry.ranges);
         self.tenant
-            .look_under(self.blocks(), |under| kept.push(under.kept));
+            .look_under(self.blocks(), |under| kept.push(under.writable));
         let mut ranges = kept.into_iter();
         let present: Vec<Kept> = self
             .sequences
@@ -117,8 +122,12 @@ impl KvCache {
         })
     }
 
-    fn blocks(&self) -> impl Iterator<Item = &Block> {
-        self.sequences.iter().flat_map(|sequence| &sequence.blocks)
+    /// All blocks, and the bytes of tokens that each has.
+    fn blocks(&self) -> impl Iterator<Item = (&Block, u64)> {
+        self.sequences.iter().flat_map(|sequence| {
+            let bytes = self.geometry.bytes_of(sequence.tokens);
+            sequence.blocks.iter().map(move |block| (block, bytes))
+        })
     }
 
     fn fits(&self, bytes: u64, present: &[Kept]) -> Fits {

@@ -13,6 +13,7 @@
 //!   pool places ahead what they are about to need.
 //! - **A sequence that is freed** leaves its memory mapped. The next one takes it over without a
 //!   driver call, in the order of the home stream; other tenants may take it back.
+//! - **A [fork](KvCache::fork)** begins with the tokens of another sequence, whose memory both show.
 //! - **[Admission](KvCache::admission)** says before a sequence is begun how much fits, now and at
 //!   worst.
 //!
@@ -25,6 +26,7 @@
 mod builder;
 mod copies;
 mod figures;
+mod fork;
 mod sequences;
 mod shape;
 mod view;
@@ -32,6 +34,7 @@ mod view;
 use std::fmt;
 
 use self::builder::Options;
+use self::fork::MakePrivate;
 use self::sequences::{Sequence, Sequences};
 use self::shape::Geometry;
 use crate::error::{AllocateError, GrowAllError, KvCacheError};
@@ -107,13 +110,7 @@ impl KvCache {
         if tokens == 0 {
             return Err(KvCacheError::NoTokens);
         }
-        let held = self.sequences.count();
-        if held >= shape.max_sequences as usize {
-            return Err(KvCacheError::TooManySequences {
-                held,
-                limit: shape.max_sequences,
-            });
-        }
+        self.room_for_one()?;
         let too_long = KvCacheError::TooLong {
             tokens,
             limit: shape.max_tokens,
@@ -138,6 +135,15 @@ impl KvCache {
         Ok(id)
     }
 
+    /// Whether there may be one sequence more.
+    fn room_for_one(&self) -> Result<(), KvCacheError> {
+        let (held, limit) = (self.sequences.count(), self.geometry.shape.max_sequences);
+        if held >= limit as usize {
+            return Err(KvCacheError::TooManySequences { held, limit });
+        }
+        Ok(())
+    }
+
     /// A range of a sequence.
     fn block(&self, size: u64, capacity: u64) -> BlockBuilder<'_> {
         let Options {
@@ -146,6 +152,7 @@ impl KvCache {
             ref tag,
             zeroed,
             wait,
+            ..
         } = self.options;
         let block = self.tenant.block(size).capacity(capacity);
         let block = block.largest_extent(largest_extent);
@@ -163,11 +170,15 @@ impl KvCache {
     /// call, all or nothing. One that is named twice gets both. Asks pressure hooks, and waits as
     /// the builder said.
     ///
+    /// A sequence that was truncated into tokens which another one [shares](Self::fork) gets memory
+    /// of its own behind its last token now, at the same addresses: for that the work that is
+    /// queued on its streams has to have passed.
+    ///
     /// # Errors
     /// [`KvCacheError`] says which sequence is gone, would be too long, or found no memory, with the
-    /// figures. Every sequence is as before then.
+    /// figures. Every sequence is as before then; memory that one got for its own stays with it.
     pub fn append(&mut self, step: &[(SequenceId, u64)]) -> Result<(), KvCacheError> {
-        self.append_by(step, Tenant::grow_all)
+        self.append_by(step, Tenant::grow_all, Tenant::make_private)
     }
 
     /// The same if that needs no waiting.
@@ -175,16 +186,24 @@ impl KvCache {
     /// # Errors
     /// As [`Self::append`].
     pub fn try_append(&mut self, step: &[(SequenceId, u64)]) -> Result<(), KvCacheError> {
-        self.append_by(step, Tenant::try_grow_all)
+        self.append_by(step, Tenant::try_grow_all, Tenant::try_make_private)
     }
 
-    fn append_by(&mut self, step: &[(SequenceId, u64)], grow: Grow) -> Result<(), KvCacheError> {
+    fn append_by(
+        &mut self,
+        step: &[(SequenceId, u64)],
+        grow: Grow,
+        make_private: MakePrivate,
+    ) -> Result<(), KvCacheError> {
         let mut added = 0;
         let outcome = self
             .add(step, &mut added)
             .and_then(|added| match added.lacking {
                 0 => Ok(added),
-                lacking => self.grow(grow, lacking).map(|()| added),
+                lacking => {
+                    self.make_private(make_private)?;
+                    self.grow(grow, lacking).map(|()| added)
+                }
             });
         match outcome {
             Ok(added) => {
@@ -257,15 +276,9 @@ impl KvCache {
             blocks.extend(sequence.blocks.iter_mut().map(|block| (block, size)));
         }
         grow(&self.tenant, &mut blocks).map_err(|refused| {
-            let index = match refused {
-                GrowAllError::Refused { index, .. } | GrowAllError::NotOurs { index } => index,
-            };
-            let mut lacking = self.sequences.iter().filter(|it| it.lacks_room());
-            let owner = lacking.nth(index / geometry.ranges);
-            KvCacheError::Append {
-                sequence: owner.map_or(0, |owner| owner.id.number()),
-                cause: refused,
-            }
+            let lacking = self.sequences.iter().filter(|it| it.lacks_room());
+            let owners = lacking.flat_map(|it| std::iter::repeat_n(it.id, it.blocks.len()));
+            KvCacheError::append(&owners.collect::<Vec<_>>(), refused)
         })?;
         for sequence in self.sequences.iter_mut().filter(|it| it.lacks_room()) {
             let size = sequence.blocks.first().map_or(0, Block::size);
@@ -276,7 +289,7 @@ impl KvCache {
     }
 
     /// Gives up the tokens of a sequence behind the first `tokens`, at least one. Makes no driver
-    /// call.
+    /// call, unless the sequence shares memory behind them ([`fork`](Self::fork)).
     ///
     /// # Errors
     /// [`KvCacheError`] when the sequence is gone or has fewer tokens, or none were to be left.
@@ -297,7 +310,12 @@ impl KvCache {
             for block in sequence.blocks.iter_mut().filter(larger) {
                 block.shrink_to(size)?;
             }
-            sequence.room = self.geometry.tokens_in(size);
+            sequence.cut |= tokens < sequence.fixed;
+            sequence.room = match sequence.cut {
+                true => tokens,
+                false => self.geometry.tokens_in(size),
+            };
+            sequence.fixed = sequence.fixed.min(tokens);
             sequence.foreseen = false;
         }
         sequence.tokens = tokens;
@@ -305,7 +323,8 @@ impl KvCache {
     }
 
     /// Ends a sequence. Makes no driver call and never waits: its memory stays mapped, and the next
-    /// sequence on the home stream has it at once.
+    /// sequence on the home stream has it at once. One that shares memory ([`fork`](Self::fork)) is
+    /// unmapped.
     ///
     /// # Errors
     /// [`KvCacheError`] when the sequence is gone, or the home stream is capturing while a

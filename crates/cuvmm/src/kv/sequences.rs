@@ -34,6 +34,11 @@ pub(super) struct Sequence {
     pub(super) room: u64,
     /// The mapper knows that it grows.
     pub(super) foreseen: bool,
+    /// Tokens whose rows may be another sequence's too.
+    pub(super) fixed: u64,
+    /// It was truncated into them: what it has behind its last token may be another's, and is no
+    /// room.
+    pub(super) cut: bool,
     /// Its ranges.
     pub(super) blocks: Vec<Block>,
 }
@@ -110,6 +115,8 @@ impl Sequences {
                 tokens,
                 room,
                 foreseen: false,
+                fixed: 0,
+                cut: false,
                 blocks,
             });
         }

@@ -123,6 +123,11 @@ impl Geometry {
         }
     }
 
+    /// Bytes of so many tokens in each range of a sequence.
+    pub(super) const fn bytes_of(&self, tokens: u64) -> u64 {
+        tokens.saturating_mul(self.stride)
+    }
+
     /// Tokens that ranges of a size have room for.
     pub(super) const fn tokens_in(&self, size: u64) -> u64 {
         let tokens = size / self.stride;
@@ -132,7 +137,7 @@ impl Geometry {
 
     /// Memory of each range of a sequence.
     pub(super) fn memory_of_range(&self, tokens: u64) -> u64 {
-        let bytes = tokens.saturating_mul(self.stride);
+        let bytes = self.bytes_of(tokens);
         self.granule.round_up(bytes).unwrap_or(u64::MAX)
     }
 

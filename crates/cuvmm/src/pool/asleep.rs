@@ -22,7 +22,7 @@ use super::slot::{Place, Slot};
 use super::state::State;
 use super::tenant::Tenant;
 use crate::error::{AllocateError, CallError, CommitError, SleepError, WakeError};
-use crate::own::{Span, Stream};
+use crate::own::{Right, Span, Stream};
 use crate::region::Piece;
 use crate::store::Saved;
 
@@ -34,8 +34,8 @@ pub(crate) enum Slumber {
     Awake,
     /// Somebody is putting it to sleep or waking it.
     Moving {
-        /// What was taken out, with where it lay, last first.
-        aside: Vec<(u64, Piece)>,
+        /// What was taken out, last first.
+        aside: Vec<Aside>,
         /// Bytes that are charged and still to be placed.
         owed: u64,
     },
@@ -44,6 +44,15 @@ pub(crate) enum Slumber {
         /// Its contents, if they were to be kept.
         saved: Option<Saved>,
     },
+}
+
+/// An extent that was taken out of a block.
+#[derive(Debug)]
+pub(crate) struct Aside {
+    offset: u64,
+    piece: Piece,
+    /// The most that anybody might do with it.
+    most: Right,
 }
 
 impl Slumber {
@@ -55,7 +64,7 @@ impl Slumber {
     pub(crate) fn beside(&self) -> u64 {
         match self {
             Self::Moving { aside, owed } => {
-                let aside: u64 = aside.iter().map(|(_, piece)| piece.size()).sum();
+                let aside: u64 = aside.iter().map(|aside| aside.piece.size()).sum();
                 aside + owed
             }
             _ => 0,
@@ -468,9 +477,14 @@ impl State {
         }
         let offsets: Vec<u64> = slot.space.extents().rev().map(|it| it.offset).collect();
         for offset in offsets {
+            let most = slot.space.most_at(offset);
             let piece = slot.space.withdraw(offset)?;
             if let (Some(piece), Slumber::Moving { aside, .. }) = (piece, &mut slot.slumber) {
-                aside.push((offset, piece));
+                aside.push(Aside {
+                    offset,
+                    piece,
+                    most,
+                });
             }
         }
         Ok(())
@@ -485,17 +499,17 @@ impl State {
         let Slumber::Moving { aside, .. } = std::mem::take(&mut slot.slumber) else {
             return 0;
         };
-        let mut given = 0;
-        for (_, piece) in aside {
-            given += piece.size();
-            self.budget.refund(id, piece.size());
-            self.budget.refund_mappings(id, 1);
-            if release {
-                self.release(piece);
-            } else {
-                self.keep(piece);
-            }
+        let held = self.budget.account(id).held;
+        let stock = self.stock.bytes();
+        for Aside { offset, piece, .. } in aside {
+            self.abandon(id, (index, &mut slot), offset, piece);
         }
+        if release {
+            self.release_stock(stock);
+        }
+        let given = held - self.budget.account(id).held;
+        // What it wakes to is its own.
+        slot.lent = 0;
         // The block may have been dropped meanwhile.
         if slot.block.is_some() {
             slot.slumber = Slumber::Asleep { saved };
@@ -516,24 +530,36 @@ impl State {
             self.put_slot(id, index, slot);
             return true;
         };
-        let count = aside.len() as u64 + slot.space.count();
-        let bytes = slot.space.bytes() + aside.iter().map(|(_, piece)| piece.size()).sum::<u64>();
         let mut aside = aside.into_iter().rev();
-        let failed = aside.by_ref().find_map(|(offset, piece)| {
-            let before = slot.space.stuck_count();
-            let failed = slot.space.place(offset, vec![piece]).err()?;
-            Some((failed, slot.space.stuck_count() - before))
+        let failed = aside.by_ref().find_map(|aside| {
+            let Aside {
+                offset,
+                piece,
+                most,
+            } = aside;
+            let handle = piece.physical.as_raw();
+            let failed = slot.space.place_for(offset, vec![piece], most).err()?;
+            Some((offset, handle, failed))
         });
         let stays = failed.is_some();
-        if let Some((failed, stuck)) = failed {
+        if let Some((offset, handle, failed)) = failed {
             tracing::error!(error = %failed.error, "a block that was to stay awake sleeps");
-            self.set_aside(&mut slot, failed.stuck, stuck);
-            self.put_back(failed.pieces);
-            self.put_back(aside.map(|(_, piece)| piece).collect());
-            self.uncommit(&mut slot, 0);
-            slot.receded();
-            self.budget.refund(id, bytes);
-            self.budget.refund_mappings(id, count);
+            let lost = failed.stuck;
+            if lost > 0 && offset < slot.shared {
+                self.stuck(id, index, &mut slot, offset, (handle, lost));
+            } else if lost > 0 {
+                self.budget.refund(id, lost);
+                self.budget.refund_mappings(id, 1);
+                self.set_aside(&mut slot, lost, 1);
+            }
+            let rest = aside.map(|aside| (aside.offset, aside.piece));
+            let rest: Vec<(u64, Piece)> = rest.collect();
+            let failed = failed.pieces.into_iter().map(|piece| (offset, piece));
+            for (offset, piece) in rest.into_iter().rev().chain(failed) {
+                self.abandon(id, (index, &mut slot), offset, piece);
+            }
+            self.take_all_out(id, (index, &mut slot));
+            slot.lent = 0;
             if slot.block.is_some() {
                 slot.slumber = Slumber::Asleep { saved };
             }
@@ -541,6 +567,38 @@ impl State {
         self.put_slot(id, index, slot);
         self.heed_sleepers(id);
         !stays
+    }
+
+    /// Books a piece that a moving block had at an offset, and keeps it.
+    fn abandon(
+        &mut self,
+        id: TenantId,
+        (index, slot): (usize, &mut Slot),
+        offset: u64,
+        piece: Piece,
+    ) {
+        if offset < slot.shared {
+            self.parted(id, index, slot, offset, piece);
+        } else {
+            self.taken(id, piece);
+        }
+    }
+
+    /// Takes what is left of a moving block's memory out, for good.
+    fn take_all_out(&mut self, id: TenantId, (index, slot): (usize, &mut Slot)) {
+        let (shared, mut own) = (slot.shared, (0, 0));
+        for extent in slot
+            .space
+            .extents()
+            .filter(|extent| extent.offset >= shared)
+        {
+            own = (own.0 + extent.size, own.1 + 1);
+        }
+        self.uncommit(slot, shared);
+        self.budget.refund(id, own.0);
+        self.budget.refund_mappings(id, own.1);
+        self.unshare(id, index, slot);
+        slot.receded();
     }
 
     /// Bytes that waking the chosen blocks takes.

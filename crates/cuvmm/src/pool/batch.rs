@@ -359,11 +359,11 @@ impl State {
 }
 
 impl Tenant {
-    fn core(&self) -> &Arc<Core> {
+    pub(super) fn core(&self) -> &Arc<Core> {
         &self.owner().core
     }
 
-    fn id(&self) -> TenantId {
+    pub(super) fn id(&self) -> TenantId {
         self.owner().tenant
     }
 }

@@ -329,6 +329,21 @@ impl Block {
         self.held.size = size;
     }
 
+    /// A block at another place that shares memory with this one: neither goes on a shelf.
+    pub(super) fn forked(&self, place: Place, size: u64) -> Self {
+        self.plain.store(false, Ordering::Relaxed);
+        let held = Held {
+            place,
+            size,
+            ..Held::clone(&self.held)
+        };
+        Self {
+            held: ManuallyDrop::new(held),
+            plain: AtomicBool::new(false),
+            wait: self.wait,
+        }
+    }
+
     /// Whether it is of a pool.
     pub(super) fn is_of(&self, core: &Arc<Core>) -> bool {
         Arc::ptr_eq(self.core(), core)

@@ -79,7 +79,7 @@ impl State {
 
     /// Charges for, gathers and places `bytes` behind the memory of a slot; returns how many
     /// extents that took.
-    fn commit(
+    pub(super) fn commit(
         &mut self,
         id: TenantId,
         slot: &mut Slot,
@@ -128,18 +128,23 @@ impl State {
             self.budget.refund_mappings(id, count);
             self.set_aside(slot, stuck, stuck_count);
             self.put_back(pieces);
-            return Err(match error.call() {
-                Some(cause) if cause.is_out_of_memory() => AllocateError::DriverOutOfMemory {
-                    cause: *cause,
-                    shortage: self.shortage(id, bytes, 0),
-                },
-                _ => error.into(),
-            });
+            return Err(self.not_placed(id, bytes, error));
         }
         Ok(count)
     }
 
-    fn make_mapping_room(
+    /// Why `bytes` could not be placed for a tenant.
+    pub(super) fn not_placed(&self, id: TenantId, bytes: u64, error: CommitError) -> AllocateError {
+        match error.call() {
+            Some(cause) if cause.is_out_of_memory() => AllocateError::DriverOutOfMemory {
+                cause: *cause,
+                shortage: self.shortage(id, bytes, 0),
+            },
+            _ => error.into(),
+        }
+    }
+
+    pub(super) fn make_mapping_room(
         &mut self,
         id: TenantId,
         count: u64,

@@ -158,7 +158,7 @@ impl State {
         let extents: Vec<Extent> = slot
             .space
             .extents()
-            .filter(|extent| extent.offset >= from)
+            .filter(|extent| extent.offset >= from.max(slot.bound()))
             .collect();
         (0..extents.len()).find_map(|first| {
             let rest = extents.get(first..)?;

@@ -302,7 +302,7 @@ impl State {
 }
 
 /// A block whose tenant has gone.
-fn gone() -> AllocateError {
+pub(super) fn gone() -> AllocateError {
     AllocateError::Unregistered {
         tenant: String::new(),
     }

@@ -59,6 +59,7 @@ impl State {
             return Ok(());
         }
         self.sweep_all();
+        self.part_all();
         let kept = self.kept_by(id) + bytes;
         let total = self.budget.overdrawn_by(id, kept);
         if total == 0 {
@@ -124,6 +125,7 @@ impl State {
     /// limit asks of itself. If there is not so much of its own, the plan gains less than `total`.
     fn plan(&mut self, id: TenantId, own: u64, total: u64) -> Result<Plan, CallError> {
         self.sweep_all();
+        self.part_all();
         let mut plan = Plan::default();
         self.plan_from(&[id], Give::Idle, total.max(own), false, &mut plan)?;
         if plan.gained < own {

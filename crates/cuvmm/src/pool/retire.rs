@@ -1,10 +1,11 @@
 //! What a pool does not keep warm: all that it gives up when it is hardened, which is overwritten,
 //! unmapped once its fence has passed, and its addresses put to rest; and in any pool what is left
-//! of a block that was [exported](super::exported).
+//! of a block that was [exported](super::exported), and what a block gives up of memory that
+//! [others show too](super::shared).
 //!
 //! Nothing here waits: a slot whose fence has not passed is looked at again by later operations, a
 //! few at a time, and by the mapper's thread if there is one. Where a pool is not hardened and has
-//! exported nothing, all of this does nothing.
+//! exported and forked nothing, all of this does nothing.
 
 use super::budget::TenantId;
 use super::slot::Slot;
@@ -36,14 +37,14 @@ impl State {
     }
 
     /// Overwrites what lies behind the first `from` bytes of a slot, which a block has just given
-    /// up, behind the work of its home stream. Not if another stream or a lease may still use it,
-    /// nor if it was exported, since whoever imported it may still read it, nor while the stream
-    /// captures: the fill would become part of the graph.
+    /// up, behind the work of its home stream. Not what others show too, nor if another stream or a
+    /// lease may still use it, nor if it was exported, since whoever imported it may still read it,
+    /// nor while the stream captures: the fill would become part of the graph.
     pub(crate) fn overwrite(&self, slot: &mut Slot, home: Option<&Stream>, from: u64) {
         let (Some(byte), Some(home)) = (self.fill(), home) else {
             return;
         };
-        let to = slot.space.bytes();
+        let (from, to) = (from.max(slot.bound()), slot.space.bytes());
         let alone = slot.leases == 0 && !slot.exported && slot.fence.precedes(home);
         if from >= to || !alone || self.capturing > 0 || home.is_capturing().unwrap_or(true) {
             return;
@@ -61,15 +62,20 @@ impl State {
     /// Puts a slot in its place, and has it looked after, sooner than those that wait already, if
     /// it has memory or addresses that are not to be kept.
     pub(crate) fn lay_down(&mut self, id: TenantId, index: usize, mut slot: Box<Slot>) {
-        let gives = match self.hardening {
-            Some(_) => slot.is_vacant() || slot.has_spare(),
-            None => slot.exported && slot.is_vacant(),
-        };
-        if gives && !slot.retiring {
+        if self.is_to_retire(&slot) && !slot.retiring {
             slot.retiring = true;
             self.retiring.push_front((id, index));
         }
         self.put_slot(id, index, slot);
+    }
+
+    /// Whether a slot has something that is not to be kept warm.
+    fn is_to_retire(&self, slot: &Slot) -> bool {
+        let gives = match self.hardening {
+            Some(_) => slot.is_vacant() || slot.has_spare(),
+            None => slot.exported && slot.is_vacant(),
+        };
+        gives || slot.has_parting()
     }
 
     /// Unmaps what a few slots have to give up, as far as their fences have passed; how many were
@@ -126,21 +132,38 @@ impl State {
     /// Unmaps what a slot has to give up, and lets its addresses rest if that was all of it. False
     /// if its fence has not passed.
     fn retire_slot(&mut self, id: TenantId, index: usize) -> Result<bool, CallError> {
+        if self
+            .slot(id, index)
+            .is_some_and(|slot| !self.is_to_retire(slot))
+        {
+            // Nobody else shows its memory any more, or a lease keeps it, whose end lists the slot
+            // again.
+            if let Some(slot) = self.slot_mut(id, index) {
+                slot.retiring = false;
+            }
+            self.collect_if_draining(id);
+            return Ok(true);
+        }
         let (capturing, needs) = (self.capturing, &mut self.needs_synchronise);
-        let tenancy = self.tenants.get_mut(&id);
-        let slot = tenancy.and_then(|tenancy| tenancy.slot_mut(index));
-        // Another slot may have its number by now.
-        let Some(slot) = slot.filter(|slot| slot.retiring) else {
+        let Some(tenancy) = self.tenants.get_mut(&id) else {
             return Ok(true);
         };
-        if slot.has_spare() && !Self::poll(capturing, needs, &mut slot.fence)? {
+        if tenancy.is_out(index) {
+            return Ok(false);
+        }
+        // Another slot may have its number by now.
+        let Some(slot) = tenancy.slot_mut(index).filter(|slot| slot.retiring) else {
+            return Ok(true);
+        };
+        let gives = slot.has_spare() || slot.has_parting();
+        if gives && !Self::poll(capturing, needs, &mut slot.fence)? {
             return Ok(false);
         }
         let Some(mut slot) = self.take_slot(id, index) else {
             return Ok(true);
         };
-        // With a lease there is nothing to take, and its end lists the slot again.
         let outcome = self.take_spare(id, &mut slot);
+        let outcome = outcome.and_then(|()| self.part(id, index, &mut slot));
         slot.retiring = outcome.is_err();
         if slot.is_vacant() && slot.space.bytes() == 0 {
             self.put_away(id, index, slot);

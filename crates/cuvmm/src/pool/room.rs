@@ -1,5 +1,9 @@
 //! How much more a tenant can have, and what its blocks hold now: for whoever decides what to begin.
 
+use std::collections::BTreeMap;
+
+use cuvmm_driver::PhysicalHandle;
+
 use super::block::Block;
 use super::budget::TenantId;
 use super::reclaim::Plan;
@@ -30,19 +34,38 @@ pub struct Room {
 /// What lies under a block. Bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Footprint {
-    /// What it uses, in whole granules.
+    /// What it uses, in whole granules, without what it shares with others.
     pub(crate) used: u64,
-    /// That and what lies behind it in the same extent: nobody else's in any case.
-    pub(crate) kept: u64,
     /// All that is there for it and for nobody else before somebody is short of memory.
     pub(crate) held: u64,
     /// Of that, what was put ahead of its growth.
     pub(crate) margin: u64,
+    /// Up to where it may be written in what it has. What lies behind it in one extent is nobody
+    /// else's in any case; what it shares would have to be replaced.
+    pub(crate) writable: u64,
+}
+
+/// What several blocks have in common. Bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Common {
+    /// Memory that is shared, counted once.
+    pub(crate) held: u64,
+    /// What the blocks' own bytes come to more than once.
+    pub(crate) repeated: u64,
+}
+
+/// How many bytes of an extent blocks have.
+#[derive(Default)]
+struct Uses {
+    size: u64,
+    sum: u64,
+    most: u64,
 }
 
 impl Tenant {
     /// How much more memory its blocks could have now. Makes no driver call but those that ask
-    /// whether work has passed (`cuEventRecord`, `cuEventQuery`, `cuStreamQuery`).
+    /// whether work has passed (`cuEventRecord`, `cuEventQuery`, `cuStreamQuery`), and those that
+    /// unmap what [forked sequences](crate::KvCache::fork) have given up.
     ///
     /// # Errors
     /// [`CallError`] from the driver.
@@ -51,31 +74,48 @@ impl Tenant {
         owner.core.lock().room(owner.tenant)
     }
 
-    /// What lies under blocks of this tenant, one after the other.
+    /// What lies under blocks of this tenant, each of which has so many bytes that count, one after
+    /// the other; and what they have in common.
     pub(crate) fn look_under<'a>(
         &self,
-        blocks: impl IntoIterator<Item = &'a Block>,
+        blocks: impl IntoIterator<Item = (&'a Block, u64)>,
         mut see: impl FnMut(Footprint),
-    ) {
+    ) -> Common {
+        let mut shared: BTreeMap<PhysicalHandle, Uses> = BTreeMap::new();
         let state = self.owner().core.lock();
-        for block in blocks {
+        for (block, bytes) in blocks {
             let place = block.place();
             let slot = state.slot(place.tenant, place.slot);
-            see(slot.map(Slot::footprint).unwrap_or_default());
+            see(slot.map(|slot| slot.footprint(bytes)).unwrap_or_default());
+            for (extent, physical) in slot.into_iter().flat_map(Slot::shared_parts) {
+                let here = bytes.saturating_sub(extent.offset).min(extent.size);
+                let uses = shared.entry(physical.as_raw()).or_default();
+                uses.size = extent.size;
+                uses.sum += here;
+                uses.most = uses.most.max(here);
+            }
         }
+        drop(state);
+        shared.values().fold(Common::default(), |all, uses| Common {
+            held: all.held + uses.size,
+            repeated: all.repeated + uses.sum - uses.most,
+        })
     }
 }
 
 impl Slot {
-    fn footprint(&self) -> Footprint {
-        let (kept, margin) = (self.used() + self.stranded(), self.margin());
+    fn footprint(&self, bytes: u64) -> Footprint {
+        let (shared, taken) = (self.shared, self.taken());
+        let (kept, margin) = (taken + self.stranded(), self.margin());
         // What is stranded may be margin.
-        let reach = (self.used() + self.idle()).min(kept);
+        let reach = (taken + self.idle()).min(kept);
+        let replaced = self.space.extent_around(bytes);
+        let replaced = replaced.filter(|_| shared > bytes);
         Footprint {
-            used: self.used(),
-            kept,
-            held: reach + margin,
+            used: taken - shared,
+            held: reach - shared + margin,
             margin,
+            writable: replaced.map_or(kept, |extent| extent.offset),
         }
     }
 }
@@ -83,6 +123,7 @@ impl Slot {
 impl State {
     fn room(&mut self, id: TenantId) -> Result<Room, CallError> {
         self.sweep_all();
+        self.part_all();
         let mut own = Plan::default();
         for give in [Give::Idle, Give::Margin] {
             self.plan_from(&[id], give, u64::MAX, false, &mut own)?;

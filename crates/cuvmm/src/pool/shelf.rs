@@ -35,7 +35,7 @@ pub(crate) struct Owner {
 }
 
 /// A block without its handle.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Held {
     pub(crate) owner: Arc<Owner>,
     pub(crate) place: Place,

@@ -3,7 +3,8 @@
 //! Memory lies in a slot as a prefix of its addresses. The first `used` bytes belong to the block.
 //! Up to `reach` it has been used before: that part is idle. What lies behind was put there ahead
 //! of the block's growth and never used: margin. When the block is gone, everything is idle: it
-//! stays mapped, waits for its fence, and can be revived or taken back from the end.
+//! stays mapped, waits for its fence, and can be revived or taken back from the end. What its first
+//! bytes [share](super::shared) with other slots is in none of its figures.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -65,6 +66,11 @@ pub(crate) struct Slot {
     /// Some of its memory was [exported](super::exported), or is about to be: as above, since
     /// somebody else can write there.
     pub(crate) exported: bool,
+    /// Up to where other slots show its memory too: as above, while it is not zero.
+    pub(crate) shared: u64,
+    /// Up to where it may only read, since it shares or shared what another slot had before: as
+    /// above.
+    pub(crate) lent: u64,
     /// Whether it is listed to be unmapped.
     pub(crate) retiring: bool,
     /// Bytes that the mapper is putting behind what is there, charged already. Until it is done
@@ -141,6 +147,8 @@ impl Slot {
             broken: false,
             single,
             exported: false,
+            shared: 0,
+            lent: 0,
             retiring: false,
             coming: 0,
             slumber: Slumber::Awake,
@@ -182,6 +190,11 @@ impl Slot {
         }
     }
 
+    /// Up to where memory is used or shared.
+    pub(crate) fn taken(&self) -> u64 {
+        self.used().max(self.shared)
+    }
+
     /// Bytes of memory put ahead of the block's growth.
     pub(crate) fn margin(&self) -> u64 {
         let reach = |block: &Occupant| block.reach.max(block.used);
@@ -193,7 +206,7 @@ impl Slot {
     /// Bytes of memory that were in use and are not.
     pub(crate) fn idle(&self) -> u64 {
         self.charged()
-            .saturating_sub(self.used())
+            .saturating_sub(self.taken())
             .saturating_sub(self.margin())
     }
 
@@ -215,7 +228,7 @@ impl Slot {
     /// Idle bytes, margin included, that share an extent with bytes in use, and so cannot be taken
     /// back.
     pub(crate) fn stranded(&self) -> u64 {
-        self.stranded_by(self.used())
+        self.stranded_by(self.taken())
     }
 
     /// The same if the first `used` bytes were in use.
@@ -228,11 +241,12 @@ impl Slot {
 
     /// Bytes that cannot be taken back, however long one waits for the GPU.
     pub(crate) fn kept(&self) -> u64 {
-        if self.leases > 0 {
+        let kept = if self.leases > 0 {
             self.space.bytes() + self.slumber.beside()
         } else {
-            self.used() + self.stranded()
-        }
+            self.taken() + self.stranded()
+        };
+        kept.saturating_sub(self.shared)
     }
 
     /// Whether another block may be put in it.
@@ -241,8 +255,8 @@ impl Slot {
     }
 
     /// Whether it serves its block and no other.
-    pub(crate) const fn serves_once(&self) -> bool {
-        self.broken || self.single || self.exported
+    pub(crate) fn serves_once(&self) -> bool {
+        self.broken || self.single || self.exported || self.bound() > 0
     }
 
     /// Whether memory could be taken from it, if its fence has passed.
@@ -252,12 +266,17 @@ impl Slot {
 
     /// The extents that could be taken back now, last first, if their fence has passed.
     pub(crate) fn spare(&self) -> impl Iterator<Item = Extent> + '_ {
-        let used = self.used();
-        let free = self.leases == 0 && !self.is_busy();
+        let taken = self.taken();
+        let free = self.is_free();
         self.space
             .extents()
             .rev()
-            .take_while(move |extent| free && extent.offset >= used)
+            .take_while(move |extent| free && extent.offset >= taken)
+    }
+
+    /// Whether nobody keeps what lies behind the bytes in use where it is.
+    pub(crate) const fn is_free(&self) -> bool {
+        self.leases == 0 && !self.is_busy()
     }
 
     /// Whether something that could not be unmapped lies in a range.
@@ -282,6 +301,7 @@ impl Slot {
     /// Memory was taken from its end.
     pub(crate) fn receded(&mut self) {
         let bytes = self.space.bytes();
+        self.lent = self.lent.min(bytes);
         if let Some(block) = &mut self.block {
             block.reach = block.reach.min(bytes);
             block.stained = block.stained.min(bytes);

@@ -127,7 +127,9 @@ impl State {
     /// Bytes of a tenant that cannot be taken back, however long one waits for the GPU.
     pub(crate) fn kept_by(&self, id: TenantId) -> u64 {
         let tenancy = self.tenants.get(&id);
-        tenancy.map_or(0, |tenancy| tenancy.slots().map(Slot::kept).sum())
+        tenancy.map_or(0, |tenancy| {
+            tenancy.slots().map(Slot::kept).sum::<u64>() + tenancy.shared_in_use()
+        })
     }
 
     pub(crate) fn slot(&self, id: TenantId, index: usize) -> Option<&Slot> {

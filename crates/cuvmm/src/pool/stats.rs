@@ -10,7 +10,7 @@ use crate::calls::CallCounts;
 
 /// A pool's figures. Sizes in bytes.
 ///
-/// `committed = in_use + padding + margin + warm + limbo + leased`; what the driver gave is
+/// `committed = in_use + padding + margin + warm + limbo + leased + shared`; what the driver gave is
 /// `committed + free + quarantined`.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -34,6 +34,9 @@ pub struct PoolStats {
     pub limbo: u64,
     /// Freed, but kept by a lease.
     pub leased: u64,
+    /// In use under the first bytes of several blocks, counted once: what
+    /// [forked sequences](crate::KvCache::fork) have in common. In none of the figures above.
+    pub shared: u64,
     /// Obtained from the driver, unmapped, held by nobody.
     pub free: u64,
     /// Out of use because it could not be given back; tried again when the pool is closed.
@@ -111,6 +114,8 @@ pub struct TenantStats {
     pub limbo: u64,
     /// Freed, but kept by a lease.
     pub leased: u64,
+    /// In use under several blocks, counted once.
+    pub shared: u64,
     /// Idle, but in one extent with memory in use.
     pub stranded: u64,
     /// Of what is committed: what was exported.
@@ -127,14 +132,15 @@ pub struct TenantStats {
     pub leases: u64,
     /// Allocations and growths that were refused because something was short.
     pub refusals: u64,
-    /// Bytes in use by tag; blocks without a tag are left out.
+    /// Bytes in use by tag; blocks without a tag are left out, and what several have in common.
     pub tags: BTreeMap<String, u64>,
 }
 
 impl TenantStats {
     fn add(&mut self, slot: &Slot) {
-        self.in_use += slot.requested();
-        self.padding += slot.used() - slot.requested();
+        let in_use = slot.requested().saturating_sub(slot.shared);
+        self.in_use += in_use;
+        self.padding += slot.taken() - slot.shared - in_use;
         self.margin += slot.margin();
         self.stranded += slot.stranded();
         if slot.exported {
@@ -150,7 +156,7 @@ impl TenantStats {
         if let Some(block) = &slot.block {
             self.blocks += 1;
             if let Some(tag) = &block.tag {
-                *self.tags.entry(tag.to_string()).or_default() += slot.requested();
+                *self.tags.entry(tag.to_string()).or_default() += in_use;
             }
         }
     }
@@ -181,6 +187,9 @@ impl State {
             ..TenantStats::default()
         };
         tenancy.slots().for_each(|slot| stats.add(slot));
+        // What nobody uses any more waits to be unmapped by the last who shows it.
+        stats.shared = tenancy.shared_in_use();
+        stats.limbo += tenancy.book.bytes() - stats.shared;
         stats
     }
 
@@ -204,6 +213,7 @@ impl State {
             warm: sum(|tenant| tenant.warm),
             limbo: sum(|tenant| tenant.limbo),
             leased: sum(|tenant| tenant.leased),
+            shared: sum(|tenant| tenant.shared),
             free: self.stock.bytes(),
             quarantined: self.budget.quarantined(),
             stranded: sum(|tenant| tenant.stranded),

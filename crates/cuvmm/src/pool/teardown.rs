@@ -61,9 +61,13 @@ impl State {
             let Some(mut slot) = self.take_slot(id, index) else {
                 continue;
             };
-            let offsets: Vec<u64> = slot.space.extents().map(|extent| extent.offset).collect();
+            let extents = slot.space.extents().rev();
+            let offsets: Vec<u64> = extents.map(|extent| extent.offset).collect();
             for offset in offsets {
                 match slot.space.withdraw(offset) {
+                    Ok(Some(piece)) if offset < slot.shared => {
+                        self.parted(id, index, &mut slot, offset, piece);
+                    }
                     Ok(Some(piece)) => self.taken(id, piece),
                     Ok(None) => {}
                     Err(error) => {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::pressure::PressureHook;
 use super::rows::Rows;
+use super::shared::Book;
 use super::slot::{Class, Place, Slot};
 
 /// Where slots are listed that no block may be put in, though they are empty.
@@ -58,6 +59,8 @@ pub(crate) struct Tenancy {
     pub(crate) unswept: Arc<dyn Unswept>,
     /// Slots that lie side by side.
     pub(crate) rows: Rows,
+    /// What several of its slots show.
+    pub(crate) book: Book,
     slots: Vec<Option<Listed>>,
     /// Places in `slots` without a slot.
     vacant: Vec<usize>,
@@ -91,6 +94,7 @@ impl Tenancy {
             refusals: 0,
             unswept,
             rows: Rows::new(),
+            book: Book::new(),
             slots: Vec::new(),
             vacant: Vec::new(),
             reusable: BTreeMap::new(),
@@ -143,6 +147,12 @@ impl Tenancy {
         })
     }
 
+    /// Whether a slot has this number and has been taken out.
+    pub(crate) fn is_out(&self, index: usize) -> bool {
+        let place = self.slots.get(index);
+        place.is_some_and(Option::is_none) && !self.vacant.contains(&index)
+    }
+
     /// A number that no slot has any more.
     pub(crate) fn vacate(&mut self, index: usize) {
         self.rows.forget(index);
@@ -170,7 +180,8 @@ impl Tenancy {
     }
 
     /// Puts a slot in its place, and on the lists it belongs on.
-    pub(crate) fn put(&mut self, index: usize, slot: Box<Slot>) {
+    pub(crate) fn put(&mut self, index: usize, mut slot: Box<Slot>) {
+        self.book.settle(index, &mut slot);
         let age = slot.touched;
         let class = slot.is_vacant().then_some(match slot.serves_once() {
             true => NO_CLASS,

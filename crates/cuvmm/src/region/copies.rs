@@ -35,7 +35,7 @@ impl Space {
     }
 
     /// The same to any place in this one.
-    pub(super) fn copy_within(
+    pub(crate) fn copy_within(
         &self,
         stream: &Stream,
         to: u64,

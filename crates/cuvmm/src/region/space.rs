@@ -313,7 +313,7 @@ impl Space {
     }
 
     /// The most that anybody may do with the extent that begins at `offset`.
-    pub(super) fn most_at(&self, offset: u64) -> Right {
+    pub(crate) fn most_at(&self, offset: u64) -> Right {
         self.extents
             .get(&offset)
             .map_or(Right::ReadWrite, |placed| placed.most)

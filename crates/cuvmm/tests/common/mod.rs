@@ -8,6 +8,7 @@
     clippy::panic
 )]
 
+pub mod attention;
 mod manner;
 pub mod sweep;
 

@@ -1,0 +1,132 @@
+//! Sequences that begin with the tokens of another: the memory of a common prefix is there once.
+//!
+//! Rows of tokens before the point of a fork are written no more, on either side. A sequence that is
+//! truncated to before it and grows again gets memory of its own there, and can be written.
+
+use super::KvCache;
+use super::sequences::SequenceId;
+use crate::error::{AllocateError, GrowAllError, KvCacheError};
+use crate::pool::{Block, Prefix, Tenant};
+
+/// Forks blocks together.
+type Fork = fn(&Tenant, &[Block], Prefix) -> Result<Vec<Block>, AllocateError>;
+
+/// Makes the memory of blocks their own.
+pub(super) type MakePrivate = fn(&Tenant, &[(&Block, u64)]) -> Result<(), GrowAllError>;
+
+impl KvCache {
+    /// Begins a sequence with the first tokens of another, at least one and at most all: for beams,
+    /// for several answers to one prompt, for prompts that begin alike. The cache must have been
+    /// built to [fork](super::KvCacheBuilder::may_fork). Asks pressure hooks, and waits as the
+    /// builder said; not for work on the GPU.
+    ///
+    /// Whole extents of the prefix, of at most 8 MiB, are mapped a second time, to be read only:
+    /// `cuMemMap` and `cuMemSetAccess` for each, about 25 us, and no memory. What is left of the
+    /// prefix is copied behind what the home stream has queued (`cuMemcpyDtoDAsync`). Either
+    /// sequence grows, is truncated, forked again and freed as any other, in any order; the last
+    /// one that shows an extent gives its memory up. A sequence that shares memory is not kept
+    /// warm when it is freed or truncated into what it shares, but unmapped once its work has
+    /// passed: by that call, by those that come after, or by the mapper's thread if there is one.
+    ///
+    /// Rows of these tokens must not be written any more, neither here nor there: a kernel that
+    /// writes them in the new sequence loses the context, and one that writes them in the old
+    /// sequence changes what the new one reads.
+    ///
+    /// # Errors
+    /// [`KvCacheError`] when the sequence is gone or has fewer tokens, the cache was not built to
+    /// fork, there are too many sequences, or memory is short, with the figures. Every sequence is
+    /// as before then.
+    #[doc(alias = "cuMemMap")]
+    pub fn fork(&mut self, id: SequenceId, tokens: u64) -> Result<SequenceId, KvCacheError> {
+        self.fork_by(id, tokens, Tenant::fork_all)
+    }
+
+    /// The same if that needs no waiting.
+    ///
+    /// # Errors
+    /// As [`Self::fork`].
+    pub fn try_fork(&mut self, id: SequenceId, tokens: u64) -> Result<SequenceId, KvCacheError> {
+        self.fork_by(id, tokens, Tenant::try_fork_all)
+    }
+
+    fn fork_by(
+        &mut self,
+        id: SequenceId,
+        tokens: u64,
+        fork: Fork,
+    ) -> Result<SequenceId, KvCacheError> {
+        let sequence = self.sequences.get(id)?;
+        if !self.options.may_fork {
+            return Err(KvCacheError::MayNotFork);
+        }
+        if tokens == 0 {
+            return Err(KvCacheError::NoTokens);
+        }
+        let too_long = KvCacheError::ForkTooLong {
+            sequence: id.number(),
+            tokens: sequence.tokens,
+            wanted: tokens,
+        };
+        if tokens > sequence.tokens {
+            return Err(too_long);
+        }
+        self.room_for_one()?;
+        let Some(size) = self.geometry.size_for(tokens) else {
+            return Err(too_long);
+        };
+        let bytes = self.geometry.bytes_of(tokens);
+        let blocks = fork(&self.tenant, &sequence.blocks, Prefix { bytes, size });
+        let blocks = blocks.map_err(|cause| KvCacheError::Fork {
+            sequence: id.number(),
+            tokens,
+            cause,
+        })?;
+        let sequence = self.sequences.get_mut(id)?;
+        sequence.fixed = sequence.fixed.max(tokens);
+        let room = self.geometry.tokens_in(size);
+        let number = self.tenant.number();
+        let new = self.sequences.insert(number, tokens, room, blocks)?;
+        self.sequences.get_mut(new)?.fixed = tokens;
+        self.foresee(|sequence| sequence.id == new);
+        Ok(new)
+    }
+
+    /// Gives sequences that were truncated into what they share memory of their own behind their
+    /// last token, if they are to have more tokens.
+    pub(super) fn make_private(&mut self, make: MakePrivate) -> Result<(), KvCacheError> {
+        let (mut owners, mut blocks) = (Vec::new(), Vec::new());
+        for sequence in self.sequences.iter().filter(|it| it.cut && it.lacks_room()) {
+            // Its room ends where it was cut.
+            let from = self.geometry.bytes_of(sequence.room);
+            for block in &sequence.blocks {
+                owners.push(sequence.id);
+                blocks.push((block, from));
+            }
+        }
+        if blocks.is_empty() {
+            return Ok(());
+        }
+        make(&self.tenant, &blocks).map_err(|refused| KvCacheError::append(&owners, refused))?;
+        let geometry = &self.geometry;
+        let cut = self.sequences.iter_mut();
+        for sequence in cut.filter(|it| it.cut && it.lacks_room()) {
+            sequence.cut = false;
+            let size = sequence.blocks.first().map_or(0, Block::size);
+            sequence.room = geometry.tokens_in(size);
+        }
+        Ok(())
+    }
+}
+
+impl KvCacheError {
+    /// Why a batch could not be appended, of whose blocks these are the sequences.
+    pub(super) fn append(owners: &[SequenceId], refused: GrowAllError) -> Self {
+        let index = match refused {
+            GrowAllError::Refused { index, .. } | GrowAllError::NotOurs { index } => index,
+        };
+        Self::Append {
+            sequence: owners.get(index).map_or(0, |id| id.number()),
+            cause: refused,
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Making a block's memory its own from some byte on, so that it can be written there: what it
+//! shows of [shared memory](super::shared) behind that is unmapped, and the extent that the byte lies in
+//! gives way to memory of its own with the same bytes before it, or is opened if nobody else shows
+//! it any more.
+//!
+//! Addresses stay, so that work which may use them has to have passed first. The copy comes from
+//! where another block shows the extent, behind what the home stream has queued.
+
+use std::cell::Cell;
+
+use super::block::{Block, after};
+use super::budget::TenantId;
+use super::core::{Attempt, Core, Locked};
+use super::slot::{Place, Slot};
+use super::state::State;
+use super::tenant::Tenant;
+use crate::error::{AllocateError, CommitError, GrowAllError};
+use crate::own::Right;
+use crate::region::{Extent, Piece};
+
+/// A block, and from where on its memory is to be its own.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    place: Place,
+    from: u64,
+}
+
+/// How far one call has come.
+#[derive(Debug, Default)]
+struct Progress {
+    /// The fences cover the work that was queued when it began.
+    fenced: Cell<bool>,
+    /// The block that was refused.
+    refused: Cell<usize>,
+}
+
+impl Tenant {
+    /// Makes the memory of several of the tenant's blocks their own, from the byte on that is given
+    /// with each. Asks pressure hooks, and waits as long as the most patient of the blocks may. What
+    /// was made private stays so when another one is refused: every block shows the same bytes.
+    pub(crate) fn make_private(&self, blocks: &[(&Block, u64)]) -> Result<(), GrowAllError> {
+        let steps = steps(blocks);
+        let patience = blocks.iter().filter_map(|(block, _)| block.patience());
+        let until = patience.max().map(after);
+        let progress = Progress::default();
+        let core = self.core();
+        let outcome = core.insist(self.id(), 0, until, |state| {
+            core.attempt_to_make_private(state, &steps, &progress)
+        });
+        outcome.map_err(|cause| refused(&steps, &progress, cause))
+    }
+
+    /// The same if that needs no waiting.
+    pub(crate) fn try_make_private(&self, blocks: &[(&Block, u64)]) -> Result<(), GrowAllError> {
+        let steps = steps(blocks);
+        let progress = Progress::default();
+        let core = self.core();
+        let (mut state, outcome) = core.attempt_to_make_private(core.lock(), &steps, &progress);
+        let outcome = outcome.inspect_err(|error| state.count_refusal(self.id(), error));
+        Core::let_go(state);
+        outcome.map_err(|cause| refused(&steps, &progress, cause))
+    }
+}
+
+fn steps(blocks: &[(&Block, u64)]) -> Vec<Step> {
+    let step = |&(block, from): &(&Block, u64)| Step {
+        place: *block.place(),
+        from,
+    };
+    blocks.iter().map(step).collect()
+}
+
+fn refused(steps: &[Step], progress: &Progress, cause: AllocateError) -> GrowAllError {
+    let index = progress.refused.get();
+    GrowAllError::Refused {
+        index,
+        size: steps.get(index).map_or(0, |step| step.from),
+        cause,
+    }
+}
+
+impl Core {
+    fn attempt_to_make_private<'a>(
+        &'a self,
+        mut state: Locked<'a>,
+        steps: &[Step],
+        progress: &Progress,
+    ) -> Attempt<'a, ()> {
+        // The mapper may be placing something behind what is to go.
+        let waits = |state: &State| {
+            let mut places = steps.iter().map(|step| step.place);
+            places.find(|place| state.waits_for_mapper(place.tenant, place.slot, u64::MAX))
+        };
+        while let Some(place) = waits(&state) {
+            state = self.behind_mapper(state, &place, u64::MAX);
+        }
+        let outcome = state.make_private(steps, progress);
+        state.look_behind();
+        (state, outcome)
+    }
+}
+
+impl State {
+    fn make_private(&mut self, steps: &[Step], progress: &Progress) -> Result<(), AllocateError> {
+        // Whoever is alone by now needs nothing.
+        self.part_all();
+        if !progress.fenced.replace(true) {
+            steps.iter().for_each(|step| self.fence(step));
+        }
+        for (index, step) in steps.iter().enumerate() {
+            progress.refused.set(index);
+            self.check_unused(step)?;
+        }
+        for (index, step) in steps.iter().enumerate() {
+            progress.refused.set(index);
+            self.make_slot_private(step)?;
+        }
+        Ok(())
+    }
+
+    /// Has the work that is queued by now pass before other memory is put under a block.
+    fn fence(&mut self, step: &Step) {
+        let slot = self.slot_mut(step.place.tenant, step.place.slot);
+        if let Some(slot) = slot.filter(|slot| slot.bound() > step.from)
+            && let Some(block) = &slot.block
+        {
+            let fence = block.fence(&slot.space);
+            slot.fence.merge(fence);
+        }
+    }
+
+    /// Whether it has, and no lease keeps the memory where it is.
+    fn check_unused(&mut self, step: &Step) -> Result<(), AllocateError> {
+        let (id, index) = (step.place.tenant, step.place.slot);
+        let (capturing, needs) = (self.capturing, &mut self.needs_synchronise);
+        let tenancy = self.tenants.get_mut(&id);
+        let slot = tenancy.and_then(|tenancy| tenancy.slot_mut(index));
+        let Some(slot) = slot.filter(|slot| slot.bound() > step.from) else {
+            return Ok(());
+        };
+        let passed = Self::poll(capturing, needs, &mut slot.fence)? && slot.leases == 0;
+        if passed {
+            return Ok(());
+        }
+        let bytes = slot.bound() - step.from;
+        if capturing > 0 {
+            return Err(AllocateError::Capturing(self.shortage(id, bytes, 0)));
+        }
+        let others = self
+            .slot(id, index)
+            .map_or(0, |slot| self.count_others(id, slot, step.from));
+        Err(AllocateError::SharedInUse {
+            offset: step.from,
+            bytes,
+            others,
+        })
+    }
+
+    fn make_slot_private(&mut self, step: &Step) -> Result<(), AllocateError> {
+        let (id, index) = (step.place.tenant, step.place.slot);
+        self.check_usable(id)?;
+        let Some(mut slot) = self.take_slot(id, index) else {
+            return Ok(());
+        };
+        let outcome = self.own_from(id, (index, &mut slot), step.from);
+        slot.receded();
+        self.lay_down(id, index, slot);
+        outcome
+    }
+
+    /// Makes the memory of a slot, which has been taken out, its own from some byte on. Its fence
+    /// has passed.
+    fn own_from(
+        &mut self,
+        id: TenantId,
+        (index, slot): (usize, &mut Slot),
+        from: u64,
+    ) -> Result<(), AllocateError> {
+        if slot.bound() <= from {
+            return Ok(());
+        }
+        self.take_spare(id, slot)?;
+        self.part(id, index, slot)?;
+        slot.receded();
+        // What is left of it is the extent that the byte lies in.
+        let (Some(extent), to) = (slot.space.extent_around(from), slot.used()) else {
+            return Ok(());
+        };
+        if slot.shared <= from {
+            return Self::open(slot, extent);
+        }
+        let bytes = to.saturating_sub(extent.offset);
+        self.make_room(id, bytes)?;
+        let most = slot.space.most_at(extent.offset);
+        let Some(old) = slot.space.withdraw(extent.offset)? else {
+            return Ok(());
+        };
+        match self.copy_to_own(id, (index, slot), (extent, bytes), &old) {
+            Ok(true) => {
+                self.parted(id, index, slot, extent.offset, old);
+                slot.space.settle(extent.offset);
+                slot.lent = slot.lent.min(extent.offset);
+                let stained = slot.space.stain(extent.offset, to, id.0);
+                slot.touched = self.tick();
+                if let Some(block) = &mut slot.block {
+                    block.stained = block.stained.max(stained);
+                }
+                Ok(())
+            }
+            outcome => {
+                let handle = old.physical.as_raw();
+                let Err(failed) = slot.space.place_for(extent.offset, vec![old], most) else {
+                    return outcome.map(drop);
+                };
+                for piece in failed.pieces {
+                    self.parted(id, index, slot, extent.offset, piece);
+                }
+                if failed.stuck > 0 {
+                    self.stuck(id, index, slot, extent.offset, (handle, extent.size));
+                }
+                slot.broken = true;
+                Err(AllocateError::Lost {
+                    address: slot.space.address(),
+                    offset: extent.offset,
+                    bytes: extent.size,
+                    cause: failed.error,
+                })
+            }
+        }
+    }
+
+    /// Opens an extent that a slot has alone.
+    fn open(slot: &mut Slot, extent: Extent) -> Result<(), AllocateError> {
+        let opened = slot.space.cap(extent.offset, Right::ReadWrite);
+        opened.map_err(CommitError::Access)?;
+        slot.lent = slot.lent.min(extent.offset);
+        Ok(())
+    }
+
+    /// Places memory of a slot's own where a shared extent was, and copies its first bytes there.
+    /// False, and nothing is there, if nobody else shows the extent any more.
+    fn copy_to_own(
+        &mut self,
+        id: TenantId,
+        (index, slot): (usize, &mut Slot),
+        (extent, bytes): (Extent, u64),
+        old: &Piece,
+    ) -> Result<bool, AllocateError> {
+        // All of it is overwritten by the copy: there is nothing to scrub.
+        let count = self.commit(id, slot, extent.offset, bytes, true)?;
+        let other = self.other_holder(id, index, old.physical.as_raw());
+        let home = slot.block.as_ref().and_then(|block| block.home.clone());
+        let range = (extent.offset, bytes);
+        let copied = other.map(|other| self.copy_between(id, other, slot, range, home.as_ref()));
+        if !matches!(copied, Some(Ok(()))) {
+            self.uncommit(slot, extent.offset);
+            self.budget.refund(id, bytes);
+            self.budget.refund_mappings(id, count);
+        }
+        copied.map_or(Ok(false), |copied| copied.map(|()| true))
+    }
+}

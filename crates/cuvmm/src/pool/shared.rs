@@ -1,0 +1,384 @@
+//! Memory that several blocks of a tenant show under their first bytes: mapped under each of them,
+//! held and charged once.
+//!
+//! Which slots show an extent stands in the tenant's [`Book`]; a slot knows up to where it shares and
+//! leaves that out of its figures. Two slots that share an extent share all before it: sharing
+//! begins with a [fork](super::fork), which takes a prefix, and ends from behind.
+//!
+//! Every slot unmaps what it shows behind its own fence, so that the last one, which frees the
+//! memory, does so behind all of them. Whoever is left alone with an extent has it for its own. What
+//! a slot shows of memory that it shares, or may only read, and does not use is nobody's to reuse:
+//! it is [retired](super::retire).
+
+use std::collections::BTreeMap;
+
+use cuvmm_driver::PhysicalHandle;
+
+use super::budget::TenantId;
+use super::slot::Slot;
+use super::state::State;
+use super::tenancy::Tenancy;
+use crate::error::{AllocateError, CallError, CopyError};
+use crate::own::{Physical, Stream};
+use crate::region::{Extent, Fence, Piece};
+
+/// The extents that several slots of a tenant show.
+#[derive(Debug)]
+pub(crate) struct Book {
+    /// While somebody shows it, no other physical has its handle.
+    entries: BTreeMap<PhysicalHandle, Entry>,
+    bytes: u64,
+}
+
+/// An extent, at the same offset in all slots that show it.
+#[derive(Debug)]
+struct Entry {
+    offset: u64,
+    size: u64,
+    /// The numbers of the slots.
+    holders: Vec<usize>,
+}
+
+/// Who shows an extent after a slot has stopped to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    Nobody,
+    One(usize),
+    Several,
+}
+
+impl Book {
+    pub(crate) const fn new() -> Self {
+        Self {
+            entries: BTreeMap::new(),
+            bytes: 0,
+        }
+    }
+
+    /// Bytes of memory that stand in it.
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Notes that `other` shows what `slot` has at an offset.
+    fn add(&mut self, physical: &Physical, offset: u64, slot: usize, other: usize) {
+        let size = physical.size();
+        let entry = self.entries.entry(physical.as_raw()).or_insert_with(|| {
+            self.bytes += size;
+            Entry {
+                offset,
+                size,
+                holders: vec![slot],
+            }
+        });
+        entry.holders.push(other);
+    }
+
+    /// Notes that a slot shows an extent no more.
+    fn remove(&mut self, handle: PhysicalHandle, slot: usize) -> Left {
+        let Some(entry) = self.entries.get_mut(&handle) else {
+            return Left::Nobody;
+        };
+        entry.holders.retain(|&holder| holder != slot);
+        match *entry.holders {
+            [] => {
+                self.forget(handle);
+                Left::Nobody
+            }
+            [other] => Left::One(other),
+            _ => Left::Several,
+        }
+    }
+
+    fn forget(&mut self, handle: PhysicalHandle) {
+        if let Some(entry) = self.entries.remove(&handle) {
+            self.bytes -= entry.size;
+        }
+    }
+
+    /// Another slot that shows an extent.
+    fn other(&self, handle: PhysicalHandle, slot: usize) -> Option<usize> {
+        let entry = self.entries.get(&handle)?;
+        entry.holders.iter().copied().find(|&other| other != slot)
+    }
+
+    /// How many other slots show an extent.
+    fn others(&self, handle: PhysicalHandle) -> usize {
+        let entry = self.entries.get(&handle);
+        entry.map_or(0, |entry| entry.holders.len().saturating_sub(1))
+    }
+
+    /// Gives a slot what nobody else shows any more for its own.
+    pub(crate) fn settle(&mut self, index: usize, slot: &mut Slot) {
+        while let Some(last) = slot.shared.checked_sub(1) {
+            let mut there = slot.space.parts_in(last, slot.shared);
+            let Some((extent, physical)) = there.next() else {
+                return;
+            };
+            let handle = physical.as_raw();
+            if self.other(handle, index).is_some() {
+                return;
+            }
+            self.forget(handle);
+            let offset = extent.offset;
+            drop(there);
+            slot.shared = offset;
+        }
+    }
+}
+
+impl Tenancy {
+    /// Bytes of shared memory that some block uses or a lease keeps.
+    pub(crate) fn shared_in_use(&self) -> u64 {
+        let uses = |holder: usize, offset: u64| {
+            let slot = self.slot(holder);
+            slot.is_none_or(|slot| slot.used() > offset || slot.leases > 0)
+        };
+        let entries = self.book.entries.values();
+        entries
+            .filter(|entry| {
+                let mut holders = entry.holders.iter();
+                holders.any(|&holder| uses(holder, entry.offset))
+            })
+            .map(|entry| entry.size)
+            .sum()
+    }
+}
+
+impl Slot {
+    /// Up to where it may not write, or should not.
+    pub(crate) fn bound(&self) -> u64 {
+        self.shared.max(self.lent)
+    }
+
+    /// The extents that others show too and its block does not use, last first.
+    fn parting(&self) -> impl Iterator<Item = Extent> + '_ {
+        let (from, to) = (self.used(), self.shared);
+        let from = if self.is_free() { from } else { to };
+        let extents = self.space.extents().rev();
+        extents
+            .skip_while(move |extent| extent.offset >= to)
+            .take_while(move |extent| extent.offset >= from)
+    }
+
+    /// Whether memory that it may not write could be unmapped if its fence has passed.
+    pub(crate) fn has_parting(&self) -> bool {
+        let used = self.used();
+        let mut extents = self.space.extents().rev();
+        self.bound() > used
+            && self.is_free()
+            && extents.next().is_some_and(|extent| extent.offset >= used)
+    }
+
+    /// The memory that it shares and its block uses.
+    pub(crate) fn shared_parts(&self) -> impl Iterator<Item = (Extent, &Physical)> + '_ {
+        self.space.parts_in(0, self.shared.min(self.used()))
+    }
+}
+
+impl State {
+    /// Notes that a slot which was taken out shows what another has under its first bytes, up to
+    /// `end`.
+    pub(super) fn share(
+        &mut self,
+        id: TenantId,
+        from: usize,
+        (index, slot): (usize, &mut Slot),
+        end: u64,
+    ) {
+        let Some(tenancy) = self.tenants.get_mut(&id) else {
+            return;
+        };
+        for (extent, physical) in slot.space.parts_in(0, end) {
+            tenancy.book.add(physical, extent.offset, from, index);
+        }
+        slot.shared = end;
+        slot.lent = end;
+        if let Some(other) = tenancy.slot_mut(from) {
+            other.shared = other.shared.max(end);
+        }
+    }
+
+    /// Unmaps what slots have given up of memory that others show too, as far as their fences have
+    /// passed: then it is known whose it is.
+    pub(super) fn part_all(&mut self) {
+        let shares = |tenancy: &Tenancy| tenancy.book.bytes() > 0;
+        if self.tenants.values().any(shares) {
+            self.retire_all();
+        }
+    }
+
+    /// Unmaps what a slot, which has been taken out, shows of shared memory and does not use. Its
+    /// fence has passed, and nothing lies behind.
+    pub(super) fn part(
+        &mut self,
+        id: TenantId,
+        index: usize,
+        slot: &mut Slot,
+    ) -> Result<(), CallError> {
+        let offsets: Vec<u64> = slot.parting().map(|extent| extent.offset).collect();
+        let mut outcome = Ok(());
+        for offset in offsets {
+            match slot.space.withdraw(offset) {
+                Ok(Some(piece)) => self.parted(id, index, slot, offset, piece),
+                Ok(None) => {}
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
+            }
+        }
+        slot.receded();
+        outcome
+    }
+
+    /// The same with all that a slot shares, where a roll-back needs it: what cannot be unmapped is
+    /// out of use.
+    pub(super) fn unshare(&mut self, id: TenantId, index: usize, slot: &mut Slot) {
+        let extents: Vec<(Extent, PhysicalHandle)> = slot
+            .space
+            .parts_in(0, slot.shared)
+            .map(|(extent, physical)| (extent, physical.as_raw()))
+            .collect();
+        for (extent, handle) in extents.into_iter().rev() {
+            match slot.space.withdraw(extent.offset) {
+                Ok(Some(piece)) => self.parted(id, index, slot, extent.offset, piece),
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::error!(%error, "a roll-back could not unmap: quarantined");
+                    slot.space.quarantine(extent.offset);
+                    self.stuck(id, index, slot, extent.offset, (handle, extent.size));
+                }
+            }
+        }
+    }
+
+    /// Books a shared extent that was withdrawn from a slot, and keeps it if nobody else shows it.
+    pub(super) fn parted(
+        &mut self,
+        id: TenantId,
+        index: usize,
+        slot: &mut Slot,
+        offset: u64,
+        piece: Piece,
+    ) {
+        let (handle, size) = (piece.physical.as_raw(), piece.size());
+        match self.leave(id, index, slot, offset, handle) {
+            Left::Nobody => {
+                self.budget.refund(id, size);
+                self.keep(piece);
+            }
+            // Their mappings hold it.
+            Left::One(_) | Left::Several => drop(piece),
+        }
+    }
+
+    /// Books a mapping of a shared extent that can neither be used nor unmapped.
+    pub(super) fn stuck(
+        &mut self,
+        id: TenantId,
+        index: usize,
+        slot: &mut Slot,
+        offset: u64,
+        (handle, size): (PhysicalHandle, u64),
+    ) {
+        slot.broken = true;
+        let bytes = match self.leave(id, index, slot, offset, handle) {
+            Left::Nobody => {
+                self.budget.refund(id, size);
+                size
+            }
+            Left::One(_) | Left::Several => 0,
+        };
+        self.budget.quarantine(bytes, 1);
+    }
+
+    /// A slot shows a shared extent no more.
+    fn leave(
+        &mut self,
+        id: TenantId,
+        index: usize,
+        slot: &mut Slot,
+        offset: u64,
+        handle: PhysicalHandle,
+    ) -> Left {
+        slot.shared = slot.shared.min(offset);
+        self.budget.refund_mappings(id, 1);
+        let tenancy = self.tenants.get_mut(&id);
+        let left = tenancy.map_or(Left::Nobody, |tenancy| tenancy.book.remove(handle, index));
+        // One that has been taken out finds that it is alone when it is put back.
+        if let Left::One(other) = left
+            && let Some(other_slot) = self.take_slot(id, other)
+        {
+            self.put_slot(id, other, other_slot);
+        }
+        left
+    }
+
+    /// Another slot that shows an extent of a slot which was taken out.
+    pub(super) fn other_holder(
+        &self,
+        id: TenantId,
+        index: usize,
+        handle: PhysicalHandle,
+    ) -> Option<usize> {
+        self.tenants.get(&id)?.book.other(handle, index)
+    }
+
+    /// How many other slots show the extent of a slot that an offset lies in.
+    pub(super) fn count_others(&self, id: TenantId, slot: &Slot, offset: u64) -> usize {
+        let mut here = slot.space.parts_in(offset, offset.saturating_add(1));
+        let (Some((_, physical)), Some(tenancy)) = (here.next(), self.tenants.get(&id)) else {
+            return 0;
+        };
+        tenancy.book.others(physical.as_raw())
+    }
+
+    /// Copies bytes at an offset from one slot to the same place in another, behind what the stream
+    /// of that other one's block has queued. The first is not unmapped before that has passed.
+    pub(super) fn copy_between(
+        &mut self,
+        id: TenantId,
+        from: usize,
+        to: &Slot,
+        (offset, size): (u64, u64),
+        home: Option<&Stream>,
+    ) -> Result<(), AllocateError> {
+        let stream = match home {
+            Some(home) => home.clone(),
+            None => self.scrubber()?,
+        };
+        let Some(source) = self.slot_mut(id, from) else {
+            let bytes = to.space.size();
+            return Err(AllocateError::Copy(CopyError::OutOfRange {
+                offset,
+                size,
+                bytes,
+            }));
+        };
+        let copied = to
+            .space
+            .copy_within(&stream, offset, &source.space, offset, size);
+        copied.map_err(AllocateError::Copy)?;
+        match home {
+            None => self.device.relaxed(|| stream.synchronize())??,
+            Some(home) => source.is_read_on(home, offset),
+        }
+        Ok(())
+    }
+}
+
+impl Slot {
+    /// Work on a stream reads what lies behind an offset.
+    fn is_read_on(&mut self, stream: &Stream, offset: u64) {
+        if let Some(block) = &mut self.block {
+            let known = block.home.as_ref() == Some(stream) || block.users.contains(stream);
+            if !known {
+                block.users.push(stream.clone());
+            }
+        }
+        if self.used() <= offset {
+            self.fence.merge(Fence::streams(vec![stream.clone()]));
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! A cache of a small model's keys and values, and an attention on the processor that reads it through
+//! the strides, as a kernel does.
+
+use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::{DeviceAddress, Driver};
+use cuvmm::kv::{KvTensor, Layout, Part, SequenceId, Shape};
+use cuvmm::{KvCache, Stream, Tenant};
+
+use super::{D0, Rig};
+
+/// A token takes 128 KiB in all, and 16 KiB a tensor: 16 and 128 tokens a granule.
+pub const SMALL: Shape = Shape {
+    layers: 4,
+    kv_heads: 2,
+    head_size: 2048,
+    element_bytes: 4,
+    max_tokens: 400,
+    max_sequences: 6,
+};
+
+pub const LAYOUTS: [Layout; 2] = [Layout::TokenMajor, Layout::LayerMajor];
+
+pub fn build(tenant: &Tenant, stream: &Stream, layout: Layout) -> KvCache {
+    let builder = KvCache::builder(tenant, stream, SMALL);
+    builder.layout(layout).build().unwrap()
+}
+
+/// A row of small numbers that no other token, layer or part has.
+pub fn row(salt: u32, token: u64, layer: u32, part: Part) -> Vec<f32> {
+    let part = u32::from(part == Part::Value);
+    let seed = (salt * 7919 + token as u32) * 16 + layer * 2 + part;
+    let elements = SMALL.kv_heads * SMALL.head_size;
+    let value = |element: u32| {
+        let mixed = (seed ^ element.wrapping_mul(2_654_435_761)).wrapping_mul(2_246_822_519);
+        (mixed >> 16) as f32 / 65_536.0 - 0.5
+    };
+    (0..elements).map(value).collect()
+}
+
+/// Writes the rows of tokens of a sequence.
+pub fn fill(cache: &mut KvCache, id: SequenceId, salt: u32, tokens: std::ops::Range<u64>) {
+    for layer in 0..SMALL.layers {
+        for part in [Part::Key, Part::Value] {
+            let rows = tokens
+                .clone()
+                .flat_map(|token| row(salt, token, layer, part));
+            let rows: Vec<f32> = rows.collect();
+            let bytes = bytemuck::cast_slice(&rows);
+            cache
+                .write_rows(id, layer, part, tokens.start, bytes)
+                .unwrap();
+        }
+    }
+}
+
+/// One head of one token, found through the strides as a kernel finds it.
+fn element<B: Backing>(rig: &Rig<B>, tensor: KvTensor<'_>, token: u64, head: u64) -> Vec<f32>
+where
+    Machine<B>: Driver,
+{
+    let [token_stride, head_stride, element] = tensor.byte_strides();
+    assert_eq!(element, 4);
+    assert_eq!(
+        tensor.strides().map(|stride| stride * 4),
+        tensor.byte_strides()
+    );
+    let at = token * token_stride + head * head_stride;
+    let at = DeviceAddress(tensor.address().0 + at);
+    let mut found = vec![0f32; tensor.shape()[2] as usize];
+    rig.machine
+        .peek(D0, at, bytemuck::cast_slice_mut(&mut found))
+        .unwrap();
+    found
+}
+
+/// Attention of one query over all tokens of a sequence, one head of one layer.
+fn attention(query: &[f32], keys: &[Vec<f32>], values: &[Vec<f32>]) -> Vec<f32> {
+    let dot = |one: &[f32], other: &[f32]| one.iter().zip(other).map(|(a, b)| a * b).sum::<f32>();
+    let scale = (query.len() as f32).sqrt().recip();
+    let scores: Vec<f32> = keys.iter().map(|key| dot(query, key) * scale).collect();
+    let most = scores.iter().copied().fold(f32::MIN, f32::max);
+    let weights: Vec<f32> = scores.iter().map(|score| (score - most).exp()).collect();
+    let sum: f32 = weights.iter().sum();
+    let mut out = vec![0.0; query.len()];
+    for (weight, value) in weights.iter().zip(values) {
+        for (out, value) in out.iter_mut().zip(value) {
+            *out += weight / sum * value;
+        }
+    }
+    out
+}
+
+/// Compares a kernel's view of some heads of a sequence with what was written: token `n` of it by
+/// the salt that `salts` says.
+pub fn assert_attends<B: Backing>(rig: &Rig<B>, cache: &KvCache, id: SequenceId, salts: &[u32])
+where
+    Machine<B>: Driver,
+{
+    let view = cache.view(id).unwrap();
+    assert_eq!((view.id(), view.tokens()), (id, salts.len() as u64));
+    if !rig.keeps_bytes() {
+        return;
+    }
+    let size = SMALL.head_size as usize;
+    for (layer, head) in [(0, 0), (1, 1), (SMALL.layers - 1, 1)] {
+        let query = &row(99, 7, layer, Part::Key)[..size];
+        let seen = |tensor: Option<KvTensor<'_>>| -> Vec<Vec<f32>> {
+            let tensor = tensor.unwrap();
+            (0..view.tokens())
+                .map(|token| element(rig, tensor, token, head))
+                .collect()
+        };
+        let written = |part| -> Vec<Vec<f32>> {
+            let from = head as usize * size;
+            let of = |(token, &salt): (usize, &u32)| {
+                row(salt, token as u64, layer, part)[from..from + size].to_vec()
+            };
+            salts.iter().enumerate().map(of).collect()
+        };
+        let found = attention(query, &seen(view.key(layer)), &seen(view.value(layer)));
+        let wanted = attention(query, &written(Part::Key), &written(Part::Value));
+        assert_eq!(found, wanted, "layer {layer}, head {head}");
+    }
+    assert!(view.key(SMALL.layers).is_none());
+}

@@ -1,0 +1,712 @@
+//! Sequences that begin with another's tokens: what they show, what they hold together, and what
+//! happens to the memory when one of them ends, is cut or grows.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::unit_arg)]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::attention::{LAYOUTS, SMALL, assert_attends, fill};
+use common::sweep::{sweep, text};
+use common::{D0, G, Rig, pool};
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::{CUresult, Call, DeviceAddress, Driver};
+use cuvmm::error::{AllocateError, GrowAllError, KvCacheError};
+use cuvmm::kv::{Layout, Part, SequenceId, Shape};
+use cuvmm::{Hardened, KvCache, Limit, Mapper, Pool, Stream, Tenant};
+
+fn build(tenant: &Tenant, stream: &Stream, layout: Layout) -> KvCache {
+    let builder = KvCache::builder(tenant, stream, SMALL).layout(layout);
+    builder.may_fork(true).build().unwrap()
+}
+
+/// So many tokens by one salt and the rest by another.
+fn salts(parts: &[(u32, usize)]) -> Vec<u32> {
+    let parts = parts.iter();
+    parts.flat_map(|&(salt, count)| vec![salt; count]).collect()
+}
+
+/// Committed, in use, shared, idle, free, mappings, addresses.
+fn books(pool: &Pool) -> [u64; 7] {
+    let stats = pool.stats();
+    let idle = stats.warm + stats.limbo + stats.leased;
+    let balance = stats.in_use + stats.padding + stats.margin + idle + stats.shared;
+    assert_eq!(stats.committed, balance, "{stats:#?}");
+    [
+        stats.committed,
+        stats.in_use,
+        stats.shared,
+        idle,
+        stats.free,
+        stats.mappings,
+        stats.addresses,
+    ]
+}
+
+/// That a cache's figures are what the driver counts, with nothing idle and no stock.
+fn assert_held<B: Backing>(rig: &Rig<B>, cache: &KvCache, held: u64)
+where
+    Machine<B>: Driver,
+{
+    assert_eq!(rig.machine.live().physical_bytes, held);
+    assert_eq!((cache.stats().held, cache.stats().idle), (held, 0));
+}
+
+fn address(cache: &KvCache, id: SequenceId) -> DeviceAddress {
+    cache.view(id).unwrap().key(0).unwrap().address()
+}
+
+fn append_refused(outcome: Result<(), KvCacheError>) -> AllocateError {
+    match outcome.unwrap_err() {
+        KvCacheError::Append {
+            cause: GrowAllError::Refused { cause, .. },
+            ..
+        } => cause,
+        other => panic!("{other}"),
+    }
+}
+
+on_both! {
+    fn forks_read_the_prefix_and_grow_apart(rig) {
+        for layout in LAYOUTS {
+            let pool = pool(rig, 160);
+            let tenant = pool.tenant("a").register().unwrap();
+            let stream = Stream::new(&rig.device).unwrap();
+            let mut cache = build(&tenant, &stream, layout);
+            let root = cache.create(300).unwrap();
+            fill(&mut cache, root, 1, 0..300);
+            let at = address(&cache, root);
+            let end = cache.fork(root, 300).unwrap();
+            let middle = cache.fork(root, 270).unwrap();
+            let short = cache.fork(middle, 3).unwrap();
+            assert_eq!(cache.tokens(), 300 + 300 + 270 + 3);
+            cache.append(&[(root, 20), (end, 30), (middle, 50), (short, 40)]).unwrap();
+            fill(&mut cache, root, 2, 300..320);
+            fill(&mut cache, end, 3, 300..330);
+            fill(&mut cache, middle, 4, 270..320);
+            fill(&mut cache, short, 5, 3..43);
+            let grandchild = cache.fork(middle, 310).unwrap();
+            cache.append(&[(grandchild, 5)]).unwrap();
+            fill(&mut cache, grandchild, 6, 310..315);
+            let check = |cache: &KvCache, id, parts: &[(u32, usize)]| {
+                assert_attends(rig, cache, id, &salts(parts));
+            };
+            check(&cache, root, &[(1, 300), (2, 20)]);
+            check(&cache, end, &[(1, 300), (3, 30)]);
+            check(&cache, middle, &[(1, 270), (4, 50)]);
+            check(&cache, short, &[(1, 3), (5, 40)]);
+            check(&cache, grandchild, &[(1, 270), (4, 40), (6, 5)]);
+            assert_eq!(address(&cache, root), at);
+            // Who was first need not be last.
+            cache.free(root).unwrap();
+            check(&cache, end, &[(1, 300), (3, 30)]);
+            cache.free(middle).unwrap();
+            let other = cache.create(200).unwrap();
+            fill(&mut cache, other, 7, 0..200);
+            check(&cache, end, &[(1, 300), (3, 30)]);
+            check(&cache, grandchild, &[(1, 270), (4, 40), (6, 5)]);
+            check(&cache, short, &[(1, 3), (5, 40)]);
+            cache.free(end).unwrap();
+            check(&cache, grandchild, &[(1, 270), (4, 40), (6, 5)]);
+            assert_eq!(cache.stats().shared, 0, "it is alone");
+        }
+    }
+
+    fn a_prefix_is_held_once(rig) {
+        let pool = pool(rig, 160);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+        // 25 granules: six extents of 4 and one of 1.
+        let root = cache.create(400).unwrap();
+        assert_held(rig, &cache, 25 * G);
+        // Five of them whole, and 5 of the 16 tokens of a granule.
+        let forks: Vec<_> = (0..5).map(|_| cache.fork(root, 325).unwrap()).collect();
+        assert_held(rig, &cache, (25 + 5) * G);
+        let stats = cache.stats();
+        assert_eq!((stats.shared, stats.tokens), (20 * G, 400 + 5 * 325));
+        assert_eq!(stats.live, (400 + 5 * 5) << 17, "tokens that are there once");
+        assert_eq!(stats.padding, 5 * 11 << 17);
+        let tenants = tenant.stats();
+        assert_eq!((tenants.shared, tenants.in_use), (20 * G, 10 * G));
+        assert_eq!((tenants.committed, tenants.mappings), (30 * G, 7 + 5 * 6));
+        assert_eq!(rig.machine.live().mappings, 37);
+        assert_eq!(pool.stats().shared, 20 * G);
+        // Cut where nothing is shared, and in the common part.
+        cache.truncate(forks[0], 322).unwrap();
+        assert_eq!(cache.stats().live, (400 + 4 * 5 + 2) << 17);
+        cache.truncate(forks[0], 100).unwrap();
+        let stats = cache.stats();
+        assert_eq!((stats.live, stats.shared), ((400 + 4 * 5) << 17, 20 * G));
+        // Of the fork only two extents are left, and what it had alone has gone to the stock.
+        assert_eq!((stats.held, pool.stats().free), (29 * G, G));
+        assert_eq!(pool.stats().mappings, 37 - 4);
+        for id in forks {
+            cache.free(id).unwrap();
+        }
+        let stats = cache.stats();
+        assert_eq!((stats.shared, stats.held, stats.live), (0, 25 * G, 400 << 17));
+        assert_eq!(pool.stats().mappings, 7);
+        assert_eq!(pool.trim(0).unwrap(), 5 * G);
+        assert_held(rig, &cache, 25 * G);
+    }
+
+    fn what_was_shared_is_warm_when_one_is_left(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+        let root = cache.create(400).unwrap();
+        let fork = cache.fork(root, 400).unwrap();
+        cache.free(fork).unwrap();
+        cache.free(root).unwrap();
+        rig.faults.forget();
+        let next = cache.create(390).unwrap();
+        assert_eq!(rig.faults.total(), 0, "{:?}", rig.faults.calls());
+        fill(&mut cache, next, 3, 0..390);
+        assert_attends(rig, &cache, next, &[3; 390]);
+        // A fork that is left alone may not write what was lent to it: that is nobody's next.
+        let fork = cache.fork(next, 200).unwrap();
+        cache.free(next).unwrap();
+        cache.free(fork).unwrap();
+        let next = cache.create(200).unwrap();
+        fill(&mut cache, next, 4, 0..200);
+        assert_attends(rig, &cache, next, &[4; 200]);
+    }
+
+    fn a_fork_may_only_read_what_it_shares(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+        let root = cache.create(100).unwrap();
+        let fork = cache.fork(root, 90).unwrap();
+        let right_at = |at: DeviceAddress| {
+            let mappings = rig.machine.snapshot().mappings;
+            let found = mappings.iter().find(|found| found.address == at).unwrap();
+            format!("{:?}", found.access[0].flags)
+        };
+        let own = DeviceAddress(address(&cache, fork).0 + 4 * G);
+        assert_eq!(right_at(address(&cache, root)), right_at(own));
+        assert_ne!(right_at(address(&cache, fork)), right_at(own));
+        let row = vec![0; 16 << 10];
+        for (id, fixed) in [(root, 90), (fork, 90)] {
+            let refused = cache.write_rows(id, 0, Part::Key, 89, &row).unwrap_err();
+            assert!(matches!(
+                refused, KvCacheError::Fixed { first: 89, fixed: limit, .. } if limit == fixed
+            ), "{refused}");
+        }
+        cache.write_rows(root, 0, Part::Key, 90, &row).unwrap();
+        // Cut and grown again, it may be written again.
+        cache.truncate(fork, 7).unwrap();
+        cache.append(&[(fork, 2)]).unwrap();
+        assert!(cache.write_rows(fork, 0, Part::Key, 6, &row).is_err());
+        cache.write_rows(fork, 0, Part::Key, 7, &row).unwrap();
+        assert_eq!(right_at(address(&cache, fork)), right_at(address(&cache, root)));
+        assert!(cache.write_rows(root, 0, Part::Key, 7, &row).is_err());
+    }
+
+    fn who_is_cut_in_the_prefix_gets_memory_of_its_own(rig) {
+        for layout in LAYOUTS {
+            let pool = pool(rig, 160);
+            let tenant = pool.tenant("a").register().unwrap();
+            let stream = Stream::new(&rig.device).unwrap();
+            let mut cache = build(&tenant, &stream, layout);
+            let root = cache.create(390).unwrap();
+            fill(&mut cache, root, 1, 0..390);
+            let one = cache.fork(root, 390).unwrap();
+            let two = cache.fork(root, 390).unwrap();
+            // In the middle of a granule, at the end of an extent, and the one that lent.
+            for (id, cut) in [(one, 77), (two, 256), (root, 128)] {
+                let at = address(&cache, id);
+                cache.truncate(id, cut).unwrap();
+                cache.truncate(id, cut - 1).unwrap();
+                cache.append(&[(id, 1)]).unwrap();
+                fill(&mut cache, id, 8, cut - 1..cut);
+                cache.append(&[(id, 12)]).unwrap();
+                fill(&mut cache, id, 9, cut..cut + 12);
+                let cut = cut as usize;
+                assert_attends(rig, &cache, id, &salts(&[(1, cut - 1), (8, 1), (9, 12)]));
+                assert_eq!(address(&cache, id), at);
+                if id == one {
+                    assert_attends(rig, &cache, root, &[1; 390]);
+                }
+                if id != root {
+                    continue;
+                }
+                assert_attends(rig, &cache, one, &salts(&[(1, 76), (8, 1), (9, 12)]));
+                assert_attends(rig, &cache, two, &salts(&[(1, 255), (8, 1), (9, 12)]));
+            }
+            books(&pool);
+        }
+    }
+
+    fn memory_of_its_own_waits_for_readers(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let builder = KvCache::builder(&tenant, &stream, SMALL).may_fork(true);
+        let mut cache = builder.deadline(Duration::from_secs(20)).build().unwrap();
+        let root = cache.create(120).unwrap();
+        fill(&mut cache, root, 1, 0..120);
+        let fork = cache.fork(root, 120).unwrap();
+        // Work that still reads it, on another stream.
+        let other = Stream::new(&rig.device).unwrap();
+        cache.record_use(fork, &other).unwrap();
+        rig.machine.hold(D0, other.as_raw());
+        let at = address(&cache, fork);
+        rig.machine.queue_kernel(D0, other.as_raw(), vec![(at, 120 << 17)], vec![]).unwrap();
+        cache.truncate(fork, 60).unwrap();
+        let before = books(&pool);
+        let refused = append_refused(cache.try_append(&[(fork, 1), (root, 1)]));
+        assert!(matches!(
+            refused,
+            AllocateError::SharedInUse { offset, others: 1, .. } if offset == 60 << 17
+        ), "{refused}");
+        assert!(refused.is_shortage());
+        assert_eq!(books(&pool), before);
+        assert_eq!(cache.tokens(), 180);
+        std::thread::scope(|scope| {
+            let machine = &rig.machine;
+            scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(30));
+                machine.let_go_all(D0);
+            });
+            let begun = Instant::now();
+            cache.append(&[(fork, 1), (root, 1)]).unwrap();
+            assert!(begun.elapsed() >= Duration::from_millis(20));
+        });
+        fill(&mut cache, fork, 2, 60..61);
+        fill(&mut cache, root, 3, 120..121);
+        assert_attends(rig, &cache, fork, &salts(&[(1, 60), (2, 1)]));
+        assert_attends(rig, &cache, root, &salts(&[(1, 120), (3, 1)]));
+    }
+
+    fn memory_stays_until_all_who_show_it_have_passed(rig) {
+        let pool = pool(rig, 16);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+        let root = cache.create(120).unwrap();
+        let fork = cache.fork(root, 120).unwrap();
+        let other = Stream::new(&rig.device).unwrap();
+        cache.record_use(fork, &other).unwrap();
+        rig.machine.hold(D0, other.as_raw());
+        let at = address(&cache, fork);
+        rig.machine.queue_kernel(D0, other.as_raw(), vec![(at, 120 << 17)], vec![]).unwrap();
+        cache.free(fork).unwrap();
+        cache.free(root).unwrap();
+        let needy = pool.tenant("b").register().unwrap();
+        let refused = needy.try_allocate(16 * G).unwrap_err();
+        assert!(matches!(&refused, AllocateError::OutOfMemory(_)), "{refused}");
+        assert!(needy.try_allocate(9 * G).is_err(), "it holds 8 and half a granule at least");
+        rig.machine.let_go_all(D0);
+        // Nobody has looked after it yet: whoever is short of memory does.
+        drop(needy.try_allocate(16 * G).unwrap());
+        assert_eq!(cache.tokens(), 0);
+    }
+
+    fn others_take_what_forks_left(rig) {
+        let pool = pool(rig, 40);
+        let tenant = pool.tenant("a").guarantee(4 * G).register().unwrap();
+        let other = pool.tenant("b").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+        let root = cache.create(400).unwrap();
+        let forks = [400, 300, 200].map(|at| cache.fork(root, at).unwrap());
+        let theirs = other.allocate_on(&stream, 10 * G).unwrap();
+        assert!(other.try_allocate(8 * G).is_err());
+        let fits = cache.admission().unwrap();
+        for id in forks {
+            cache.truncate(id, 1).unwrap();
+        }
+        cache.truncate(root, 64).unwrap();
+        let after = cache.admission().unwrap();
+        assert!(after.now.bytes > fits.now.bytes + 20 * G, "{fits:?} {after:?}");
+        // 40 - 10, and what is left under the four sequences.
+        assert_eq!(after.now.bytes, 30 * G - cache.stats().held);
+        let more = other.try_allocate(after.taking_back.bytes - 4 * G + cache.stats().held).unwrap();
+        drop((theirs, more));
+        let one = cache.try_create(cache.admission().unwrap().taking_back.sequence).unwrap();
+        cache.free(one).unwrap();
+        drop(cache);
+        drop(tenant);
+        drop(other.try_allocate(40 * G).unwrap());
+        pool.close().unwrap_err();
+    }
+
+    fn admission_counts_what_must_be_replaced(rig) {
+        let pool = pool(rig, 24);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+        let root = cache.create(200).unwrap();
+        let fork = cache.fork(root, 200).unwrap();
+        assert_eq!(cache.stats().held, 14 * G);
+        cache.truncate(fork, 120).unwrap();
+        let fits = cache.admission().unwrap().now;
+        // The fork writes behind the first extent in memory of its own: 7 granules, and 3 of the
+        // other one's.
+        assert_eq!((fits.bytes, fits.each), (11 * G, 56));
+        assert!(cache.try_append(&[root, fork].map(|id| (id, 57))).is_err());
+        cache.try_append(&[root, fork].map(|id| (id, 56))).unwrap();
+        assert_eq!(cache.admission().unwrap().now.bytes, G);
+        let theirs = pool.tenant("b").register().unwrap();
+        let left = cache.admission().unwrap().now.bytes;
+        drop(theirs.try_allocate(left).unwrap());
+    }
+
+    fn what_cannot_be_forked(rig) {
+        let pool = pool(rig, 24);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut plain = KvCache::builder(&tenant, &stream, SMALL).build().unwrap();
+        let id = plain.create(20).unwrap();
+        assert!(matches!(plain.fork(id, 20), Err(KvCacheError::MayNotFork)));
+        plain.free(id).unwrap();
+        let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+        let root = cache.create(200).unwrap();
+        assert!(matches!(plain.fork(root, 20), Err(KvCacheError::NoSuchSequence { .. })));
+        assert!(matches!(cache.fork(root, 0), Err(KvCacheError::NoTokens)));
+        assert!(matches!(
+            cache.fork(root, 201),
+            Err(KvCacheError::ForkTooLong { tokens: 200, wanted: 201, .. })
+        ));
+        let theirs = tenant.allocate_on(&stream, 11 * G).unwrap();
+        let before = (books(&pool), cache.stats());
+        match cache.try_fork(root, 190).unwrap_err() {
+            KvCacheError::Fork {
+                tokens: 190,
+                cause: AllocateError::OutOfMemory(shortage),
+                ..
+            } => assert!(shortage.wanted > 0 && shortage.available < shortage.wanted),
+            other => panic!("{other}"),
+        }
+        assert_eq!((books(&pool), cache.stats()), before);
+        // Whole extents take no memory.
+        let fork = cache.try_fork(root, 192).unwrap();
+        drop(theirs);
+        cache.free(fork).unwrap();
+        for _ in 1..SMALL.max_sequences {
+            cache.fork(root, 3).unwrap();
+        }
+        assert!(matches!(
+            cache.fork(root, 3),
+            Err(KvCacheError::TooManySequences { held: 6, limit: 6 })
+        ));
+        // A copy would become part of a graph.
+        let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+        let root = cache.create(36).unwrap();
+        let guard = pool.capture_guard();
+        let refused = cache.try_fork(root, 35).unwrap_err();
+        assert!(matches!(
+            refused, KvCacheError::Fork { cause: AllocateError::Capturing(_), .. }
+        ), "{refused}");
+        cache.try_fork(root, 32).unwrap();
+        drop(guard);
+        tenant.unregister();
+        assert!(matches!(
+            cache.fork(root, 32),
+            Err(KvCacheError::Fork { cause: AllocateError::Unregistered { .. }, .. })
+        ));
+    }
+
+    fn compaction_leaves_what_is_shared(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+        // Granule by granule.
+        let root = cache.create(16).unwrap();
+        for _ in 0..8 {
+            cache.append(&[(root, 16)]).unwrap();
+        }
+        fill(&mut cache, root, 1, 0..144);
+        let fork = cache.fork(root, 64).unwrap();
+        cache.append(&[(fork, 40)]).unwrap();
+        fill(&mut cache, fork, 2, 64..104);
+        let before = cache.stats();
+        assert_eq!(before.shared, 4 * G);
+        rig.device.synchronize().unwrap();
+        let done = pool.compact(|_| true).unwrap();
+        assert_eq!(done.copied, 4 * G, "{done:?}");
+        assert_eq!(cache.stats().shared, 4 * G);
+        assert_attends(rig, &cache, root, &[1; 144]);
+        assert_attends(rig, &cache, fork, &salts(&[(1, 64), (2, 40)]));
+        cache.free(fork).unwrap();
+        let done = pool.compact(|_| true).unwrap();
+        assert_eq!(done.copied, 4 * G, "{done:?}");
+        assert_attends(rig, &cache, root, &[1; 144]);
+    }
+
+    fn a_hardened_pool_fills_nothing_that_is_shared(rig) {
+        let limit = Limit::Bytes(64 * G);
+        let pool = Pool::builder(&rig.device).limit(limit).hardened(Hardened::new());
+        let pool = pool.build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+        let root = cache.create(200).unwrap();
+        fill(&mut cache, root, 1, 0..200);
+        let one = cache.fork(root, 200).unwrap();
+        let two = cache.fork(root, 150).unwrap();
+        cache.truncate(root, 20).unwrap();
+        cache.append(&[(root, 3)]).unwrap();
+        fill(&mut cache, root, 2, 20..23);
+        assert_attends(rig, &cache, one, &[1; 200]);
+        assert_attends(rig, &cache, two, &[1; 150]);
+        cache.free(root).unwrap();
+        cache.free(one).unwrap();
+        assert_attends(rig, &cache, two, &[1; 150]);
+        cache.free(two).unwrap();
+        pool.trim(0).unwrap();
+        let stats = pool.stats();
+        assert_eq!((stats.committed, stats.free, stats.mappings), (0, 0, 0), "{stats:#?}");
+    }
+
+    fn with_a_mapper_nobody_makes_driver_calls_for_what_forks_left(rig) {
+        let mapper = Mapper::start(&rig.device).unwrap();
+        let limit = Limit::Bytes(64 * G);
+        let pool = Pool::builder(&rig.device).limit(limit).mapper(&mapper).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+        let root = cache.create(200).unwrap();
+        let forks = [200, 190, 100].map(|at| cache.fork(root, at).unwrap());
+        rig.machine.hold(D0, stream.as_raw());
+        let at = address(&cache, forks[1]);
+        rig.machine.queue_kernel(D0, stream.as_raw(), vec![(at, 190 << 17)], vec![]).unwrap();
+        for id in forks {
+            cache.free(id).unwrap();
+        }
+        assert!(pool.stats().mappings > 4);
+        rig.machine.let_go_all(D0);
+        let begun = Instant::now();
+        while pool.stats().shared > 0 {
+            assert!(begun.elapsed().as_secs() < 20, "{:#?}", pool.stats());
+            std::thread::yield_now();
+        }
+        // The last to leave may be a moment behind it.
+        let _ = common::calls_without_mapper(&rig.device, &pool);
+        assert_eq!(cache.stats().held - cache.stats().margin, 13 * G);
+        drop(cache);
+        drop(tenant);
+        pool.close().unwrap();
+    }
+
+    fn a_tenant_ends_with_its_last_fork(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut cache = build(&tenant, &stream, Layout::LayerMajor);
+        let root = cache.create(270).unwrap();
+        let fork = cache.fork(root, 260).unwrap();
+        drop(tenant.clone());
+        tenant.unregister();
+        cache.free(root).unwrap();
+        assert_eq!(pool.stats().tenants[0].blocks, 8);
+        cache.free(fork).unwrap();
+        drop(cache);
+        // What passes is looked after by whoever comes next.
+        pool.trim(0).unwrap();
+        let stats = pool.stats();
+        assert_eq!((stats.tenants.len(), stats.committed), (0, 0), "{stats:#?}");
+        pool.close().unwrap();
+    }
+}
+
+/// What a failure leaves as it was: the driver's page tables besides, which the sweep compares.
+struct World {
+    pool: Pool,
+    cache: KvCache,
+    ids: Vec<SequenceId>,
+}
+
+fn world(rig: &Rig<cuvmm::driver::model::Nothing>, layout: Layout) -> World {
+    let pool = pool(rig, 160);
+    let tenant = pool.tenant("a").register().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    let mut cache = build(&tenant, &stream, layout);
+    let ids = vec![cache.create(300).unwrap()];
+    World { pool, cache, ids }
+}
+
+fn picture(world: &World) -> ([u64; 7], cuvmm::kv::KvCacheStats) {
+    (books(&world.pool), world.cache.stats())
+}
+
+#[test]
+fn every_driver_call_failed_once() {
+    for (layout, forking, cutting) in [(Layout::TokenMajor, 14, 5), (Layout::LayerMajor, 64, 40)] {
+        let fork = |_: &Rig<_>, world: &mut World| {
+            let id = text(world.cache.fork(world.ids[0], 290))?;
+            Ok(world.ids.push(id))
+        };
+        let calls = sweep(|rig| world(rig, layout), fork, picture, true);
+        assert!(calls >= forking, "{layout:?}: {calls}");
+        let forked = |rig: &Rig<_>| {
+            let mut world = world(rig, layout);
+            fork(rig, &mut world).unwrap();
+            world
+        };
+        // A fork of a fork shares what is shared already.
+        let calls = sweep(
+            forked,
+            |_, world| Ok(world.ids.push(text(world.cache.fork(world.ids[1], 280))?)),
+            picture,
+            true,
+        );
+        assert!(calls >= forking, "{layout:?}: {calls}");
+        for who in [0, 1] {
+            let cut = |rig: &Rig<_>| {
+                let mut world = forked(rig);
+                world.cache.truncate(world.ids[who], 70).unwrap();
+                // What was given up is not to change hands under the sweep.
+                world.pool.trim(0).unwrap();
+                world
+            };
+            // Token-major one block is replaced or none is, layer-major each.
+            let whole = layout == Layout::TokenMajor;
+            let calls = sweep(
+                cut,
+                |_, world| text(world.cache.append(&[(world.ids[who], 1)])),
+                picture,
+                whole,
+            );
+            assert!(calls >= cutting, "{layout:?}: {calls}");
+        }
+        let alone = |rig: &Rig<_>| {
+            let mut world = forked(rig);
+            let root = world.ids.remove(0);
+            world.cache.free(root).unwrap();
+            world.cache.truncate(world.ids[0], 70).unwrap();
+            world.pool.trim(0).unwrap();
+            world
+        };
+        let opened = |_: &Rig<_>, world: &mut World| text(world.cache.append(&[(world.ids[0], 1)]));
+        let calls = sweep(alone, opened, picture, layout == Layout::TokenMajor);
+        assert!(calls >= 1, "{layout:?}: {calls}");
+        // Ending one never fails, whatever the driver says.
+        let calls = sweep(
+            forked,
+            |_, world| {
+                if world.ids.len() > 1 {
+                    let fork = world.ids.remove(1);
+                    text(world.cache.free(fork))?;
+                }
+                Ok(())
+            },
+            |_| (),
+            false,
+        );
+        assert!(calls >= 2, "{layout:?}: {calls}");
+    }
+}
+
+#[test]
+fn what_neither_can_be_replaced_nor_put_back_is_lost_and_counted() {
+    let rig = common::model();
+    let World {
+        pool,
+        mut cache,
+        mut ids,
+    } = world(&rig, Layout::TokenMajor);
+    ids.push(cache.fork(ids[0], 300).unwrap());
+    cache.truncate(ids[1], 70).unwrap();
+    let (held, mappings) = (pool.stats().committed, pool.stats().mappings);
+    rig.faults
+        .arm(Fault::from(1, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemMap));
+    let lost = append_refused(cache.append(&[(ids[1], 1)]));
+    assert!(
+        matches!(&lost, AllocateError::Lost { offset, bytes, .. }
+            if (*offset, *bytes) == (8 * G - 4 * G, 4 * G)),
+        "{lost}"
+    );
+    rig.faults.disarm();
+    let stats = pool.stats();
+    assert_eq!(
+        (stats.committed, stats.quarantined),
+        (held, 0),
+        "{stats:#?}"
+    );
+    assert_eq!(stats.mappings, mappings - 1);
+    assert_eq!(stats.mappings, rig.machine.live().mappings as u64);
+    // The other one has all that it had.
+    cache.append(&[(ids[0], 1)]).unwrap();
+    cache.free(ids[1]).unwrap();
+    cache.free(ids[0]).unwrap();
+    drop(cache);
+    pool.close().unwrap();
+    common::nothing_left(rig);
+}
+
+#[test]
+fn a_mapping_that_a_roll_back_cannot_undo_is_quarantined() {
+    let rig = common::model();
+    let World {
+        pool,
+        mut cache,
+        ids,
+    } = world(&rig, Layout::TokenMajor);
+    let before = books(&pool);
+    // The second extent cannot be mapped, and the first one not unmapped.
+    rig.faults
+        .arm(Fault::nth(2, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemMap));
+    rig.faults
+        .arm(Fault::all(CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemUnmap));
+    assert!(cache.fork(ids[0], 300).is_err());
+    rig.faults.disarm();
+    let stats = pool.stats();
+    // The memory is the other sequence's still: only the mapping and its addresses are out of use.
+    assert_eq!(stats.quarantined, 0);
+    assert_eq!(stats.mappings, before[5] + 1);
+    assert_eq!((stats.committed, stats.shared), (before[0], 0));
+    assert!(stats.addresses > before[6]);
+    cache.free(ids[0]).unwrap();
+    drop(cache);
+    pool.close().unwrap();
+    common::nothing_left(rig);
+}
+
+/// A model like Llama 3 8B, whose tokens take 128 KiB.
+const LLAMA: Shape = Shape {
+    layers: 32,
+    kv_heads: 8,
+    head_size: 128,
+    element_bytes: 2,
+    max_tokens: 8192,
+    max_sequences: 16,
+};
+
+#[test]
+fn eight_answers_to_a_prompt() {
+    let rig = common::model();
+    let pool = pool(&rig, 1024);
+    let tenant = pool.tenant("a").register().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    let builder = KvCache::builder(&tenant, &stream, LLAMA).may_fork(true);
+    // Whatever else was asked for, extents are small enough to be shared.
+    let mut cache = builder.largest_extent(1 << 30).build().unwrap();
+    let prompt = cache.create(4100).unwrap();
+    assert_eq!(pool.stats().mappings, 65);
+    let before = pool.calls();
+    let answers: Vec<_> = (0..8).map(|_| cache.fork(prompt, 4100).unwrap()).collect();
+    let calls = pool.calls().since(&before);
+    assert_eq!(calls.count(Call::MemMap), 8 * 65);
+    assert_eq!(calls.count(Call::MemcpyDtoDAsync), 8);
+    let stats = cache.stats();
+    assert_eq!(stats.held, (512 << 20) + 9 * G);
+    assert_eq!(stats.shared, 512 << 20);
+    for _ in 0..100 {
+        let step: Vec<_> = answers.iter().map(|&id| (id, 1)).collect();
+        cache.append(&step).unwrap();
+    }
+    cache.free(prompt).unwrap();
+    let stats = cache.stats();
+    assert_eq!(stats.live, (4096 << 17) + (8 * 104 << 17));
+    assert!(
+        stats.held - stats.margin <= (512 << 20) + 8 * 8 * G,
+        "{stats:?}"
+    );
+}

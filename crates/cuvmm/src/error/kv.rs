@@ -30,6 +30,12 @@ pub enum KvCacheError {
         /// Its number.
         sequence: u64,
     },
+    /// The sequence sleeps, and has no memory for rows.
+    #[error("sequence #{sequence} sleeps: wake it first")]
+    Asleep {
+        /// Its number.
+        sequence: u64,
+    },
     /// The model has no such layer.
     #[error("layer {layer} of {layers}")]
     NoSuchLayer {

@@ -17,6 +17,10 @@
 //! - **[Admission](KvCache::admission)** says before a sequence is begun how much fits, now and at
 //!   worst.
 //!
+//! - **Asleep** a cache keeps its addresses and nothing else: sequences' blocks bear the cache's
+//!   [tag](KvCacheBuilder::tag), by which [`Tenant::blocks`] puts them to sleep and wakes them.
+//!   Forks that have slept share no memory any more.
+//!
 //! Blocks are asked for in whole granules, so that most tokens concern the cache alone; the pool's
 //! figures count those granules as in use. [`KvCache::stats`] counts tokens.
 //!
@@ -195,6 +199,7 @@ impl KvCache {
         grow: Grow,
         make_private: MakePrivate,
     ) -> Result<(), KvCacheError> {
+        self.check_awake(step)?;
         let mut added = 0;
         let outcome = self
             .add(step, &mut added)
@@ -221,6 +226,20 @@ impl KvCache {
                 Err(error)
             }
         }
+    }
+
+    /// Whether none of these sequences sleeps, whose memory would not be there for the rows.
+    fn check_awake(&self, step: &[(SequenceId, u64)]) -> Result<(), KvCacheError> {
+        if !self.tenant.has_sleepers() {
+            return Ok(());
+        }
+        for &(id, _) in step {
+            if self.sequences.get(id)?.blocks.iter().any(Block::is_asleep) {
+                let sequence = id.number();
+                return Err(KvCacheError::Asleep { sequence });
+            }
+        }
+        Ok(())
     }
 
     /// Counts what is to be appended, of the first `added` of a batch if it cannot be.

@@ -169,6 +169,11 @@ impl Tenant {
         Ok(rising.collect())
     }
 
+    /// Whether any of its blocks sleeps, or somebody is moving one. Asks no lock.
+    pub(crate) fn has_sleepers(&self) -> bool {
+        self.owner().shelves.is_bypassed()
+    }
+
     /// Takes back what of its memory is idle; gives it to the driver if that is wished.
     pub(crate) fn give_up_idle(&self, release: bool) -> Result<u64, CallError> {
         let owner = self.owner();

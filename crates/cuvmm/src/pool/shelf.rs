@@ -135,7 +135,7 @@ impl Shelf {
         let mut contents = self.lock();
         // Asked under the lock: one who begins to wait looks at every shelf after saying so, and so
         // does one who has them bypassed.
-        let bypassed = held.owner.shelves.bypassed.load(Ordering::Relaxed);
+        let bypassed = held.owner.shelves.is_bypassed();
         let awaited = bypassed || held.owner.core.is_awaited();
         if contents.closed || contents.blocks.len() >= ROOM || awaited {
             return Err(held);
@@ -188,6 +188,11 @@ impl Shelves {
 
     fn made<'a>(&'a self, shelf: &'a OnceLock<Arc<Shelf>>) -> &'a Arc<Shelf> {
         shelf.get_or_init(|| Arc::new(Shelf::new(Arc::clone(&self.clock))))
+    }
+
+    /// Whether nothing is put there for now: some block of the tenant sleeps or is moving.
+    pub(crate) fn is_bypassed(&self) -> bool {
+        self.bypassed.load(Ordering::Relaxed)
     }
 
     /// The shelf for blocks of a stream: its own, as long as there are enough.

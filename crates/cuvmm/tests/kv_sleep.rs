@@ -1,0 +1,221 @@
+//! A cache of keys and values that sleeps and wakes: attention reads what it read before, forks with
+//! common memory among them.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use std::cell::Cell;
+
+use common::attention::{LAYOUTS, SMALL, assert_attends, fill};
+use common::{G, pool};
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::{CUresult, Call};
+use cuvmm::error::{AllocateError, KvCacheError, SleepError, WakeError};
+use cuvmm::kv::{Layout, SequenceId};
+use cuvmm::sleep::Progress;
+use cuvmm::{Contents, HostStore, KvCache, Pool, Stream, Tenant};
+
+fn build(tenant: &Tenant, stream: &Stream, layout: Layout) -> KvCache {
+    let builder = KvCache::builder(tenant, stream, SMALL).layout(layout);
+    builder.tag("kv").may_fork(true).build().unwrap()
+}
+
+fn salts(parts: &[(u32, usize)]) -> Vec<u32> {
+    let parts = parts.iter();
+    parts.flat_map(|&(salt, count)| vec![salt; count]).collect()
+}
+
+/// Committed, shared, asleep; the books are balanced.
+fn books(pool: &Pool) -> [u64; 3] {
+    let stats = pool.stats();
+    let idle = stats.warm + stats.limbo + stats.leased;
+    let balance = stats.in_use + stats.padding + stats.margin + idle + stats.shared;
+    assert_eq!(stats.committed, balance, "{stats:#?}");
+    [stats.committed, stats.shared, stats.asleep]
+}
+
+/// A root with 300 tokens, a fork of 290 and 20 of its own, and a fork of that.
+fn family(cache: &mut KvCache) -> [(SequenceId, Vec<u32>); 3] {
+    let root = cache.create(300).unwrap();
+    fill(cache, root, 1, 0..300);
+    let fork = cache.fork(root, 290).unwrap();
+    cache.append(&[(fork, 20)]).unwrap();
+    fill(cache, fork, 2, 290..310);
+    let last = cache.fork(fork, 305).unwrap();
+    [
+        (root, salts(&[(1, 300)])),
+        (fork, salts(&[(1, 290), (2, 20)])),
+        (last, salts(&[(1, 290), (2, 15)])),
+    ]
+}
+
+on_both! {
+    fn attention_reads_the_same_after_a_sleep(rig) {
+        for layout in LAYOUTS {
+            let pool = pool(rig, 240);
+            let [tenant, other] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+            let stream = Stream::new(&rig.device).unwrap();
+            let store = HostStore::builder(&rig.device).pinned(240 * G).build().unwrap();
+            let mut cache = build(&tenant, &stream, layout);
+            let mut family = family(&mut cache);
+            let addresses = |cache: &KvCache| -> Vec<_> {
+                cache.views().map(|view| view.key(1).unwrap().address()).collect()
+            };
+            let before = addresses(&cache);
+            assert!(books(&pool)[1] > 0, "they share");
+            let patient = tenant.blocks().tag("kv");
+            let slept = patient.sleep(Contents::Keep(&store)).unwrap();
+            assert_eq!(books(&pool)[..2], [0, 0]);
+            assert_eq!(pool.stats().mappings, 0);
+            assert!(slept.given < slept.kept, "what they shared was there once");
+            // Somebody soils all of it.
+            let theirs = other.allocate_on(&stream, 240 * G).unwrap();
+            theirs.write(0, &vec![0xFF; (40 * G) as usize]).unwrap();
+            drop(theirs);
+            stream.synchronize().unwrap();
+            // Sleeping sequences neither grow nor fork.
+            let grown = cache.append(&[(family[0].0, 200)]);
+            assert!(matches!(grown, Err(KvCacheError::Asleep { .. })), "{grown:?}");
+            let forked = cache.fork(family[0].0, 10);
+            assert!(matches!(
+                forked,
+                Err(KvCacheError::Fork { cause: AllocateError::Asleep { .. }, .. })
+            ));
+            let woken = patient.wake().unwrap();
+            assert_eq!(woken.restored, slept.kept);
+            assert_eq!(addresses(&cache), before);
+            let [committed, shared, asleep] = books(&pool);
+            assert_eq!((shared, asleep), (0, 0), "each has its own now");
+            assert!(committed >= slept.kept);
+            for (id, salts) in &family {
+                assert_attends(rig, &cache, *id, salts);
+            }
+            // And they go on as before: cut in what they shared, and grown.
+            let (fork, salts) = &mut family[1];
+            cache.truncate(*fork, 100).unwrap();
+            cache.append(&[(*fork, 50)]).unwrap();
+            fill(&mut cache, *fork, 9, 100..150);
+            salts.truncate(100);
+            salts.extend([9; 50]);
+            let again = cache.fork(*fork, 150).unwrap();
+            assert_attends(rig, &cache, again, salts);
+            for (id, salts) in &family {
+                assert_attends(rig, &cache, *id, salts);
+            }
+            drop(cache);
+            tenant.blocks().sleep(Contents::Discard).unwrap();
+            drop(other);
+            assert_eq!(books(&pool), [0; 3]);
+        }
+    }
+
+    fn forks_that_were_not_to_sleep_after_all_share_as_before(rig) {
+        let pool = pool(rig, 240);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let store = HostStore::builder(&rig.device).pinned(240 * G).build().unwrap();
+        let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+        let family = family(&mut cache);
+        let before = (books(&pool), rig.machine.snapshot());
+        let calls = Cell::new(0);
+        for stop in 1..6 {
+            let watch = |_: &Progress| {
+                calls.set(calls.get() + 1);
+                calls.get() < stop
+            };
+            let watched = tenant.blocks().watch(&watch);
+            for contents in [Contents::Discard, Contents::Keep(&store)] {
+                calls.set(0);
+                match watched.sleep(contents) {
+                    Err(SleepError::Cancelled) => {}
+                    other => {
+                        assert!(stop > 3, "{other:?}");
+                        other.unwrap();
+                        return;
+                    }
+                }
+                assert_eq!((books(&pool), rig.machine.snapshot()), before);
+                for (id, salts) in &family {
+                    assert_attends(rig, &cache, *id, salts);
+                }
+            }
+        }
+    }
+}
+
+/// A tenant with a family of forks, and what they hold.
+fn world(rig: &common::Rig<cuvmm::driver::model::Nothing>) -> (KvCache, HostStore, Pool, Tenant) {
+    let pool = pool(rig, 240);
+    let tenant = pool.tenant("a").register().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    let store = HostStore::builder(&rig.device)
+        .pinned(32 * G)
+        .build()
+        .unwrap();
+    let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+    let root = cache.create(120).unwrap();
+    let fork = cache.fork(root, 100).unwrap();
+    cache.fork(fork, 70).unwrap();
+    stream.synchronize().unwrap();
+    (cache, store, pool, tenant)
+}
+
+#[test]
+fn every_driver_call_of_forks_falling_asleep_failed_once() {
+    for keep in [false, true] {
+        let calls = common::sweep::sweep(
+            world,
+            |_, (_, store, _, tenant)| {
+                let contents = match keep {
+                    true => Contents::Keep(store),
+                    false => Contents::Discard,
+                };
+                let slept = common::sweep::text(tenant.blocks().sleep(contents))?;
+                assert_eq!(slept.blocks, 3);
+                Ok(())
+            },
+            |(cache, store, pool, _)| (books(pool), store.free(), cache.tokens()),
+            true,
+        );
+        assert!(calls >= 9, "{calls}");
+    }
+}
+
+/// The roll-back fails too, at one mapping after the other.
+#[test]
+fn a_family_of_which_some_stay_asleep_wakes_whole() {
+    let mut stayed = 0;
+    for nth in 1..9 {
+        let rig = common::model();
+        let (cache, store, pool, tenant) = world(&rig);
+        rig.faults.forget();
+        let code = CUresult::CUDA_ERROR_UNKNOWN;
+        rig.faults.arm(Fault::nth(6, code).of(Call::MemUnmap));
+        rig.faults.arm(Fault::nth(nth, code).of(Call::MemMap));
+        let outcome = tenant.blocks().sleep(Contents::Keep(&store));
+        rig.faults.disarm();
+        match outcome {
+            Err(SleepError::Stayed { blocks, .. }) => {
+                stayed += 1;
+                assert_eq!(blocks, 1);
+            }
+            Err(SleepError::Call(_)) => {}
+            other => panic!("{other:?}"),
+        }
+        let stats = pool.stats();
+        let live = rig.machine.live();
+        let held = stats.committed + stats.free + stats.quarantined;
+        assert_eq!(held, live.physical_bytes, "{nth}: {stats:#?}");
+        assert_eq!(stats.mappings, live.mappings as u64, "{nth}: {stats:#?}");
+        books(&pool);
+        match tenant.blocks().wake() {
+            Ok(_) => {}
+            Err(WakeError::Memory { .. }) => panic!("{nth}: there is room"),
+            Err(error) => panic!("{nth}: {error}"),
+        }
+        assert_eq!(books(&pool)[2], 0);
+        drop((cache, store, tenant, pool));
+        common::nothing_left(rig);
+    }
+    assert!(stayed > 2, "{stayed}");
+}

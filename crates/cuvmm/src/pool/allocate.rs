@@ -111,6 +111,7 @@ impl State {
     }
 
     /// What a block asks of its slot, if it may be at all.
+    #[inline(always)]
     pub(super) fn needs(&self, id: TenantId, wanted: &Wanted<'_>) -> Result<Needs, AllocateError> {
         let &Wanted { size, capacity, .. } = wanted;
         if size == 0 {
@@ -150,6 +151,7 @@ impl State {
     }
 
     /// Puts a block in a slot that was taken out, and memory under it; or the slot is as before.
+    #[inline(always)]
     pub(super) fn move_in(
         &mut self,
         id: TenantId,
@@ -254,9 +256,9 @@ impl State {
         let Some(tenancy) = self.tenants.get(&id) else {
             return Ok(None);
         };
-        // Too little memory is worse than a fence, and a fence is worse than too much memory. Rows
-        // stay whole if it makes no difference.
-        let mut candidates = [(true, true, u64::MAX, true, usize::MAX); CANDIDATES];
+        // Too little memory is worse than a fence, and a fence is worse than too much memory. Where
+        // that is the same, rows stay whole: what differs does so by whole granules.
+        let mut candidates = [(true, true, u64::MAX, usize::MAX); CANDIDATES];
         let fitting = tenancy
             .reusable(needs.class)
             .take(CANDIDATES)
@@ -265,14 +267,14 @@ impl State {
         for ((index, slot), candidate) in fitting.zip(&mut candidates) {
             let held = slot.space.bytes();
             let ready = slot.is_before(home);
-            let rowed = tenancy.rows.has(index);
-            *candidate = (held < used, !ready, held.abs_diff(used), rowed, index);
+            let differs = held.abs_diff(used) + u64::from(tenancy.rows.has(index));
+            *candidate = (held < used, !ready, differs, index);
             count += 1;
         }
         let candidates = candidates.get_mut(..count).unwrap_or_default();
         candidates.sort_unstable();
-        for &mut (.., index) in candidates {
-            if self.is_ready_for(id, index, home)? {
+        for &mut (_, unready, _, index) in candidates {
+            if !unready || self.is_ready_for(id, index, home)? {
                 return Ok(Some(index));
             }
         }

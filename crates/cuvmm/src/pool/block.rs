@@ -241,6 +241,7 @@ impl<'a> BlockBuilder<'a> {
     }
 
     /// A block of the same shape that was freed on the home stream a moment ago.
+    #[inline]
     fn shelved(&self) -> Option<Held> {
         let Wanted {
             size,
@@ -264,6 +265,7 @@ impl<'a> BlockBuilder<'a> {
         self.owner.shelves.of(home)?.take(home, shape)
     }
 
+    #[inline]
     fn held(&self, place: Place) -> Held {
         Held {
             owner: Arc::clone(self.owner),
@@ -280,6 +282,7 @@ impl<'a> BlockBuilder<'a> {
         }
     }
 
+    #[inline]
     fn block(&self, held: Held) -> Block {
         Block {
             held: ManuallyDrop::new(held),

@@ -4,17 +4,18 @@ use std::ops::Range;
 
 use super::budget::TenantId;
 use super::commit::{Fit, Furnished, is_capturing};
-use super::pace::Growth;
+use super::pace::{Ahead, Growth};
 use super::slot::{Occupant, Place, Slot};
 use super::state::State;
+use super::tenancy::Tenancy;
 use crate::error::AllocateError;
 use crate::own::Stream;
-use crate::size::Granularity;
 
 impl Slot {
-    /// Whether its block can grow to `size` bytes, and needs nothing for that.
-    fn has_room(&self, capacity: u64, size: u64, granule: Granularity) -> bool {
-        let (Some(block), Some(used)) = (&self.block, granule.round_up(size)) else {
+    /// Whether its block can grow to `size` bytes, `used` in whole granules, and needs nothing for
+    /// that.
+    fn has_room(&self, capacity: u64, size: u64, used: u64) -> bool {
+        let Some(block) = &self.block else {
             return false;
         };
         let grows = block.requested <= size && size <= capacity && used <= self.space.bytes();
@@ -23,6 +24,20 @@ impl Slot {
         self.slumber.is_awake()
             && grows
             && !(block.zeroed && (owed || !block.stale(size).is_empty()))
+    }
+
+    /// Grows its block, which has room for that.
+    fn grow_within(&mut self, place: &Place, size: u64, used: u64, ahead: Option<&mut Ahead>) {
+        let bytes = self.space.bytes();
+        let Some(block) = &mut self.block else {
+            return;
+        };
+        block.requested = size;
+        block.ever = block.ever.max(size);
+        block.used = block.used.max(used);
+        if let Some(ahead) = ahead {
+            ahead.look_at((place.tenant, place.slot), block, bytes);
+        }
     }
 }
 
@@ -44,46 +59,53 @@ impl State {
     /// Grows a block into memory that is there already and needs nothing: no fence, no zeros, no
     /// charge. False, and nothing has changed, if that is not so; [`Self::grow`] knows why.
     pub(crate) fn grow_within(&mut self, place: &Place, size: u64) -> bool {
-        self.grow_all_within(place.tenant, &[(*place, size)])
+        let granule = self.device.granule();
+        let (Some((tenancy, ahead)), Some(used)) =
+            (self.growing(place.tenant), granule.round_up(size))
+        else {
+            return false;
+        };
+        match tenancy.slot_mut(place.slot) {
+            Some(slot) if slot.has_room(place.capacity, size, used) => {
+                slot.grow_within(place, size, used, ahead);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// The same for several blocks of a tenant: all of them or none. Looks at all before it changes
     /// one, so that nothing has to be undone, and does little with each: what lies far away in memory
     /// is on its way for several at a time.
     pub(super) fn grow_all_within(&mut self, id: TenantId, steps: &[(Place, u64)]) -> bool {
-        let usable = self.device.lost().is_none() && self.device.forked().is_none();
-        if !usable || self.budget.is_overdrawn() {
-            return false;
-        }
         let granule = self.device.granule();
-        let tenancy = self.tenants.get_mut(&id);
-        let Some(tenancy) = tenancy.filter(|tenancy| tenancy.registered) else {
+        let Some((tenancy, mut ahead)) = self.growing(id) else {
             return false;
         };
-        let fits = |&(place, size): &(Place, u64)| {
-            let slot = tenancy.slot(place.slot);
-            slot.is_some_and(|slot| slot.has_room(place.capacity, size, granule))
+        let fits = |(place, size): &(Place, u64)| {
+            let slot = tenancy.slot(place.slot).zip(granule.round_up(*size));
+            slot.is_some_and(|(slot, used)| slot.has_room(place.capacity, *size, used))
         };
         if !steps.iter().all(fits) {
             return false;
         }
-        for &(place, size) in steps {
-            let slot = tenancy.slot_mut(place.slot);
-            let Some((slot, used)) = slot.zip(granule.round_up(size)) else {
-                continue;
-            };
-            let bytes = slot.space.bytes();
-            let Some(block) = &mut slot.block else {
-                continue;
-            };
-            block.requested = size;
-            block.ever = block.ever.max(size);
-            block.used = block.used.max(used);
-            if let Some(ahead) = &mut self.ahead {
-                ahead.look_at((id, place.slot), block, bytes);
+        for (place, size) in steps {
+            let slot = tenancy.slot_mut(place.slot).zip(granule.round_up(*size));
+            if let Some((slot, used)) = slot {
+                slot.grow_within(place, *size, used, ahead.as_deref_mut());
             }
         }
         true
+    }
+
+    /// A tenant whose blocks may grow over what they have now.
+    fn growing(&mut self, id: TenantId) -> Option<(&mut Tenancy, Option<&mut Ahead>)> {
+        let usable = self.device.lost().is_none() && self.device.forked().is_none();
+        if !usable || self.budget.is_overdrawn() {
+            return None;
+        }
+        let tenancy = self.tenants.get_mut(&id)?;
+        tenancy.registered.then_some((tenancy, self.ahead.as_mut()))
     }
 
     pub(crate) fn grow(&mut self, place: &Place, size: u64) -> Result<(), AllocateError> {

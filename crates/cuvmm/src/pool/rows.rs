@@ -46,8 +46,9 @@ impl Rows {
     }
 
     /// Whether a slot is in a row.
+    #[inline]
     pub(crate) fn has(&self, slot: usize) -> bool {
-        self.of.contains_key(&slot)
+        !self.of.is_empty() && self.of.contains_key(&slot)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &[usize]> {

@@ -112,6 +112,7 @@ impl Shelf {
     }
 
     /// A block of exactly this shape that was freed on `home`.
+    #[inline]
     pub(crate) fn take(&self, home: &Stream, shape: Shape<'_>) -> Option<Held> {
         let mut contents = self.lock();
         let index = contents.blocks.iter().rposition(|shelved| {
@@ -131,6 +132,7 @@ impl Shelf {
 
     /// Puts a block that was used on no stream but its home stream here, or hands it back if the
     /// shelf is full or closed, or somebody waits for memory.
+    #[inline]
     pub(crate) fn put(&self, held: Held) -> Result<(), Held> {
         let mut contents = self.lock();
         // Asked under the lock: one who begins to wait looks at every shelf after saying so, and so

@@ -211,6 +211,7 @@ impl Slot {
     }
 
     /// Whether what its fence covers comes before whatever is done on `home` next.
+    #[inline]
     pub(crate) fn is_before(&self, home: Option<&Stream>) -> bool {
         self.fence.is_passed() || home.is_some_and(|home| self.fence.precedes(home))
     }

@@ -1,0 +1,165 @@
+//! candle's device and this library's: one GPU, one context, one stream.
+//!
+//! Nothing is allocated here. What waits to be freed until candle's last tensor of it has gone is kept
+//! here, since this outlives whatever it came from.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use candle_core::{CudaDevice, Device};
+use cuvmm::Stream;
+use cuvmm::cudarc::Context;
+
+use crate::error::OpenError;
+use crate::loan::Ground;
+
+/// A GPU as candle knows it and as this library does. Clones are the same.
+///
+/// Work of both is queued on one stream, so nothing waits for anything between them.
+#[derive(Clone)]
+pub struct Gpu {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    context: Context,
+    candle: Device,
+    cuda: CudaDevice,
+    stream: Stream,
+    waiting: Mutex<Vec<Ground>>,
+}
+
+impl Gpu {
+    /// Opens a GPU: a candle device with a stream of its own, and this library's device in the same
+    /// context.
+    ///
+    /// # Errors
+    /// [`OpenError`] when there is no driver or no such GPU, or it has no virtual memory management.
+    pub fn open(ordinal: u32) -> Result<Self, OpenError> {
+        // Asked first: it is an error there, where others panic.
+        let context = Context::open(ordinal)?;
+        let device = Device::new_cuda_with_stream(ordinal as usize)?;
+        Self::over(context, &device)
+    }
+
+    /// Takes up a device of candle's. One device of a GPU is taken up so, others of the same GPU
+    /// [beside](Self::beside) it: two taken up alone are two drivers to this library, and have no pool in
+    /// common.
+    ///
+    /// # Errors
+    /// [`OpenError::PerThread`] for what `Device::new_cuda` makes: its stream is another one on each
+    /// thread, and nobody could wait for it. Take `Device::new_cuda_with_stream`, or [`Self::open`].
+    pub fn new(device: &Device) -> Result<Self, OpenError> {
+        let cuda = cuda(device)?;
+        let context = Context::new(cuda.cuda_stream().context())?;
+        Self::over(context, device)
+    }
+
+    /// Takes up another device of candle's on the same GPU, with its own stream: for another model,
+    /// say. Both may use one pool.
+    ///
+    /// # Errors
+    /// As [`Self::new`], and [`OpenError::Stream`] when it is a device of another GPU.
+    pub fn beside(&self, device: &Device) -> Result<Self, OpenError> {
+        Self::over(self.shared.context.clone(), device)
+    }
+
+    fn over(context: Context, device: &Device) -> Result<Self, OpenError> {
+        let cuda = cuda(device)?.clone();
+        let stream = context.stream(&cuda.cuda_stream())?;
+        let shared = Shared {
+            context,
+            candle: device.clone(),
+            cuda,
+            stream,
+            waiting: Mutex::new(Vec::new()),
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
+        })
+    }
+
+    /// The device as candle has it: models and tensors are made on it.
+    #[must_use]
+    pub fn candle(&self) -> &Device {
+        &self.shared.candle
+    }
+
+    /// The device as this library has it: pools are made on it.
+    #[must_use]
+    pub fn device(&self) -> &cuvmm::Device {
+        self.shared.context.device()
+    }
+
+    /// The stream that both work on.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        &self.shared.stream
+    }
+
+    /// Frees the blocks whose last tensor has gone since, and returns how many bytes are still kept by
+    /// tensors alone: those of caches and weights that were dropped or reset.
+    ///
+    /// Whatever allocates here does it too. It is worth a call where nothing does for long, and in a
+    /// tenant's pressure hook. It makes no driver call.
+    pub fn sweep(&self) -> u64 {
+        let mut waiting = self.shared.waiting();
+        let (kept, over): (Vec<Ground>, Vec<Ground>) =
+            waiting.drain(..).partition(|ground| ground.is_used());
+        let bytes = kept.iter().map(Ground::bytes).sum();
+        *waiting = kept;
+        drop(waiting);
+        // Blocks are freed under the pool's lock, and not under this one too.
+        drop(over);
+        bytes
+    }
+
+    /// Frees blocks, at once or when the last tensor over them has gone.
+    pub(crate) fn bury(&self, ground: Ground) {
+        if ground.is_used() {
+            self.shared.waiting().push(ground);
+        }
+    }
+
+    pub(crate) fn cuda(&self) -> &CudaDevice {
+        &self.shared.cuda
+    }
+}
+
+impl Shared {
+    fn waiting(&self) -> MutexGuard<'_, Vec<Ground>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let waiting = self.waiting.get_mut();
+        for ground in waiting.unwrap_or_else(PoisonError::into_inner).drain(..) {
+            if ground.is_used() {
+                // Nobody is left to see its tensors go, and they must find their memory.
+                tracing::warn!(
+                    bytes = ground.bytes(),
+                    "tensors outlive the last owner of their GPU"
+                );
+                std::mem::forget(ground);
+            }
+        }
+    }
+}
+
+fn cuda(device: &Device) -> Result<&CudaDevice, OpenError> {
+    match device {
+        Device::Cuda(cuda) => Ok(cuda),
+        _ => Err(OpenError::NotCuda),
+    }
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gpu")
+            .field("device", self.device())
+            .field("stream", self.stream())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,63 @@
+//! Appending to several caches at once: to all of them or to none.
+//!
+//! What each needs is looked at first, then memory is allocated and grown, and then the tokens are
+//! written. Only then does any cache have more of them.
+
+use candle_core::Tensor;
+use cuvmm::Block;
+
+use super::cache::{Cache, Store};
+use crate::error::CacheError;
+
+/// Appends a tensor to each cache. All of them are of one memory.
+pub(super) fn append<const N: usize>(
+    mut caches: [&mut Cache; N],
+    tokens: [&Tensor; N],
+) -> Result<(), CacheError> {
+    let mut wanted = [0; N];
+    for ((cache, tokens), wanted) in caches.iter().zip(tokens).zip(&mut wanted) {
+        *wanted = cache.wanted(tokens)?;
+    }
+    let mut new: [Option<Store>; N] = [const { None }; N];
+    for (((cache, tokens), wanted), new) in caches.iter().zip(tokens).zip(wanted).zip(&mut new) {
+        if cache.store.is_none() && wanted > 0 {
+            *new = Some(cache.lay_out(tokens, wanted)?);
+        }
+    }
+    grow(&mut caches, wanted)?;
+    for ((cache, tokens), new) in caches.iter().zip(tokens).zip(&new) {
+        if let Some(store) = new.as_ref().or(cache.store.as_ref()) {
+            store.write(tokens, cache.current_seq_len)?;
+        }
+    }
+    for ((cache, wanted), new) in caches.into_iter().zip(wanted).zip(new) {
+        if new.is_some() {
+            cache.store = new;
+        }
+        cache.current_seq_len = wanted;
+    }
+    Ok(())
+}
+
+/// Has all rows of all caches grow together where they have no memory for so many tokens.
+fn grow<const N: usize>(
+    caches: &mut [&mut Cache; N],
+    wanted: [usize; N],
+) -> Result<(), CacheError> {
+    let mut steps = [None; N];
+    for ((cache, wanted), step) in caches.iter().zip(wanted).zip(&mut steps) {
+        *step = cache.step_to(wanted)?;
+    }
+    let mut blocks: Vec<(&mut Block, u64)> = Vec::new();
+    let mut tenant = None;
+    for (cache, step) in caches.iter_mut().zip(steps) {
+        if let (Some(store), Some(size)) = (&mut cache.store, step) {
+            tenant = Some(cache.memory.tenant().clone());
+            blocks.extend(store.blocks_mut().iter_mut().map(|block| (block, size)));
+        }
+    }
+    if let Some(tenant) = tenant {
+        tenant.grow_all(&mut blocks)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,238 @@
+//! One tensor that grows along one dimension, in place: the keys or the values of a layer.
+//!
+//! What is written is written by candle's own kernels; when it may be written over is for whoever
+//! appends.
+
+use std::fmt;
+
+use candle_core::Tensor;
+use cuvmm::Block;
+
+use super::append::append;
+use super::geometry::{Geometry, Order};
+use crate::error::CacheError;
+use crate::loan::Wanted;
+use crate::memory::{Held, Memory};
+
+/// The keys or the values of a layer: candle-nn's `Cache`, over a tenant.
+pub struct Cache {
+    pub(super) memory: Memory,
+    dim: usize,
+    pub(super) current_seq_len: usize,
+    max_seq_len: usize,
+    order: Order,
+    pub(super) store: Option<Store>,
+}
+
+/// Rows, and the tensor that spans them with all tokens there may be.
+pub(super) struct Store {
+    geometry: Geometry,
+    // Goes before the blocks, so that these are free at once if nobody else has it.
+    all: Tensor,
+    held: Held,
+}
+
+impl Cache {
+    /// An empty cache of at most so many tokens along a dimension of what is appended. Nothing is
+    /// allocated before the first tokens come; then addresses for all of them, and memory for those
+    /// that are there.
+    #[must_use]
+    pub fn new(memory: &Memory, dim: usize, max_seq_len: usize) -> Self {
+        Self {
+            memory: memory.clone(),
+            dim,
+            current_seq_len: 0,
+            max_seq_len,
+            order: Order::default(),
+            store: None,
+        }
+    }
+
+    /// What lies side by side in a row. It holds from the next first append on.
+    #[must_use]
+    pub fn with_order(mut self, order: Order) -> Self {
+        self.order = order;
+        self
+    }
+
+    /// The dimension of tokens.
+    #[must_use]
+    pub const fn dim(&self) -> usize {
+        self.dim
+    }
+
+    /// Tokens there are.
+    #[must_use]
+    pub const fn current_seq_len(&self) -> usize {
+        self.current_seq_len
+    }
+
+    /// Tokens there may be. Unlike candle's own the cache never has more.
+    #[must_use]
+    pub const fn max_seq_len(&self) -> usize {
+        self.max_seq_len
+    }
+
+    /// What lies side by side in a row.
+    #[must_use]
+    pub const fn order(&self) -> Order {
+        self.order
+    }
+
+    /// Bytes that its blocks have, whole granules.
+    #[must_use]
+    pub fn allocated(&self) -> u64 {
+        self.store.as_ref().map_or(0, |store| store.held.bytes())
+    }
+
+    /// The tokens that are there; nothing before the first append.
+    ///
+    /// # Errors
+    /// What candle says.
+    pub fn current_data(&self) -> candle_core::Result<Option<Tensor>> {
+        let Some(store) = &self.store else {
+            return Ok(None);
+        };
+        let Store { geometry, all, .. } = store;
+        let data = all.narrow(geometry.stored_dim(), 0, self.current_seq_len)?;
+        match geometry.is_straight() {
+            true => Ok(Some(data)),
+            false => data.permute(geometry.inverse()).map(Some),
+        }
+    }
+
+    /// Appends tokens. What was handed out before stays where it is and as it was.
+    ///
+    /// Where there is memory ahead this is one kernel and no driver call besides; else the rows grow in
+    /// one call first (`cuMemCreate`, `cuMemMap`, `cuMemSetAccess` for each).
+    ///
+    /// # Errors
+    /// candle's error with [`CacheError`] in it; the tokens are as before then.
+    pub fn append(&mut self, src: &Tensor) -> candle_core::Result<()> {
+        Ok(append([self], [src])?)
+    }
+
+    /// Keeps the first tokens. Their memory stays with the cache, and what is appended next is written
+    /// over the others, wherever they were handed out.
+    ///
+    /// # Errors
+    /// [`CacheError::NotThere`] when there are fewer; nothing is changed then.
+    pub fn truncate(&mut self, seq_len: usize) -> Result<(), CacheError> {
+        self.check_there(seq_len)?;
+        self.current_seq_len = seq_len;
+        Ok(())
+    }
+
+    pub(super) const fn check_there(&self, seq_len: usize) -> Result<(), CacheError> {
+        let has = self.current_seq_len;
+        match seq_len <= has {
+            true => Ok(()),
+            false => Err(CacheError::NotThere {
+                wanted: seq_len,
+                has,
+            }),
+        }
+    }
+
+    /// Forgets all tokens. The memory goes back to the tenant, warm, when the last tensor that was handed
+    /// out has gone; the next append may be of another shape, type and batch.
+    pub fn reset(&mut self) {
+        self.current_seq_len = 0;
+        self.store = None;
+    }
+
+    /// How many tokens there will be with these, if they can be appended.
+    pub(super) fn wanted(&self, src: &Tensor) -> Result<usize, CacheError> {
+        let tokens = match &self.store {
+            Some(store) => store.geometry.check(src.dims(), src.dtype())?,
+            None => src.dim(self.dim)?,
+        };
+        if !src.device().same_device(self.memory.gpu().candle()) {
+            return Err(CacheError::WrongDevice);
+        }
+        let held = self.current_seq_len;
+        match held.checked_add(tokens) {
+            Some(wanted) if wanted <= self.max_seq_len => Ok(wanted),
+            _ => Err(CacheError::TooManyTokens {
+                held,
+                more: tokens,
+                most: self.max_seq_len,
+            }),
+        }
+    }
+
+    /// Rows with memory for so many tokens of the kind.
+    pub(super) fn lay_out(&self, src: &Tensor, wanted: usize) -> Result<Store, CacheError> {
+        let geometry = Geometry::new(src.dims(), src.dtype(), self.dim, self.order)?;
+        let most = geometry.row(self.max_seq_len)?;
+        let size = self.whole(geometry.row(wanted)?, most);
+        let block = self.memory.block(size, "kv").capacity(most);
+        let blocks = block.allocate_adjacent(geometry.rows)?;
+        let stride = match blocks.as_slice() {
+            [first, second, ..] => second.address().0 - first.address().0,
+            _ => most,
+        };
+        let tokens = geometry.tokens_between(stride)?;
+        let mut held = Held::new(&self.memory, blocks);
+        let wanted = Wanted {
+            offset: 0,
+            bytes: held.ground().span(),
+            dtype: geometry.dtype,
+            shape: geometry.stored(tokens),
+        };
+        let all = held.ground().lend(self.memory.gpu().cuda(), wanted)?;
+        Ok(Store {
+            geometry,
+            all,
+            held,
+        })
+    }
+
+    /// What rows that are there must grow to for so many tokens, in bytes each; nothing if they have it.
+    pub(super) fn step_to(&self, wanted: usize) -> Result<Option<u64>, CacheError> {
+        let Some(Store { geometry, held, .. }) = &self.store else {
+            return Ok(None);
+        };
+        let bytes = geometry.row(wanted)?;
+        let [first, ..] = held.blocks() else {
+            return Ok(None);
+        };
+        let grows = bytes > first.size();
+        Ok(grows.then(|| self.whole(bytes, first.capacity())))
+    }
+
+    /// So many bytes and the rest of what is mapped with them, which then needs no call.
+    fn whole(&self, bytes: u64, most: u64) -> u64 {
+        let granule = self.memory.gpu().device().granularity();
+        let whole = bytes.checked_next_multiple_of(granule);
+        whole.unwrap_or(most).min(most)
+    }
+}
+
+impl Store {
+    pub(super) fn blocks_mut(&mut self) -> &mut [Block] {
+        self.held.ground().blocks_mut()
+    }
+
+    /// Writes tokens behind so many, which must have memory.
+    pub(super) fn write(&self, src: &Tensor, behind: usize) -> candle_core::Result<()> {
+        let Self { geometry, all, .. } = self;
+        let src = match geometry.is_straight() {
+            true => src.contiguous()?,
+            false => src.permute(geometry.permutation())?.contiguous()?,
+        };
+        all.slice_set(&src, geometry.stored_dim(), behind)
+    }
+}
+
+impl fmt::Debug for Cache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cache")
+            .field("dim", &self.dim)
+            .field("current_seq_len", &self.current_seq_len)
+            .field("max_seq_len", &self.max_seq_len)
+            .field("order", &self.order)
+            .field("allocated", &self.allocated())
+            .finish_non_exhaustive()
+    }
+}

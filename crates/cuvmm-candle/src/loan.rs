@@ -1,0 +1,169 @@
+//! Tensors over memory of this library, and how it is known that the last of them has gone.
+//!
+//! A storage of candle's ends in a `CudaSlice` of cudarc's. Its drop hands the address to
+//! `cuMemFreeAsync`, which refuses a mapping and changes nothing, and lays the refusal down in its
+//! context object, whose next user is told. So each slice gets a context object and a stream object for
+//! itself, over the handles of the device: nobody else is ever told, and once nobody but the loan has the
+//! stream object, the slice is gone and its stream has waited for what cudarc knew of.
+//!
+//! Nothing is allocated or freed here but those two objects.
+//!
+//! `unsafe` here: making a `CudaSlice` over memory that cudarc did not allocate, and a second owner of a
+//! stream that stays alive.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use candle_core::cuda_backend::CudaStorageSlice;
+use candle_core::cuda_backend::cudarc::driver::{CudaContext, CudaStream};
+use candle_core::op::BackpropOp;
+use candle_core::{CudaDevice, CudaStorage, DType, Shape, Storage, Tensor};
+use cuvmm::Block;
+use cuvmm::driver::CUresult;
+
+use crate::error::TensorError;
+
+/// Blocks, and what was lent of them.
+pub(crate) struct Ground {
+    blocks: Vec<Block>,
+    loans: Vec<Loan>,
+}
+
+/// One slice's own stream object. While somebody else has it too the slice may be there.
+struct Loan {
+    own: Arc<CudaStream>,
+    /// Whoever swaps a slice out of its storage drops the device that kept the stream.
+    _home: Arc<CudaStream>,
+}
+
+impl Ground {
+    pub(crate) fn new(blocks: Vec<Block>) -> Self {
+        Self {
+            blocks,
+            loans: Vec::new(),
+        }
+    }
+
+    pub(crate) fn blocks(&self) -> &[Block] {
+        &self.blocks
+    }
+
+    pub(crate) fn blocks_mut(&mut self) -> &mut [Block] {
+        &mut self.blocks
+    }
+
+    /// Bytes of the blocks.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.blocks.iter().map(Block::size).sum()
+    }
+
+    fn begin(&self) -> u64 {
+        self.blocks.first().map_or(0, |first| first.address().0)
+    }
+
+    /// Bytes from the first address of the blocks, which lie in order, to the last they may have.
+    pub(crate) fn span(&self) -> u64 {
+        let end = |last: &Block| last.address().0.saturating_add(last.capacity());
+        self.blocks
+            .last()
+            .map_or(0, end)
+            .saturating_sub(self.begin())
+    }
+
+    /// Whether a slice over one of the blocks may still be there.
+    pub(crate) fn is_used(&self) -> bool {
+        self.loans.iter().any(Loan::is_open)
+    }
+
+    /// A tensor whose storage begins so many bytes behind the first block and spans so many bytes, all
+    /// of them addresses of the blocks. Its shape is of no more elements than would fill the span up to
+    /// a multiple of its last dimensions; whoever hands it out narrows it to what is there.
+    pub(crate) fn lend(
+        &mut self,
+        device: &CudaDevice,
+        wanted: Wanted,
+    ) -> Result<Tensor, TensorError> {
+        let Wanted {
+            offset,
+            bytes,
+            dtype,
+            shape,
+        } = wanted;
+        let has = self.span();
+        if offset.checked_add(bytes).is_none_or(|end| end > has) {
+            return Err(TensorError::OutOfRange { offset, bytes, has });
+        }
+        let element = dtype.size_in_bytes() as u64;
+        let len = bytes
+            .checked_div(element)
+            .and_then(|len| usize::try_from(len).ok());
+        let len = len.ok_or(TensorError::UnsupportedType { dtype })?;
+        let loan = Loan::new(device)?;
+        let storage = CudaStorage {
+            slice: loan.slice(self.begin() + offset, len, dtype)?,
+            device: device.clone(),
+        };
+        self.loans.push(loan);
+        let storage = Storage::Cuda(storage);
+        Ok(Tensor::from_storage(
+            storage,
+            shape,
+            BackpropOp::none(),
+            false,
+        ))
+    }
+}
+
+/// What a tensor is to be made of.
+pub(crate) struct Wanted {
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Shape,
+}
+
+impl Loan {
+    fn new(device: &CudaDevice) -> Result<Self, TensorError> {
+        let home = device.cuda_stream();
+        let context = CudaContext::new(home.context().ordinal());
+        let context = context.map_err(|error| TensorError::Cudarc(CUresult(error.0 as i32)))?;
+        // SAFETY: the uses of a tensor are ordered by the one stream that its device works on.
+        unsafe { context.disable_event_tracking() };
+        // SAFETY: the stream is of the same primary context, stays alive while `home` is kept, and work
+        // through the one object is work through the other.
+        let own = unsafe { context.wrap_borrowed_stream(home.cu_stream()) };
+        Ok(Self { own, _home: home })
+    }
+
+    /// Elements at an address, in a slice that has the stream object.
+    fn slice(
+        &self,
+        address: u64,
+        len: usize,
+        dtype: DType,
+    ) -> Result<CudaStorageSlice, TensorError> {
+        macro_rules! slice {
+            ($($dtype:ident),+) => {
+                match dtype {
+                    $(DType::$dtype => CudaStorageSlice::$dtype(
+                        // SAFETY: the addresses are those of the ground's blocks, which stay until the
+                        // slice has gone, and any bits are an element. Its drop frees nothing: the driver
+                        // refuses what it has not allocated.
+                        unsafe { self.own.upgrade_device_ptr(address, len) },
+                    ),)+
+                    _ => return Err(TensorError::UnsupportedType { dtype }),
+                }
+            };
+        }
+        Ok(slice!(
+            U8, U32, I16, I32, I64, BF16, F16, F32, F64, F8E4M3, F8E8M0
+        ))
+    }
+
+    fn is_open(&self) -> bool {
+        let open = Arc::strong_count(&self.own) > 1;
+        // What the slice did before it let go is done before what is done now that it has.
+        std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
+        open
+    }
+}

@@ -101,7 +101,7 @@ impl Gpu {
     /// tensors alone: those of caches and weights that were dropped or reset.
     ///
     /// Whatever allocates here does it too. It is worth a call where nothing does for long, and in a
-    /// tenant's pressure hook. It makes no driver call.
+    /// tenant's pressure hook. It waits for nothing.
     pub fn sweep(&self) -> u64 {
         let mut waiting = self.shared.waiting();
         let (kept, over): (Vec<Ground>, Vec<Ground>) =

@@ -71,6 +71,7 @@ impl Memory {
         shape: impl Into<Shape>,
         dtype: DType,
     ) -> Result<Tensor, TensorError> {
+        self.gpu.sweep();
         if block.home_stream() != Some(self.gpu.stream()) {
             return Err(TensorError::WrongStream);
         }

@@ -1,6 +1,7 @@
 //! The project's own chores, run as `cargo xtask <chore>`.
 
 mod abi;
+mod candle;
 mod cargo;
 mod house;
 mod instructions;
@@ -13,6 +14,7 @@ use clap::Parser;
 #[command(name = "xtask", bin_name = "cargo xtask")]
 enum Chore {
     Abi(abi::Abi),
+    Candle(candle::Candle),
     House(house::House),
     Instructions(instructions::Instructions),
     Pack(pack::Pack),
@@ -21,6 +23,7 @@ enum Chore {
 fn main() -> anyhow::Result<()> {
     match Chore::parse() {
         Chore::Abi(abi) => abi.run(),
+        Chore::Candle(candle) => candle.run(),
         Chore::House(house) => house.run(),
         Chore::Instructions(instructions) => instructions.run(),
         Chore::Pack(pack) => pack.run(),

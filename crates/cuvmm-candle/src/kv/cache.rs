@@ -165,6 +165,7 @@ impl Cache {
     pub(super) fn lay_out(&self, src: &Tensor, wanted: usize) -> Result<Store, CacheError> {
         let geometry = Geometry::new(src.dims(), src.dtype(), self.dim, self.order)?;
         let most = geometry.row(self.max_seq_len)?;
+        geometry.check_stride(most)?;
         let size = self.whole(geometry.row(wanted)?, most);
         let block = self.memory.block(size, "kv").capacity(most);
         let blocks = block.allocate_adjacent(geometry.rows)?;

@@ -4,7 +4,7 @@
 
 use candle_core::{DType, Shape};
 
-use crate::error::CacheError;
+use crate::error::{CacheError, TensorError};
 
 /// What lies side by side in a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,6 +52,9 @@ impl Geometry {
         };
         if dim >= dims.len() {
             return Err(no_tokens());
+        }
+        if dtype.size_in_bytes() == 0 {
+            return Err(TensorError::UnsupportedType { dtype }.into());
         }
         let rows: usize = dims.iter().take(Self::lead(dim, order)).product();
         let all = dims.iter().enumerate().filter(|&(index, _)| index != dim);
@@ -124,18 +127,25 @@ impl Geometry {
         self.stored_dim() == self.dim
     }
 
+    /// Whether candle's kernels can count the elements of rows that lie so many bytes apart.
+    pub(super) fn check_stride(&self, stride: u64) -> Result<(), CacheError> {
+        let element = self.dtype.size_in_bytes() as u64;
+        let elements = stride.checked_div(element).unwrap_or(0);
+        let elements = elements.saturating_mul(self.rows as u64);
+        match elements > COUNTABLE {
+            true => Err(CacheError::TooWide { elements }),
+            false => Ok(()),
+        }
+    }
+
     /// How many tokens fit between the beginnings of two rows that lie so many bytes apart.
     pub(super) fn tokens_between(&self, stride: u64) -> Result<usize, CacheError> {
+        self.check_stride(stride)?;
         let token = self.token_bytes();
-        if !stride.is_multiple_of(token) {
-            return Err(CacheError::UnevenRows { stride, token });
+        match stride.is_multiple_of(token) {
+            true => Ok((stride / token) as usize),
+            false => Err(CacheError::UnevenRows { stride, token }),
         }
-        let elements =
-            (stride / self.dtype.size_in_bytes() as u64).saturating_mul(self.rows as u64);
-        if elements > COUNTABLE {
-            return Err(CacheError::TooWide { elements });
-        }
-        Ok((stride / token) as usize)
     }
 
     /// Whether a tensor of this shape and type can be appended; with its tokens.

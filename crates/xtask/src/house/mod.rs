@@ -84,11 +84,20 @@ struct Inspection {
     complaints: Vec<Complaint>,
 }
 
-/// Everything that is wrong with this workspace.
-fn inspect() -> Result<Inspection> {
-    let root = cargo::workspace();
+/// Crates of the house that are workspaces of their own.
+const OUTSIDE: &[&str] = &["crates/cuvmm-candle/Cargo.toml"];
+
+/// What cargo says of a workspace.
+fn metadata(manifest: &Path) -> Result<Metadata> {
     let output = cargo::command()
-        .args(["metadata", "--no-deps", "--format-version", "1"])
+        .args([
+            "metadata",
+            "--no-deps",
+            "--format-version",
+            "1",
+            "--manifest-path",
+        ])
+        .arg(manifest)
         .output()
         .context("starting cargo")?;
     if !output.status.success() {
@@ -97,7 +106,18 @@ fn inspect() -> Result<Inspection> {
             String::from_utf8_lossy(&output.stderr)
         );
     }
-    let metadata = Metadata::parse(&String::from_utf8_lossy(&output.stdout))?;
+    Metadata::parse(&String::from_utf8_lossy(&output.stdout))
+}
+
+/// Everything that is wrong with this workspace.
+fn inspect() -> Result<Inspection> {
+    let root = cargo::workspace();
+    let mut metadata = metadata(&root.join("Cargo.toml"))?;
+    for manifest in OUTSIDE {
+        metadata
+            .packages
+            .extend(self::metadata(&root.join(manifest))?.packages);
+    }
     let mut inspection = Inspection {
         files: 0,
         complaints: crates::check(&metadata),

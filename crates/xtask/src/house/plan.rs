@@ -111,10 +111,16 @@ pub(crate) const CRATES: &[Place] = &[
     Place {
         name: "cuvmm-candle",
         uses: &["cuvmm"],
-        tests_use: &["fakecuda"],
+        tests_use: &[],
         reads_environment: false,
-        library: false,
-        floors: &[],
+        library: true,
+        floors: &[
+            room(&["error"]),
+            room(&["loan"]),
+            room(&["gpu"]),
+            room(&["memory"]),
+            room(&["kv", "weights"]),
+        ],
     },
     Place {
         name: "cuvmm-torch",

@@ -1,0 +1,33 @@
+//! candle over a tenant's memory, on a GPU.
+//!
+//! Where there is none the tests say loudly that they did not run; `CUVMM_REQUIRE_GPU=1` makes that a
+//! failure.
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
+
+#[path = "gpu/caches.rs"]
+mod caches;
+#[path = "gpu/rig.rs"]
+mod rig;
+#[path = "gpu/tensors.rs"]
+mod tensors;
+#[path = "gpu/weights.rs"]
+mod weights;
+
+#[path = "../examples/kv_cache.rs"]
+mod kv_cache;
+#[path = "../examples/load.rs"]
+mod load;
+
+#[test]
+fn the_examples_run() {
+    if rig::gpu("the_examples_run").is_some() {
+        kv_cache::main().unwrap();
+        load::main().unwrap();
+    }
+}

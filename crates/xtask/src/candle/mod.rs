@@ -1,0 +1,163 @@
+//! The crate `cuvmm-candle`, which the workspace leaves out: candle's `cuda` feature wants nvcc.
+//!
+//! `check` gets by without a toolkit, since nobody looks at what a kernel's compiler made before it is
+//! linked. `build` has a real one, from the path or from PyPI. The two keep their files apart: what was
+//! built for the one is of no use to the other.
+
+mod stand_in;
+mod toolkit;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::cargo;
+use toolkit::Toolkit;
+
+/// Check or build the crate cuvmm-candle.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Candle {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Task {
+    /// Check its format, types, lints and documentation. Wants no toolkit.
+    Check,
+    /// Find a toolkit, or put one together from PyPI, and print what a shell is told to use it.
+    Toolkit,
+    /// Build its examples and GPU tests in release, stripped, for a machine without cargo.
+    Build {
+        /// The folder to write them to.
+        folder: PathBuf,
+    },
+}
+
+impl Candle {
+    pub(crate) fn run(self) -> Result<()> {
+        let target = target()?;
+        match self.task {
+            Task::Check => check(&target),
+            Task::Toolkit => {
+                for (name, value) in Toolkit::find(&target)?.environment() {
+                    println!("export {name}={value:?}");
+                }
+                Ok(())
+            }
+            // Cargo starts us where the user is, and is itself started in the workspace.
+            Task::Build { folder } => build(&target, &std::path::absolute(folder)?),
+        }
+    }
+}
+
+/// The folder of the crate.
+fn package() -> PathBuf {
+    cargo::workspace().join("crates/cuvmm-candle")
+}
+
+/// Where its files go.
+fn target() -> Result<PathBuf> {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    let target = target.unwrap_or_else(|| cargo::workspace().join("target"));
+    Ok(std::path::absolute(target)?.join("candle"))
+}
+
+/// Cargo in the folder of the crate.
+fn command(target: &Path) -> Command {
+    let mut command = cargo::command();
+    command
+        .current_dir(package())
+        .env("CARGO_TARGET_DIR", target);
+    command
+}
+
+fn check(target: &Path) -> Result<()> {
+    let stub = toolkit::stub(&target.join("stub"))?;
+    let target = target.join("check");
+    for arguments in [
+        &["fmt", "--check"][..],
+        &[
+            "clippy",
+            "--locked",
+            "--all-targets",
+            "--",
+            "-D",
+            "warnings",
+        ],
+        &["doc", "--locked", "--no-deps"],
+    ] {
+        let mut command = command(&target);
+        command.args(arguments).envs(stub.environment());
+        succeed(command.env("RUSTDOCFLAGS", "-D warnings"))?;
+    }
+    Ok(())
+}
+
+fn build(target: &Path, folder: &Path) -> Result<()> {
+    let toolkit = Toolkit::find(target)?;
+    let target = target.join("build");
+    std::fs::create_dir_all(folder)?;
+    for arguments in [
+        &["build", "--locked", "--release", "--examples"][..],
+        &["test", "--locked", "--release", "--no-run", "--test", "gpu"],
+    ] {
+        let mut command = command(&target);
+        command.args(arguments).envs(toolkit.environment());
+        let output = command
+            .arg("--message-format=json-render-diagnostics")
+            .stderr(std::process::Stdio::inherit())
+            .output()
+            .context("starting cargo")?;
+        ensure!(
+            output.status.success(),
+            "{command:?} failed: {}",
+            output.status
+        );
+        for line in String::from_utf8_lossy(&output.stdout).lines() {
+            let Some((name, file)) = built(line)? else {
+                continue;
+            };
+            let to = folder.join(name);
+            std::fs::copy(&file, &to).with_context(|| format!("copying {}", file.display()))?;
+            succeed(Command::new("strip").arg(&to))?;
+            println!("{:>10}  {}", std::fs::metadata(&to)?.len(), to.display());
+        }
+    }
+    Ok(())
+}
+
+/// The name and the place of a program, if a line of cargo's messages tells of one.
+fn built(line: &str) -> Result<Option<(String, PathBuf)>> {
+    let message: serde_json::Value =
+        serde_json::from_str(line).with_context(|| format!("cargo said {line}"))?;
+    let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
+    let file = text(&message["executable"]).map(PathBuf::from);
+    Ok(text(&message["target"]["name"]).zip(file))
+}
+
+fn succeed(command: &mut Command) -> Result<()> {
+    let status = command
+        .status()
+        .with_context(|| format!("starting {command:?}"))?;
+    ensure!(status.success(), "{command:?} failed: {status}");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_found_in_what_cargo_says() {
+        let told = |line| built(line).expect("as cargo says it");
+        let line =
+            r#"{"reason":"compiler-artifact","executable":"/t/load-1","target":{"name":"load"}}"#;
+        assert_eq!(told(line), Some(("load".into(), "/t/load-1".into())));
+        let line = r#"{"reason":"compiler-artifact","executable":null,"target":{"name":"cuvmm"}}"#;
+        assert_eq!(told(line), None);
+        assert_eq!(told(r#"{"reason":"build-finished","success":true}"#), None);
+        assert!(built("Finished").is_err());
+    }
+}

@@ -1,0 +1,152 @@
+//! nvcc and what goes with it: the machine's own, one put together from PyPI, or one that does nothing.
+
+use std::ffi::OsString;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use super::{stand_in, succeed};
+
+/// What nvcc is made of. They are of one release, and CUDA's minor versions may differ from the driver's.
+const WHEELS: &[&str] = &[
+    "nvidia-cuda-nvcc==13.0.88",
+    "nvidia-cuda-crt==13.0.88",
+    "nvidia-nvvm==13.0.88",
+    "nvidia-cuda-runtime==13.0.96",
+    "nvidia-cuda-cccl==13.0.85",
+];
+
+/// The compute capability that kernels are built for where nobody says and there is no GPU to ask: the
+/// H100's and H200's.
+const CAPABILITY: &str = "90";
+
+/// Answers what build scripts ask of nvcc, and makes the files that they ask for, with nothing in them.
+const STUB: &str = r#"#!/bin/sh
+file= folder= source=
+while [ $# -gt 0 ]; do
+    case $1 in
+    --version)
+        echo 'nvcc: a stand-in that compiles nothing'
+        echo 'nothing'
+        echo 'nothing'
+        echo 'Cuda compilation tools, release 13.0, V13.0.88'
+        exit ;;
+    --list-gpu-code) echo sm_90; exit ;;
+    -o | --output-file) file=$2; shift ;;
+    -odir | --output-directory) folder=$2; shift ;;
+    *.cu) source=$1 ;;
+    esac
+    shift
+done
+[ -z "$file" ] || : >"$file"
+[ -z "$folder" ] || : >"$folder/$(basename "${source%.cu}").ptx"
+"#;
+
+/// A toolkit, as a build is told of it.
+pub(super) struct Toolkit {
+    /// Where it lies, if not where everybody looks.
+    home: Option<PathBuf>,
+}
+
+impl Toolkit {
+    /// The nvcc on the path or of `CUDA_HOME`, or one from PyPI, which a later call finds.
+    pub(super) fn find(target: &Path) -> Result<Self> {
+        let set = std::env::var_os("CUDA_HOME").is_some_and(|home| !home.is_empty());
+        if set || Command::new("nvcc").arg("--version").output().is_ok() {
+            return Ok(Self { home: None });
+        }
+        let folder = target.join("toolkit");
+        let home = folder.join("nvidia/cu13");
+        // Made last, so that a toolkit that was left half-way is made again.
+        if !home.join("lib/stubs").exists() {
+            install(&folder, &home)?;
+        }
+        Ok(Self { home: Some(home) })
+    }
+
+    /// The variables that build scripts look at.
+    pub(super) fn environment(&self) -> Vec<(&'static str, OsString)> {
+        let mut variables = Vec::new();
+        if let Some(home) = &self.home {
+            let mut path = home.join("bin").into_os_string();
+            if let Some(rest) = std::env::var_os("PATH") {
+                path.push(":");
+                path.push(rest);
+            }
+            variables.push(("PATH", path));
+            variables.push(("CUDA_HOME", home.clone().into_os_string()));
+        }
+        let asked = Command::new("nvidia-smi").output().is_ok();
+        if std::env::var_os("CUDA_COMPUTE_CAP").is_none() && (self.home.is_some() || !asked) {
+            variables.push(("CUDA_COMPUTE_CAP", CAPABILITY.into()));
+        }
+        variables
+    }
+}
+
+/// A toolkit whose nvcc does nothing, in a folder.
+pub(super) fn stub(home: &Path) -> Result<Toolkit> {
+    let bin = home.join("bin");
+    std::fs::create_dir_all(&bin)?;
+    let nvcc = bin.join("nvcc");
+    std::fs::write(&nvcc, STUB)?;
+    std::fs::set_permissions(&nvcc, std::fs::Permissions::from_mode(0o755))?;
+    Ok(Toolkit {
+        home: Some(home.to_owned()),
+    })
+}
+
+fn install(folder: &Path, home: &Path) -> Result<()> {
+    eprintln!("there is no nvcc on the path: it comes from PyPI");
+    if folder.exists() {
+        std::fs::remove_dir_all(folder).context("clearing an earlier toolkit")?;
+    }
+    succeed(
+        Command::new("python3")
+            .args([
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--no-deps",
+                "--only-binary=:all:",
+            ])
+            .arg("--target")
+            .arg(folder)
+            .args(WHEELS),
+    )?;
+    let lib = home.join("lib");
+    // The wheel has it for programs to load, and not to be linked with.
+    symlink("libcudart.so.13", lib.join("libcudart.so"))?;
+    stand_in::make(&lib.join("stubs"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_stub_answers_and_makes_files() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = folder.path();
+        stub(at).expect("written");
+        let nvcc = |arguments: &[&str]| {
+            let output = Command::new(at.join("bin/nvcc"))
+                .args(arguments)
+                .current_dir(at)
+                .output();
+            String::from_utf8(output.expect("it runs").stdout).expect("text")
+        };
+        let version = nvcc(&["--version"]);
+        let release = version
+            .lines()
+            .nth(3)
+            .and_then(|line| line.split(", ").nth(1));
+        assert_eq!(release, Some("release 13.0"), "{version}");
+        nvcc(&["-O3", "-o", "made.o", "one.cu"]);
+        nvcc(&["--ptx", "--output-directory", ".", "src/two.cu"]);
+        assert!(at.join("made.o").is_file() && at.join("two.ptx").is_file());
+    }
+}

@@ -55,6 +55,9 @@ pub enum TensorError {
         /// The type.
         dtype: DType,
     },
+    /// The block sleeps: a kernel that touched it would fault.
+    #[error("the block is asleep")]
+    Asleep,
     /// The block was allocated on another stream than that of the GPU's, or on none.
     #[error("the block's home stream is not the one that candle's device works on")]
     WrongStream,
@@ -118,6 +121,9 @@ pub enum CacheError {
         /// The dimension of tokens.
         dim: usize,
     },
+    /// The cache sleeps with its tenant's blocks: a kernel that touched it would fault.
+    #[error("the cache is asleep")]
+    Asleep,
     /// It lies on another device.
     #[error("what is appended lies on another device than the cache")]
     WrongDevice,

@@ -27,8 +27,9 @@
 //! - **One stream.** Memory goes back behind the work of the [`Gpu`]'s stream, which is that of its candle
 //!   device. candle orders no tensors of two devices of one GPU, its own as little as these: what is used
 //!   on another stream must be over before the last tensor goes.
-//! - **Asleep means gone.** While a tenant sleeps its tensors have their addresses and no memory: a kernel
-//!   that uses one loses the context.
+//! - **Asleep means gone.** While a tenant's blocks [sleep](cuvmm::sleep) their tensors have addresses and
+//!   no memory: a kernel that uses one loses the context. Of this crate's own operations none does: they
+//!   are errors meanwhile.
 //! - **Several at once.** A tensor's own `copy` counts as a user of the memory as well, though it lies
 //!   elsewhere.
 //! - **The last [`Gpu`].** Tensors that outlive every clone of their `Gpu` and all that was made with it

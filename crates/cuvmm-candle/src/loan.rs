@@ -70,6 +70,11 @@ impl Ground {
             .saturating_sub(self.begin())
     }
 
+    /// Whether the blocks sleep. They bear one tag, and do it together.
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.blocks.first().is_some_and(Block::is_asleep)
+    }
+
     /// Whether a slice over one of the blocks may still be there.
     pub(crate) fn is_used(&self) -> bool {
         self.loans.iter().any(Loan::is_open)
@@ -92,6 +97,9 @@ impl Ground {
         let has = self.span();
         if offset.checked_add(bytes).is_none_or(|end| end > has) {
             return Err(TensorError::OutOfRange { offset, bytes, has });
+        }
+        if self.is_asleep() {
+            return Err(TensorError::Asleep);
         }
         let element = dtype.size_in_bytes() as u64;
         let len = bytes

@@ -131,6 +131,11 @@ impl Held {
     pub(crate) fn bytes(&self) -> u64 {
         self.ground.bytes()
     }
+
+    /// Whether the blocks sleep.
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.ground.is_asleep()
+    }
 }
 
 impl Drop for Held {

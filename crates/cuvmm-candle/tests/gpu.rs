@@ -14,6 +14,8 @@
 mod caches;
 #[path = "gpu/rig.rs"]
 mod rig;
+#[path = "gpu/sleep.rs"]
+mod sleep;
 #[path = "gpu/tensors.rs"]
 mod tensors;
 #[path = "gpu/weights.rs"]

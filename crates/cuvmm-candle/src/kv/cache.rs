@@ -150,6 +150,13 @@ impl Cache {
         if !src.device().same_device(self.memory.gpu().candle()) {
             return Err(CacheError::WrongDevice);
         }
+        if self
+            .store
+            .as_ref()
+            .is_some_and(|store| store.held.is_asleep())
+        {
+            return Err(CacheError::Asleep);
+        }
         let held = self.current_seq_len;
         match held.checked_add(tokens) {
             Some(wanted) if wanted <= self.max_seq_len => Ok(wanted),

@@ -153,6 +153,16 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
+/// What an error says, without a backtrace.
+fn first_line(error: &candle_core::Error) -> String {
+    error
+        .to_string()
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .to_owned()
+}
+
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
     let gpu = Gpu::open(0)?;
@@ -214,12 +224,15 @@ fn context(options: &Options, gpu: &Gpu) -> anyhow::Result<()> {
 
     let theirs: Make<'_> = &|| Box::new(candle_nn::kv_cache::KvCache::new(2, options.grow));
     let (their_tokens, error) = options.longest(device, theirs)?;
-    println!("candle's own cache: {their_tokens} tokens, then {error}");
+    println!(
+        "candle's own cache: {their_tokens} tokens, then {}",
+        first_line(&error)
+    );
     device.synchronize()?;
 
     // What candle needs besides is left to it.
     let pool = Pool::builder(gpu.device())
-        .limit(Limit::LeaveFree(64 << 20))
+        .limit(Limit::LeaveFree(32 << 20))
         .build()?;
     let memory = Memory::new(gpu, &pool.tenant("model").register()?);
     let order = if options.tokens {
@@ -230,7 +243,10 @@ fn context(options: &Options, gpu: &Gpu) -> anyhow::Result<()> {
     let ours: Make<'_> = &|| Box::new(KvCache::new(&memory, 2, options.most).with_order(order));
     let (our_tokens, error) = options.longest(device, ours)?;
     ensure!(shortage(&error).is_some(), "{error}");
-    println!("this cache: {our_tokens} tokens, then {error}");
+    println!(
+        "this cache: {our_tokens} tokens, then {}",
+        first_line(&error)
+    );
     println!(
         "{:.2} times the context",
         our_tokens as f64 / their_tokens as f64

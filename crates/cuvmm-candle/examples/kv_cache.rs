@@ -79,6 +79,12 @@ pub fn main() -> anyhow::Result<()> {
     ours.truncate(8000)?;
     println!("{} tokens kept", ours.current_seq_len());
     ours.reset();
-    println!("{} MiB warm for the next", tenant.stats().warm >> 20);
+    let stats = tenant.stats();
+    let idle = stats.committed - stats.in_use - stats.padding;
+    println!(
+        "{} MiB in use, {} MiB for the next",
+        stats.in_use >> 20,
+        idle >> 20
+    );
     Ok(())
 }

@@ -30,10 +30,10 @@ pub fn main() -> anyhow::Result<()> {
 
     let weights = Weights::load(&memory, &[&file], Some(DType::BF16))?;
     println!(
-        "{} tensors in {} KiB, packed into one block of {} MiB",
+        "{} tensors in {} KiB, packed into {} block",
         weights.tensors().len(),
         weights.bytes() >> 10,
-        tenant.stats().in_use >> 20
+        tenant.stats().blocks
     );
 
     // What a model is made from, and what candle itself would have made.
@@ -50,13 +50,13 @@ pub fn main() -> anyhow::Result<()> {
 
     // The layer keeps its memory, whatever it came from.
     drop(weights);
-    println!("{} MiB kept by the layer", gpu.sweep() >> 20);
+    println!("{} KiB kept by the layer", gpu.sweep() >> 10);
     ensure!(
         bits(ours.forward(&input)?)? == bits(theirs.forward(&input)?)?,
         "differs"
     );
     drop(ours);
-    println!("{} MiB kept by nobody", gpu.sweep() >> 20);
+    println!("{} KiB kept by nobody", gpu.sweep() >> 10);
     ensure!(tenant.stats().blocks == 0, "a block is left");
     weights_that_do_not_fit(&memory)
 }

@@ -21,8 +21,9 @@ use files::File;
 /// The tensors are tensors like any other, and outlive this: the block is freed when the last of them has
 /// gone. The block bears the memory's tag, or `weights`.
 pub struct Weights {
-    arena: Arena,
+    // Go before the block, so that it is free at once if nobody else has them.
     tensors: HashMap<String, Tensor>,
+    arena: Arena,
 }
 
 impl Weights {

@@ -167,6 +167,44 @@ pub(super) const CASES: &[Case] = &[
             Ok(Answer::code(&outcome).with("readable", b.reads(address)))
         },
     ),
+    Case::new(
+        "cuMemFreeAsync.vmm_ptr",
+        LEGACY,
+        "The stream-ordered free, on a mapping.",
+        |b| {
+            let (address, _) = b.open(1)?;
+            let stream = b.stream()?;
+            let outcome = b.free_async(address, stream);
+            Ok(Answer::code(&outcome)
+                .then("sync", &b.synchronize(stream))
+                .with("readable", b.reads(address)))
+        },
+    ),
+    Case::new(
+        "cuMemFreeAsync.vmm_interior",
+        LEGACY,
+        "The stream-ordered free, within a mapping.",
+        |b| {
+            let (address, _) = b.open(1)?;
+            let stream = b.stream()?;
+            let within = DeviceAddress(address.0 + 4096);
+            let outcome = b.free_async(within, stream);
+            Ok(Answer::code(&outcome)
+                .then("sync", &b.synchronize(stream))
+                .with("readable", b.reads(address)))
+        },
+    ),
+    Case::new(
+        "cuMemFreeAsync.vmm_unmapped",
+        LEGACY,
+        "The stream-ordered free, where addresses are reserved and nothing is mapped.",
+        |b| {
+            let base = b.addresses(1)?;
+            let stream = b.stream()?;
+            let outcome = b.free_async(base, stream);
+            Ok(Answer::code(&outcome).then("sync", &b.synchronize(stream)))
+        },
+    ),
     Case::new("dmabuf.vmm", DMA_BUF, "Over one mapping.", |b| {
         dma_buf(b, "X-", 2)
     }),

@@ -79,7 +79,7 @@ impl Cache {
         self.order
     }
 
-    /// Bytes that its blocks have, whole granules.
+    /// Bytes that its blocks have: whole granules, up to what they may have.
     #[must_use]
     pub fn allocated(&self) -> u64 {
         self.store.as_ref().map_or(0, |store| store.held.bytes())

@@ -6,17 +6,17 @@ use candle_core::{DType, Shape};
 
 use crate::error::{CacheError, TensorError};
 
-/// What lies side by side in a row.
+/// What lies side by side in a row, of which each is a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Order {
-    /// A row for everything before the dimension of tokens: for each head of each sequence, where the
-    /// shape is (batch, heads, tokens, size). What is handed out has the strides of candle's own cache,
-    /// and every operation takes it as it takes that. A row takes at least a granule (2 MiB on today's
-    /// GPUs), so short sequences of many heads take much more than their tokens.
+    /// The tokens of one head of one sequence, where the shape is (batch, heads, tokens, size): a row for
+    /// everything before the dimension of tokens. What is handed out has the strides of candle's own
+    /// cache, and every operation takes it as it takes that. A row takes at least a granule (2 MiB on
+    /// today's GPUs), so short sequences of many heads take much more than their tokens.
     #[default]
     Heads,
-    /// A row for each sequence, in which the heads of a token lie side by side. Takes the least memory.
+    /// All heads of all sequences of a token, and then the next token: one row. Takes the least memory.
     /// What is handed out is permuted, which flash attention and `contiguous` take, and a product of
     /// matrices does not.
     Tokens,
@@ -77,7 +77,7 @@ impl Geometry {
     fn lead(dim: usize, order: Order) -> usize {
         match order {
             Order::Heads => dim,
-            Order::Tokens => dim.min(1),
+            Order::Tokens => 0,
         }
     }
 

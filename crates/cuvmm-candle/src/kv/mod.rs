@@ -105,7 +105,7 @@ impl KvCache {
         self.k.current_seq_len()
     }
 
-    /// Bytes that the blocks have, whole granules.
+    /// Bytes that the blocks have: whole granules, up to what they may have.
     #[must_use]
     pub fn allocated(&self) -> u64 {
         self.k.allocated() + self.v.allocated()

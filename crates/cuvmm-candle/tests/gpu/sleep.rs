@@ -82,7 +82,7 @@ fn a_cache_sleeps_alone_and_is_forgotten() {
     };
     let mut weights = Weights::new(&rig.memory, G).unwrap();
     weights.insert("weight", &numbers(&[100, 64], 1)).unwrap();
-    let mut cache = KvCache::new(&rig.memory, 2, 1000);
+    let mut cache = KvCache::new(&rig.memory, 2, 100_000);
     let a = rig.numbers(&[1, 2, 10, 64], DType::F32, 4);
     let handed_out = cache.append(&a, &a).unwrap();
     rig.candle().synchronize().unwrap();

@@ -65,8 +65,8 @@ on_both! {
         let tenant = pool.tenant("a").register().unwrap();
         let mut block = tenant.block(8 * G).capacity(128 * G).try_allocate().unwrap();
         let mut size = 8 * G;
-        // Twice so slowly that its thread has gone to sleep between, then as fast as it follows.
-        for pause in [150, 150, 0, 0, 0, 0, 0, 0] {
+        // So slowly that its thread has gone to sleep meanwhile, then as fast as it follows.
+        for pause in [0, 1100, 0, 0, 0, 0, 0, 0] {
             std::thread::sleep(Duration::from_millis(pause));
             size += G;
             block.try_grow_to(size).unwrap();

@@ -19,7 +19,7 @@ use crate::sync::{Condvar, Mutex, MutexGuard, TIMES_OUT};
 const LOOKS_UP: Duration = Duration::from_millis(1);
 
 /// How long after the last ring it does so.
-const STAYS_UP: Duration = Duration::from_millis(100);
+const STAYS_UP: Duration = Duration::from_secs(1);
 
 /// How soon whoever rings wants to be heard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -127,7 +127,7 @@ on_both! {
         let stats = cache.stats();
         assert_eq!((stats.shared, stats.tokens), (20 * G, 400 + 5 * 325));
         assert_eq!(stats.live, (400 + 5 * 5) << 17, "tokens that are there once");
-        assert_eq!(stats.padding, 5 * 11 << 17);
+        assert_eq!(stats.padding, (5 * 11) << 17);
         let tenants = tenant.stats();
         assert_eq!((tenants.shared, tenants.in_use), (20 * G, 10 * G));
         assert_eq!((tenants.committed, tenants.mappings), (30 * G, 7 + 5 * 6));
@@ -704,7 +704,7 @@ fn eight_answers_to_a_prompt() {
     }
     cache.free(prompt).unwrap();
     let stats = cache.stats();
-    assert_eq!(stats.live, (4096 << 17) + (8 * 104 << 17));
+    assert_eq!(stats.live, (4096 << 17) + ((8 * 104) << 17));
     assert!(
         stats.held - stats.margin <= (512 << 20) + 8 * 8 * G,
         "{stats:?}"

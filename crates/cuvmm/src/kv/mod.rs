@@ -176,7 +176,8 @@ impl KvCache {
     ///
     /// A sequence that was truncated into tokens which another one [shares](Self::fork) gets memory
     /// of its own behind its last token now, at the same addresses: for that the work that is
-    /// queued on its streams has to have passed.
+    /// queued on its streams has to have passed, which is waited for as for memory. Forking at that
+    /// token instead needs no waiting, since the fork has other addresses.
     ///
     /// # Errors
     /// [`KvCacheError`] says which sequence is gone, would be too long, or found no memory, with the

@@ -102,7 +102,15 @@ impl Core {
         prefix: Prefix,
         until: Option<Instant>,
     ) -> Result<Vec<Place>, AllocateError> {
-        let bytes = prefix.size.saturating_mul(blocks.len() as u64);
+        let state = self.lock();
+        let own = |block: &Place| {
+            let parts = state.slot(block.tenant, block.slot);
+            let parts = parts.map(|slot| whole_parts(slot, prefix.bytes));
+            let shared = parts.into_iter().flatten().map(|physical| physical.size());
+            prefix.size.saturating_sub(shared.sum())
+        };
+        let bytes = blocks.iter().map(own).fold(0, u64::saturating_add);
+        drop(state);
         self.insist(tenant, bytes, until, |state| {
             Self::attempt_to_fork(state, blocks, prefix)
         })

@@ -28,7 +28,8 @@
 //! - **Contents.** Memory that a block gets, or grows by, reads as zero or as the pattern, and as
 //!   zero if another tenant wrote to it last or zeros were asked for. Where several streams used a
 //!   block, or it had no home stream, it cannot be filled as it is given up: it reads as zero
-//!   later. What was [exported](Block::export) is not filled but released, and a block that
+//!   later. What was [exported](Block::export) is not filled but released, what
+//!   [forks](crate::KvCache::fork) share is not filled while another shows it, and a block that
 //!   shrank and grows over it at once finds what was there. While a capture guard lives the tenant's own old bytes may show. With
 //!   [`fill(None)`](Hardened::fill) all is as in a plain pool.
 //!

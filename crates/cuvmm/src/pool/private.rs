@@ -44,7 +44,10 @@ impl Tenant {
         let until = patience.max().map(after);
         let progress = Progress::default();
         let core = self.core();
-        let outcome = core.insist(self.id(), 0, until, |state| {
+        let state = core.lock();
+        let bytes = steps.iter().map(|step| state.replaced(step)).sum();
+        drop(state);
+        let outcome = core.insist(self.id(), bytes, until, |state| {
             core.attempt_to_make_private(state, &steps, &progress)
         });
         outcome.map_err(|cause| refused(&steps, &progress, cause))
@@ -116,6 +119,19 @@ impl State {
             self.make_slot_private(step)?;
         }
         Ok(())
+    }
+
+    /// How much memory of its own a block gets instead of what it shares.
+    fn replaced(&self, step: &Step) -> u64 {
+        let slot = self.slot(step.place.tenant, step.place.slot);
+        slot.filter(|slot| slot.shared > step.from)
+            .and_then(|slot| {
+                Some(
+                    slot.used()
+                        .saturating_sub(slot.space.extent_around(step.from)?.offset),
+                )
+            })
+            .unwrap_or(0)
     }
 
     /// Has the work that is queued by now pass before other memory is put under a block.

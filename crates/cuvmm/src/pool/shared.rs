@@ -147,6 +147,7 @@ impl Tenancy {
 
 impl Slot {
     /// Up to where it may not write, or should not.
+    #[inline]
     pub(crate) fn bound(&self) -> u64 {
         self.shared.max(self.lent)
     }
@@ -162,7 +163,13 @@ impl Slot {
     }
 
     /// Whether memory that it may not write could be unmapped if its fence has passed.
+    #[inline]
     pub(crate) fn has_parting(&self) -> bool {
+        // Asked of every slot that is put in its place, and hardly one shares anything.
+        self.bound() > 0 && self.parts_with_last()
+    }
+
+    fn parts_with_last(&self) -> bool {
         let used = self.used();
         let mut extents = self.space.extents().rev();
         self.bound() > used

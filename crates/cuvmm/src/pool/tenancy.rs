@@ -181,7 +181,9 @@ impl Tenancy {
 
     /// Puts a slot in its place, and on the lists it belongs on.
     pub(crate) fn put(&mut self, index: usize, mut slot: Box<Slot>) {
-        self.book.settle(index, &mut slot);
+        if slot.shared > 0 {
+            self.book.settle(index, &mut slot);
+        }
         let age = slot.touched;
         let class = slot.is_vacant().then_some(match slot.serves_once() {
             true => NO_CLASS,

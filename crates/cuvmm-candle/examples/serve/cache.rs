@@ -1,0 +1,280 @@
+//! The one thing in which the servers differ: what attention appends its keys and values to.
+//!
+//! Tokens are the second dimension of what is appended, (1, tokens, heads, size), so that the keys of a
+//! sequence are one matrix whose rows lie side by side, in either cache.
+
+use std::cell::Cell;
+use std::fmt;
+use std::rc::Rc;
+
+use candle_core::{Error, Result, Tensor};
+use candle_nn::kv_cache::KvCache as CandleCache;
+use cuvmm_candle::{KvCache, Memory};
+
+/// The dimension of tokens.
+const TOKENS: usize = 1;
+
+/// Tokens that candle's own cache begins with and grows by, as candle's models have it.
+pub(crate) const STEP: usize = 512;
+
+/// The keys and values of one layer of one sequence.
+pub(crate) trait Cache {
+    /// Appends tokens and hands out all there are.
+    fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)>;
+
+    /// Forgets all but the first tokens.
+    fn truncate(&mut self, tokens: usize) -> Result<()>;
+}
+
+/// The caches of one sequence, one for each layer.
+pub(crate) type Caches = Vec<Box<dyn Cache>>;
+
+/// Ours: memory is added behind the tokens that are there.
+pub(crate) fn elastic(memory: &Memory, most: usize) -> Box<dyn Cache> {
+    Box::new(KvCache::new(memory, TOKENS, most))
+}
+
+/// candle-nn's own: a larger buffer, and everything copied.
+pub(crate) fn candle() -> Box<dyn Cache> {
+    Box::new(CandleCache::new(TOKENS, STEP))
+}
+
+/// candle-nn's own, and what it takes is counted against a limit.
+pub(crate) fn counted(budget: &Rc<Budget>, token: u64) -> Box<dyn Cache> {
+    Box::new(Counted {
+        inner: CandleCache::new(TOKENS, STEP),
+        charged: Charge::nothing(budget),
+        token,
+    })
+}
+
+/// Whether memory was short, and not something else wrong.
+pub(crate) fn is_shortage(error: &Error) -> bool {
+    let counted = match error {
+        Error::Cuda(error) => error.is::<OverLimit>(),
+        _ => false,
+    };
+    counted || cuvmm_candle::shortage(error).is_some()
+}
+
+impl Cache for KvCache {
+    fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
+        Self::append(self, k, v)
+    }
+
+    fn truncate(&mut self, tokens: usize) -> Result<()> {
+        Ok(Self::truncate(self, tokens)?)
+    }
+}
+
+impl Cache for CandleCache {
+    fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
+        Self::append(self, k, v)
+    }
+
+    /// It knows no such thing, so what is kept is copied.
+    fn truncate(&mut self, tokens: usize) -> Result<()> {
+        let (Some(k), Some(v)) = (self.k()?, self.v()?) else {
+            return Ok(());
+        };
+        self.reset();
+        let kept = |all: Tensor| all.narrow(TOKENS, 0, tokens);
+        *self = Self::new(TOKENS, STEP);
+        Self::append(self, &kept(k)?, &kept(v)?).map(drop)
+    }
+}
+
+/// Memory that is counted and not held: candle's own comes from the process's pool, which has no limit.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    limit: u64,
+    held: Cell<u64>,
+    /// Whose memory it is a part of.
+    whole: Option<Rc<Budget>>,
+}
+
+/// What was asked of a [`Budget`] and is not there.
+#[derive(Debug)]
+pub(crate) struct OverLimit {
+    asked: u64,
+    held: u64,
+    limit: u64,
+}
+
+impl fmt::Display for OverLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { asked, held, limit } = self;
+        write!(
+            f,
+            "{asked} bytes more than the {held} held are over the limit of {limit}"
+        )
+    }
+}
+
+impl std::error::Error for OverLimit {}
+
+impl Budget {
+    pub(crate) fn new(limit: u64) -> Rc<Self> {
+        Rc::new(Self {
+            limit,
+            held: Cell::new(0),
+            whole: None,
+        })
+    }
+
+    /// One that counts apart what it takes of another.
+    pub(crate) fn within(whole: &Rc<Self>) -> Rc<Self> {
+        Rc::new(Self {
+            limit: whole.limit,
+            held: Cell::new(0),
+            whole: Some(Rc::clone(whole)),
+        })
+    }
+
+    pub(crate) fn room(&self) -> u64 {
+        let own = self.limit.saturating_sub(self.held.get());
+        let whole = self.whole.as_ref().map(|whole| whole.room());
+        whole.unwrap_or(own).min(own)
+    }
+
+    pub(crate) fn held(&self) -> u64 {
+        self.held.get()
+    }
+
+    fn change(&self, to: &dyn Fn(u64) -> u64) {
+        self.held.set(to(self.held.get()));
+        if let Some(whole) = &self.whole {
+            whole.change(to);
+        }
+    }
+}
+
+/// A part of a [`Budget`], given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Charge {
+    budget: Rc<Budget>,
+    bytes: u64,
+}
+
+impl Charge {
+    fn nothing(budget: &Rc<Budget>) -> Self {
+        Self {
+            budget: Rc::clone(budget),
+            bytes: 0,
+        }
+    }
+
+    pub(crate) fn new(budget: &Rc<Budget>, bytes: u64) -> std::result::Result<Self, OverLimit> {
+        if bytes > budget.room() {
+            return Err(OverLimit {
+                asked: bytes,
+                held: budget.limit - budget.room(),
+                limit: budget.limit,
+            });
+        }
+        budget.change(&|held| held + bytes);
+        Ok(Self {
+            budget: Rc::clone(budget),
+            bytes,
+        })
+    }
+
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.budget.change(&|held| held - self.bytes);
+    }
+}
+
+struct Counted {
+    inner: CandleCache,
+    charged: Charge,
+    /// Bytes of a token, keys and values.
+    token: u64,
+}
+
+impl Cache for Counted {
+    fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
+        let tokens = self.inner.current_seq_len() + k.dim(TOKENS)?;
+        let bytes = tokens.next_multiple_of(STEP) as u64 * self.token;
+        if bytes <= self.charged.bytes() {
+            return self.inner.append(k, v);
+        }
+        // While it copies it has both.
+        let more = Charge::new(&self.charged.budget, bytes);
+        let more = more.map_err(|error| Error::Cuda(Box::new(error)))?;
+        let appended = self.inner.append(k, v)?;
+        self.charged = more;
+        Ok(appended)
+    }
+
+    fn truncate(&mut self, tokens: usize) -> Result<()> {
+        self.inner.truncate(tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device};
+
+    use super::*;
+
+    fn tokens(count: usize) -> Tensor {
+        let all = Tensor::arange(0f32, (count * 8) as f32, &Device::Cpu).unwrap();
+        all.reshape((1, count, 2, 4)).unwrap()
+    }
+
+    #[test]
+    fn candles_cache_keeps_what_it_is_told_to() {
+        let mut cache = CandleCache::new(TOKENS, STEP);
+        cache.truncate(0).unwrap();
+        let many = tokens(STEP + 3);
+        Cache::append(&mut cache, &many, &many).unwrap();
+        Cache::truncate(&mut cache, 2).unwrap();
+        let one = Tensor::zeros((1, 1, 2, 4), DType::F32, &Device::Cpu).unwrap();
+        let (k, v) = Cache::append(&mut cache, &one, &one).unwrap();
+        let expected = Tensor::cat(&[&tokens(2), &one], 1).unwrap();
+        let flat = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        assert_eq!((flat(&k), flat(&v)), (flat(&expected), flat(&expected)));
+    }
+
+    #[test]
+    fn a_counted_cache_is_refused_beyond_the_limit_and_gives_back() {
+        // Three steps: what it has, and what it grows to while it copies.
+        let budget = Budget::new(3 * STEP as u64 * 10);
+        let mut cache = counted(&budget, 10);
+        let many = tokens(STEP);
+        cache.append(&many, &many).unwrap();
+        assert_eq!(budget.room(), 2 * STEP as u64 * 10);
+        cache.append(&tokens(1), &tokens(1)).unwrap();
+        assert_eq!(budget.room(), STEP as u64 * 10);
+        let refused = cache.append(&many, &many).unwrap_err();
+        assert!(is_shortage(&refused), "{refused}");
+        assert!(refused.to_string().contains("15360"), "{refused}");
+        let (k, _) = cache.append(&tokens(1), &tokens(1)).unwrap();
+        assert_eq!(k.dim(TOKENS).unwrap(), STEP + 2);
+        drop(cache);
+        assert_eq!(budget.room(), 3 * STEP as u64 * 10);
+        assert!(!is_shortage(&Error::Msg("something else".into())));
+    }
+
+    #[test]
+    fn parts_of_a_budget_are_counted_apart_and_together() {
+        let whole = Budget::new(10);
+        let (one, other) = (Budget::within(&whole), Budget::within(&whole));
+        let charge = Charge::new(&one, 6).unwrap();
+        let _kept = Charge::new(&other, 3).unwrap();
+        assert_eq!((one.held(), other.held(), whole.held()), (6, 3, 9));
+        let refused = Charge::new(&other, 2).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "2 bytes more than the 9 held are over the limit of 10"
+        );
+        drop(charge);
+        assert_eq!((one.held(), other.room(), whole.held()), (0, 7, 3));
+    }
+}

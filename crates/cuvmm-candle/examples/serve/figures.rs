@@ -1,0 +1,194 @@
+//! What a server counts, and how it is shown.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use comfy_table::{Table, presets};
+use hdrhistogram::Histogram;
+
+use super::ground::Held;
+use super::server::Model;
+
+/// How far samples lie apart at least.
+const APART: Duration = Duration::from_millis(100);
+
+/// How many of them are shown.
+const SHOWN: usize = 8;
+
+#[derive(Debug, Default)]
+pub(crate) struct Figures {
+    /// Tokens of answers.
+    pub(crate) tokens: u64,
+    /// Tokens that were computed once more, and were the same.
+    pub(crate) again: u64,
+    /// How often a request was thrown out.
+    pub(crate) thrown_out: u64,
+    /// What each falling asleep took.
+    pub(crate) slept: Vec<Duration>,
+    /// What each waking took.
+    pub(crate) woken: Vec<Duration>,
+    /// From each request to its first token.
+    pub(crate) first: Vec<Duration>,
+    samples: Vec<(Duration, Vec<Sample>)>,
+    all: Duration,
+}
+
+/// A model at some moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sample {
+    pub(crate) held: Held,
+    pub(crate) asleep: bool,
+    pub(crate) waiting: usize,
+    pub(crate) running: usize,
+}
+
+impl Figures {
+    pub(crate) fn wants_sample(&self, at: Duration) -> bool {
+        let last = self.samples.last().map(|&(last, _)| last);
+        last.is_none_or(|last| at >= last + APART)
+    }
+
+    pub(crate) fn sample(&mut self, at: Duration, models: Vec<Sample>) {
+        self.samples.push((at, models));
+    }
+
+    pub(crate) fn finish(&mut self, all: Duration) {
+        self.all = all;
+    }
+
+    /// Tokens of answers in a second.
+    pub(crate) fn rate(&self) -> f64 {
+        self.tokens as f64 / self.all.as_secs_f64()
+    }
+
+    /// The time to the first token that so many of a hundred requests do not exceed.
+    pub(crate) fn first_token(&self, percentile: f64) -> anyhow::Result<Duration> {
+        let mut all = Histogram::<u64>::new(3)?;
+        for first in &self.first {
+            all.record(first.as_micros().try_into()?)?;
+        }
+        Ok(Duration::from_micros(all.value_at_percentile(percentile)))
+    }
+
+    /// The most that all models together had in use: weights and caches.
+    fn peak(&self) -> u64 {
+        let sum = |(_, models): &(_, Vec<Sample>)| {
+            let used = models
+                .iter()
+                .map(|sample| sample.held.weights + sample.held.caches);
+            used.sum::<u64>()
+        };
+        self.samples.iter().map(sum).max().unwrap_or(0)
+    }
+
+    /// Memory by model over time, some lines of it.
+    pub(crate) fn print_memory(&self, models: &[Model]) {
+        let apart = self.samples.len().div_ceil(SHOWN).max(1);
+        for (at, samples) in self.samples.iter().step_by(apart) {
+            let of = |(model, sample): (&Model, &Sample)| {
+                let Sample {
+                    held,
+                    asleep,
+                    waiting,
+                    running,
+                } = sample;
+                let asleep = if *asleep { ", asleep" } else { "" };
+                format!(
+                    "{}: weights {} + caches {} + idle {} MiB, {running} run, {waiting} wait{asleep}",
+                    model.name,
+                    held.weights >> 20,
+                    held.caches >> 20,
+                    held.idle >> 20,
+                )
+            };
+            let all: Vec<String> = models.iter().zip(samples).map(of).collect();
+            println!("  {:6.2} s  {}", at.as_secs_f64(), all.join(" | "));
+        }
+    }
+}
+
+/// A table of what several servers did.
+pub(crate) fn table(servers: &[(&str, &Figures)]) -> anyhow::Result<Table> {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header([
+        "server",
+        "requests",
+        "tokens",
+        "tokens/s",
+        "first token p50",
+        "p99",
+        "thrown out",
+        "asleep",
+        "most in use",
+    ]);
+    for (name, figures) in servers {
+        let ms = |percentile| {
+            let at = figures.first_token(percentile)?.as_secs_f64() * 1e3;
+            anyhow::Ok(format!("{at:.1} ms"))
+        };
+        table.add_row([
+            (*name).to_owned(),
+            figures.first.len().to_string(),
+            figures.tokens.to_string(),
+            format!("{:.0}", figures.rate()),
+            ms(50.)?,
+            ms(99.)?,
+            figures.thrown_out.to_string(),
+            figures.slept.len().to_string(),
+            format!("{} MiB", figures.peak() >> 20),
+        ]);
+    }
+    Ok(table)
+}
+
+/// The one in the middle, of an odd number.
+pub(crate) fn median(mut all: Vec<f64>) -> anyhow::Result<f64> {
+    all.sort_by(f64::total_cmp);
+    all.get(all.len() / 2)
+        .copied()
+        .context("nothing was measured")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_and_rates_are_of_what_was_counted() {
+        let mut figures = Figures {
+            tokens: 300,
+            first: (1..=100).rev().map(Duration::from_millis).collect(),
+            ..Figures::default()
+        };
+        figures.finish(Duration::from_secs(2));
+        assert_eq!(figures.rate(), 150.);
+        for (percentile, ms) in [(50., 50.), (99., 99.), (100., 100.)] {
+            let at = figures.first_token(percentile).unwrap().as_secs_f64() * 1e3;
+            assert!((at / ms - 1.).abs() < 0.002, "{percentile}: {at} ms");
+        }
+        let row = table(&[("one", &figures)]).unwrap().to_string();
+        assert!(row.contains("one") && row.contains("150"), "{row}");
+        assert_eq!(median(vec![3., 1., 2.]).unwrap(), 2.);
+    }
+
+    #[test]
+    fn the_peak_is_of_all_models_together_and_leaves_idle_memory_out() {
+        let mut figures = Figures::default();
+        let sample = |weights, caches| Sample {
+            held: Held {
+                weights,
+                caches,
+                idle: 100,
+            },
+            asleep: false,
+            waiting: 0,
+            running: 0,
+        };
+        assert!(figures.wants_sample(Duration::ZERO));
+        figures.sample(Duration::ZERO, vec![sample(1, 2), sample(3, 4)]);
+        assert!(!figures.wants_sample(APART / 2) && figures.wants_sample(APART));
+        figures.sample(APART, vec![sample(0, 9), sample(0, 0)]);
+        assert_eq!(figures.peak(), 10);
+    }
+}

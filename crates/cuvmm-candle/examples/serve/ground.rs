@@ -1,0 +1,311 @@
+//! Where a model's memory comes from: a tenant of a pool, or candle's own, counted against the same limit.
+//!
+//! Which sequence has it, and which has to give it up, is not decided here.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use candle_core::{DType, Device, Tensor};
+use candle_nn::VarBuilder;
+use candle_transformers::models::llama::Config;
+use cuvmm::error::WakeError;
+use cuvmm::{Contents, HostStore, Tenant};
+use cuvmm_candle::{Arena, Memory, Weights};
+
+use super::cache::{self, Budget, Cache, Charge, STEP};
+use super::weights::{Source, layout};
+
+/// What has a model in memory, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Held {
+    pub(crate) weights: u64,
+    pub(crate) caches: u64,
+    /// Idle, for the next sequence.
+    pub(crate) idle: u64,
+}
+
+/// A model's memory.
+pub(crate) trait Ground {
+    /// An empty cache for a layer of a sequence.
+    fn cache(&self) -> Box<dyn Cache>;
+
+    /// What a sequence of so many tokens takes, in bytes.
+    fn sequence(&self, tokens: usize) -> u64;
+
+    /// What it can have besides what it has, in bytes.
+    fn room(&self) -> anyhow::Result<u64>;
+
+    /// Waits until what was given up can be had.
+    fn settle(&self) -> anyhow::Result<()>;
+
+    /// What its weights take, in bytes.
+    fn weights(&self) -> u64;
+
+    fn is_asleep(&self) -> bool;
+
+    /// Gives up what an idle model has. Whether it can.
+    fn sleep(&self) -> anyhow::Result<bool>;
+
+    /// Has it back. Whether there was room.
+    fn wake(&self) -> anyhow::Result<bool>;
+
+    fn held(&self) -> Held;
+}
+
+/// What a model is, apart from where it lies.
+#[derive(Clone, Debug)]
+pub(crate) struct Spec {
+    pub(crate) config: Config,
+    pub(crate) dtype: DType,
+    pub(crate) source: Source,
+}
+
+impl Spec {
+    /// Bytes of the weights, packed.
+    pub(crate) fn weights(&self) -> anyhow::Result<u64> {
+        let shapes = layout(&self.config).into_iter();
+        Ok(Arena::bytes_for(
+            shapes.map(|(_, shape)| (shape, self.dtype)),
+        )?)
+    }
+
+    /// Bytes of the keys, or the values, of a token in a layer.
+    fn row(&self) -> u64 {
+        let size = self.config.hidden_size / self.config.num_attention_heads;
+        (self.config.num_key_value_heads * size * self.dtype.size_in_bytes()) as u64
+    }
+
+    /// Bytes of so many tokens where rows come in whole steps of so many bytes.
+    pub(crate) fn sequence(&self, tokens: usize, step: u64) -> u64 {
+        let rows = 2 * self.config.num_hidden_layers as u64;
+        (tokens as u64 * self.row()).next_multiple_of(step) * rows
+    }
+}
+
+/// What becomes of the weights of a model that sleeps.
+#[derive(Clone, Debug)]
+pub(crate) enum Asleep {
+    /// It never does.
+    Never,
+    /// They are kept in host memory.
+    Keep(Rc<HostStore>),
+    /// They are made or read anew.
+    Discard,
+}
+
+/// Ours.
+pub(crate) struct Elastic {
+    memory: Memory,
+    spec: Spec,
+    weights: Weights,
+    asleep: Asleep,
+}
+
+/// How long a model that falls asleep waits for its last work, which nobody adds to.
+const LAST_WORK: Duration = Duration::from_secs(5);
+
+impl Elastic {
+    /// Has the weights in a tenant's block.
+    pub(crate) fn new(memory: &Memory, spec: &Spec, asleep: Asleep) -> anyhow::Result<Self> {
+        let mut weights = Weights::new(memory, spec.weights()?)?;
+        spec.source.each(&spec.config, spec.dtype, |name, tensor| {
+            Ok(weights.insert(name, tensor)?)
+        })?;
+        Ok(Self {
+            memory: memory.clone(),
+            spec: spec.clone(),
+            weights,
+            asleep,
+        })
+    }
+
+    pub(crate) fn var_builder(&self) -> VarBuilder<'static> {
+        self.weights.var_builder(self.spec.dtype)
+    }
+
+    fn tenant(&self) -> &Tenant {
+        self.memory.tenant()
+    }
+}
+
+impl Ground for Elastic {
+    fn cache(&self) -> Box<dyn Cache> {
+        cache::elastic(&self.memory, self.spec.config.max_position_embeddings)
+    }
+
+    fn sequence(&self, tokens: usize) -> u64 {
+        self.spec
+            .sequence(tokens, self.memory.gpu().device().granularity())
+    }
+
+    fn room(&self) -> anyhow::Result<u64> {
+        self.memory.gpu().sweep();
+        Ok(self.tenant().room()?.taking_back)
+    }
+
+    fn settle(&self) -> anyhow::Result<()> {
+        self.memory.gpu().candle().synchronize()?;
+        self.memory.gpu().sweep();
+        Ok(())
+    }
+
+    fn weights(&self) -> u64 {
+        let granule = self.memory.gpu().device().granularity();
+        self.weights.bytes().next_multiple_of(granule)
+    }
+
+    fn is_asleep(&self) -> bool {
+        self.tenant().stats().asleep > 0
+    }
+
+    fn sleep(&self) -> anyhow::Result<bool> {
+        let contents = match &self.asleep {
+            Asleep::Never => return Ok(false),
+            Asleep::Keep(store) => Contents::Keep(store),
+            Asleep::Discard => Contents::Discard,
+        };
+        self.settle()?;
+        self.tenant().blocks().deadline(LAST_WORK).sleep(contents)?;
+        Ok(true)
+    }
+
+    fn wake(&self) -> anyhow::Result<bool> {
+        match self.tenant().blocks().wake() {
+            Ok(_) => {}
+            Err(WakeError::Memory { .. }) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+        if matches!(self.asleep, Asleep::Discard) {
+            let Spec {
+                config,
+                dtype,
+                source,
+            } = &self.spec;
+            source.each(config, *dtype, |name, tensor| {
+                let to = self.weights.get(name).context("a weight is gone")?;
+                Ok(to.slice_set(&tensor.to_device(to.device())?, 0, 0)?)
+            })?;
+        }
+        Ok(true)
+    }
+
+    fn held(&self) -> Held {
+        let stats = self.tenant().stats();
+        let weights = if self.is_asleep() { 0 } else { self.weights() };
+        let idle = stats.warm + stats.limbo + stats.margin;
+        Held {
+            weights,
+            caches: stats.committed.saturating_sub(weights + idle),
+            idle,
+        }
+    }
+}
+
+/// candle's own memory. Models that have a budget in common share it, sequence by sequence.
+pub(crate) struct Plain {
+    spec: Spec,
+    tensors: HashMap<String, Tensor>,
+    device: Device,
+    budget: Rc<Budget>,
+    weights: Charge,
+}
+
+impl Plain {
+    pub(crate) fn new(device: &Device, budget: &Rc<Budget>, spec: &Spec) -> anyhow::Result<Self> {
+        let budget = Budget::within(budget);
+        let weights = Charge::new(&budget, spec.weights()?)?;
+        let mut tensors = HashMap::new();
+        spec.source.each(&spec.config, spec.dtype, |name, tensor| {
+            tensors.insert(name.to_owned(), tensor.to_device(device)?);
+            Ok(())
+        })?;
+        Ok(Self {
+            spec: spec.clone(),
+            tensors,
+            device: device.clone(),
+            budget,
+            weights,
+        })
+    }
+
+    pub(crate) fn var_builder(&self) -> VarBuilder<'static> {
+        VarBuilder::from_tensors(self.tensors.clone(), self.spec.dtype, &self.device)
+    }
+}
+
+impl Ground for Plain {
+    fn cache(&self) -> Box<dyn Cache> {
+        cache::counted(&self.budget, 2 * self.spec.row())
+    }
+
+    fn sequence(&self, tokens: usize) -> u64 {
+        self.spec.sequence(tokens, STEP as u64 * self.spec.row())
+    }
+
+    fn room(&self) -> anyhow::Result<u64> {
+        Ok(self.budget.room())
+    }
+
+    /// What is counted is there at once.
+    fn settle(&self) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn weights(&self) -> u64 {
+        self.weights.bytes()
+    }
+
+    fn is_asleep(&self) -> bool {
+        false
+    }
+
+    /// Nobody can take back what candle's tensors have.
+    fn sleep(&self) -> anyhow::Result<bool> {
+        Ok(false)
+    }
+
+    fn wake(&self) -> anyhow::Result<bool> {
+        Ok(true)
+    }
+
+    fn held(&self) -> Held {
+        let weights = self.weights.bytes();
+        Held {
+            weights,
+            caches: self.budget.held() - weights,
+            idle: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::weights::small;
+    use super::*;
+
+    #[test]
+    fn a_sequence_takes_whole_steps_in_every_layer() {
+        let spec = Spec {
+            config: small(),
+            dtype: DType::BF16,
+            source: Source::Seed(1),
+        };
+        // 8 heads of 64 elements of 2 bytes: 2048 tokens fill a granule of 2 MiB.
+        let layers = 2 * 8;
+        for (tokens, granules) in [(0, 0), (1, 1), (2048, 1), (2049, 2), (8192, 4)] {
+            assert_eq!(
+                spec.sequence(tokens, 2 << 20),
+                (granules * layers) << 21,
+                "{tokens}"
+            );
+        }
+        assert_eq!(spec.sequence(513, 512 << 10), 2 * layers * (512 << 10));
+        let weights: usize = layout(&spec.config)
+            .iter()
+            .map(|(_, shape)| shape.iter().product::<usize>())
+            .sum();
+        assert_eq!(spec.weights().unwrap(), 2 * weights as u64);
+    }
+}

@@ -1,0 +1,85 @@
+//! A server without a network: several Llama-shaped models on one GPU under one limit, whose requests
+//! come from a trace or a seed.
+//!
+//! Three modes: tenants of an elastic pool, whose idle models sleep; a static split of it; candle's own
+//! memory and cache. Wants a GPU.
+
+mod attention;
+mod bytes;
+pub(crate) mod cache;
+pub(crate) mod compare;
+pub(crate) mod decoder;
+mod figures;
+pub(crate) mod ground;
+pub(crate) mod modes;
+pub(crate) mod options;
+mod rotary;
+mod schedule;
+pub(crate) mod server;
+pub(crate) mod trace;
+pub(crate) mod weights;
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Parser as _;
+use cuvmm_candle::Gpu;
+
+use options::{Mode, Options};
+use server::{Server, drawn};
+use trace::Request;
+
+fn main() -> anyhow::Result<()> {
+    let options = Options::parse();
+    let gpu = Gpu::open(0)?;
+    if options.compare {
+        return compare::run(&gpu, &options);
+    }
+    match &options.prompt {
+        Some(prompt) => answer(&gpu, &options, prompt),
+        None => serve(&gpu, &options),
+    }
+}
+
+/// Serves a trace in one mode.
+fn serve(gpu: &Gpu, options: &Options) -> anyhow::Result<()> {
+    let requests = options.requests(&options.config()?, None)?;
+    let (models, shared) = compare::models(gpu, options, options.mode)?;
+    let served = Server::serve(&models, shared, drawn(&requests, &models))?;
+    served.figures.print_memory(&models);
+    let name = match options.mode {
+        Mode::Elastic => "elastic",
+        Mode::Static => "static split",
+        Mode::Candle => "candle's own",
+    };
+    println!("{}", figures::table(&[(name, &served.figures)])?);
+    for (what, all) in [
+        ("to sleep", &served.figures.slept),
+        ("to wake", &served.figures.woken),
+    ] {
+        if let Some(most) = all.iter().max() {
+            println!(
+                "{what}: {} times, at most {:.1} ms",
+                all.len(),
+                most.as_secs_f64() * 1e3
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Answers one prompt.
+fn answer(gpu: &Gpu, options: &Options, prompt: &str) -> anyhow::Result<()> {
+    let tokens = bytes::encode(prompt);
+    let request = Request {
+        model: 0,
+        arrival: Duration::ZERO,
+        prompt: tokens.len(),
+        answer: options.answer,
+    };
+    let (models, shared) = compare::models(gpu, options, options.mode)?;
+    let mut served = Server::serve(&models, shared, vec![(request, tokens)])?;
+    let answer = served.answers.pop().context("there is an answer")?;
+    println!("{prompt}{}", bytes::decode(&answer));
+    Ok(())
+}

@@ -1,0 +1,105 @@
+//! The models in each of the modes: the same decoders, over memory from elsewhere.
+
+use std::rc::Rc;
+
+use anyhow::Context as _;
+use candle_core::Device;
+use candle_nn::VarBuilder;
+use cuvmm::{HostStore, Limit, Pool};
+use cuvmm_candle::{Gpu, Memory};
+
+use super::cache::Budget;
+use super::decoder::Decoder;
+use super::ground::{Asleep, Elastic, Ground, Plain, Spec};
+use super::options::Sleep;
+use super::server::Model;
+
+/// What a model is called.
+fn name(index: usize) -> String {
+    format!("model {}", index + 1)
+}
+
+fn model(
+    index: usize,
+    spec: &Spec,
+    slots: usize,
+    vb: &VarBuilder<'_>,
+    ground: impl Ground + 'static,
+) -> anyhow::Result<Model> {
+    Ok(Model {
+        name: name(index),
+        decoder: Decoder::load(vb, &spec.config, slots)?,
+        ground: Box::new(ground),
+        words: spec.config.vocab_size,
+    })
+}
+
+/// Tenants of one pool with a limit in bytes, of which each has an equal share or what it needs.
+pub(crate) fn pooled(
+    gpu: &Gpu,
+    specs: &[Spec],
+    slots: usize,
+    limit: u64,
+    split: Split,
+) -> anyhow::Result<Vec<Model>> {
+    let pool = Pool::builder(gpu.device())
+        .limit(Limit::Bytes(limit))
+        .build()?;
+    let granule = gpu.device().granularity();
+    let asleep = match split {
+        Split::Shares | Split::Elastic(Sleep::Never) => Asleep::Never,
+        Split::Elastic(Sleep::Discard) => Asleep::Discard,
+        Split::Elastic(Sleep::Keep) => {
+            let weights = specs
+                .iter()
+                .map(|spec| Ok(spec.weights()?.next_multiple_of(granule)));
+            let bytes = weights.sum::<anyhow::Result<u64>>()?;
+            let store = HostStore::builder(gpu.device()).pinned(bytes).build()?;
+            Asleep::Keep(Rc::new(store))
+        }
+    };
+    let share = limit / specs.len() as u64 / granule * granule;
+    let mut models: Vec<Model> = Vec::new();
+    for (index, spec) in specs.iter().enumerate() {
+        // Whoever is there already makes room for its weights, where all have what they need.
+        let others = models.iter().filter(|_| !matches!(asleep, Asleep::Never));
+        for other in others.filter(|other| !other.ground.is_asleep()) {
+            other.ground.sleep()?;
+        }
+        let tenant = pool.tenant(name(index));
+        let tenant = match split {
+            Split::Shares => tenant.limit(share),
+            Split::Elastic(_) => tenant,
+        };
+        let memory = Memory::new(gpu, &tenant.register()?);
+        let ground = Elastic::new(&memory, spec, asleep.clone())
+            .with_context(|| format!("the weights of {} in {} MiB", name(index), limit >> 20))?;
+        models.push(model(index, spec, slots, &ground.var_builder(), ground)?);
+    }
+    Ok(models)
+}
+
+/// How a pool is divided.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Split {
+    /// As needed.
+    Elastic(Sleep),
+    /// Equally, for good.
+    Shares,
+}
+
+/// candle's own memory, counted against a limit in bytes.
+pub(crate) fn plain(
+    device: &Device,
+    specs: &[Spec],
+    slots: usize,
+    limit: u64,
+) -> anyhow::Result<Vec<Model>> {
+    let budget = Budget::new(limit);
+    let mut models = Vec::new();
+    for (index, spec) in specs.iter().enumerate() {
+        let ground = Plain::new(device, &budget, spec)?;
+        models.push(model(index, spec, slots, &ground.var_builder(), ground)?);
+    }
+    Ok(models)
+}

@@ -1,0 +1,179 @@
+//! Who waits, who runs, who is next and who has to go. No clock, no memory and no model: only
+//! numbers.
+//!
+//! Requests are numbered in the order in which they came, and the older goes first: it is admitted
+//! first, and the youngest is thrown out when memory is short. Models that share their memory have one
+//! such order; where each has its own share, each has its own.
+
+use std::collections::BTreeSet;
+
+/// The number of a request.
+pub(crate) type Id = usize;
+
+#[derive(Debug)]
+pub(crate) struct Schedule {
+    models: Vec<Queue>,
+    /// Whether all models share their memory.
+    shared: bool,
+    slots: usize,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Queue {
+    waiting: BTreeSet<Id>,
+    running: BTreeSet<Id>,
+}
+
+impl Schedule {
+    /// At most so many requests of each model run at a time.
+    pub(crate) fn new(models: usize, shared: bool, slots: usize) -> Self {
+        Self {
+            models: vec![Queue::default(); models],
+            shared,
+            slots,
+        }
+    }
+
+    pub(crate) fn arrive(&mut self, model: usize, id: Id) {
+        self.models[model].waiting.insert(id);
+    }
+
+    /// One model of each group that shares its memory.
+    pub(crate) fn groups(&self) -> std::ops::Range<usize> {
+        0..if self.shared { 1 } else { self.models.len() }
+    }
+
+    /// The models that share their memory with one.
+    pub(crate) fn group(&self, model: usize) -> std::ops::Range<usize> {
+        match self.shared {
+            true => 0..self.models.len(),
+            false => model..model + 1,
+        }
+    }
+
+    /// The oldest that waits in the group and whose model has a slot, with its model.
+    pub(crate) fn next(&self, model: usize) -> Option<(usize, Id)> {
+        let heads = self.group(model).filter_map(|model| {
+            let queue = &self.models[model];
+            let head = queue.waiting.first();
+            head.filter(|_| queue.running.len() < self.slots)
+                .map(|&id| (model, id))
+        });
+        heads.min_by_key(|&(_, id)| id)
+    }
+
+    pub(crate) fn admit(&mut self, model: usize, id: Id) {
+        let queue = &mut self.models[model];
+        queue.waiting.remove(&id);
+        queue.running.insert(id);
+    }
+
+    /// Who has to go first when memory is short: the youngest that runs in the group, with its model.
+    /// Nobody if there is but one, who could have no more memory than it has.
+    pub(crate) fn victim(&self, model: usize) -> Option<(usize, Id)> {
+        if self
+            .group(model)
+            .map(|model| self.running(model).len())
+            .sum::<usize>()
+            < 2
+        {
+            return None;
+        }
+        let last = |model: usize| Some((model, *self.models[model].running.last()?));
+        self.group(model).filter_map(last).max_by_key(|&(_, id)| id)
+    }
+
+    /// Puts one that runs back among those who wait, in its place.
+    pub(crate) fn throw_out(&mut self, model: usize, id: Id) {
+        self.finish(model, id);
+        self.models[model].waiting.insert(id);
+    }
+
+    pub(crate) fn finish(&mut self, model: usize, id: Id) {
+        self.models[model].running.remove(&id);
+    }
+
+    pub(crate) fn running(&self, model: usize) -> &BTreeSet<Id> {
+        &self.models[model].running
+    }
+
+    pub(crate) fn waiting(&self, model: usize) -> usize {
+        self.models[model].waiting.len()
+    }
+
+    /// Whether nobody waits for the model or runs in it.
+    pub(crate) fn is_idle(&self, model: usize) -> bool {
+        let queue = &self.models[model];
+        queue.waiting.is_empty() && queue.running.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn schedule(shared: bool) -> Schedule {
+        let mut schedule = Schedule::new(2, shared, 2);
+        for (model, id) in [(1, 0), (0, 1), (0, 2), (1, 3), (0, 4)] {
+            schedule.arrive(model, id);
+        }
+        schedule
+    }
+
+    fn admit_all(schedule: &mut Schedule) -> Vec<(usize, Id)> {
+        let mut admitted = Vec::new();
+        for group in schedule.groups() {
+            while let Some((model, id)) = schedule.next(group) {
+                schedule.admit(model, id);
+                admitted.push((model, id));
+            }
+        }
+        admitted
+    }
+
+    #[test]
+    fn the_oldest_goes_first_and_full_slots_hold_nobody_else_up() {
+        let mut shared = schedule(true);
+        assert_eq!(admit_all(&mut shared), [(1, 0), (0, 1), (0, 2), (1, 3)]);
+        assert_eq!((shared.waiting(0), shared.waiting(1)), (1, 0));
+        shared.finish(0, 1);
+        assert_eq!(shared.next(1), Some((0, 4)));
+        let mut apart = schedule(false);
+        assert_eq!(admit_all(&mut apart), [(0, 1), (0, 2), (1, 0), (1, 3)]);
+        assert_eq!((apart.next(0), apart.next(1)), (None, None));
+    }
+
+    #[test]
+    fn the_youngest_has_to_go_and_comes_back_before_the_younger() {
+        let mut shared = schedule(true);
+        admit_all(&mut shared);
+        assert_eq!(shared.victim(0), Some((1, 3)));
+        shared.throw_out(1, 3);
+        assert_eq!(shared.victim(0), Some((0, 2)));
+        shared.throw_out(0, 2);
+        assert_eq!(shared.next(0), Some((0, 2)));
+        shared.throw_out(0, 1);
+        // One is left, and nobody could make room for it.
+        assert_eq!(shared.victim(0), None);
+        assert_eq!(shared.running(1).iter().copied().collect::<Vec<_>>(), [0]);
+        let mut apart = schedule(false);
+        admit_all(&mut apart);
+        assert_eq!(
+            (apart.victim(0), apart.victim(1)),
+            (Some((0, 2)), Some((1, 3)))
+        );
+        apart.throw_out(0, 2);
+        assert_eq!((apart.victim(0), apart.victim(1)), (None, Some((1, 3))));
+    }
+
+    #[test]
+    fn idle_is_who_has_nothing_to_do() {
+        let mut schedule = schedule(true);
+        for id in [0, 3] {
+            assert!(!schedule.is_idle(1));
+            schedule.admit(1, id);
+            schedule.finish(1, id);
+        }
+        assert!(schedule.is_idle(1) && !schedule.is_idle(0));
+    }
+}

@@ -366,13 +366,14 @@ fn servers_of_all_kinds_give_the_same_answers() {
     };
     let mut specs = [tiny(), tiny()];
     specs[1].source = Source::Seed(8);
-    // Eight at once, of which most grow into a second granule; then each model alone, in turn.
+    // Eight at once, of which most grow into a second granule; then each model alone, in turn, with more
+    // than fit beside the other's weights.
     let mut requests = at_once([1000, 990, 1010, 40, 1015, 1003, 600, 1020], 40);
     for (index, model) in [0, 1, 0].into_iter().enumerate() {
-        requests.extend((0..6).map(|more| Request {
+        requests.extend((0..8).map(|more| Request {
             model,
             arrival: Duration::from_secs(3 + index as u64),
-            prompt: 900 + 20 * more,
+            prompt: 860 + 20 * more,
             answer: 20,
         }));
     }

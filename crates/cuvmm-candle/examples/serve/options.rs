@@ -72,13 +72,13 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 1.)]
     lengths: f64,
     /// Seconds for which each model is asked in turn.
-    #[arg(long, default_value_t = 2.5)]
+    #[arg(long, default_value_t = 2.)]
     window: f64,
     /// How many turns there are in all.
     #[arg(long, default_value_t = 6)]
     windows: usize,
     /// Requests in a turn, where there is no trace.
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 12)]
     burst: usize,
 
     /// Sequences that run together where the two caches are compared.

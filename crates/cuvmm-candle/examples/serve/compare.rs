@@ -62,8 +62,8 @@ fn caches(gpu: &Gpu, options: &Options) -> anyhow::Result<f64> {
     }
     let (ours, theirs) = (median(our_rates)?, median(their_rates)?);
     println!(
-        "{} sequences of {PROMPT} + {STEPS} tokens: {ours:.0} tokens/s with our cache, {theirs:.0} with candle's own, \
-         {:.3} times; same tokens and logits",
+        "{} sequences of {PROMPT} + {STEPS} tokens: {ours:.0} tokens/s with our cache, \
+         {theirs:.0} with candle's own, {:.3} times; same tokens and logits",
         options.batch,
         ours / theirs,
     );
@@ -161,7 +161,8 @@ fn servers(gpu: &Gpu, options: &Options, full: f64) -> anyhow::Result<()> {
     }
     let p99 = |served: &(&str, Served)| served.1.figures.first_token(99.);
     println!(
-        "same answers in all; p99 of the time to the first token, elastic against the static split: {:.2} times",
+        "same answers in all; p99 of the time to the first token, elastic against static split: \
+         {:.3} times",
         p99(&served[0])?.as_secs_f64() / p99(&served[1])?.as_secs_f64(),
     );
     Ok(())

@@ -101,7 +101,16 @@ fn build(target: &Path, folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder)?;
     for arguments in [
         &["build", "--locked", "--release", "--examples"][..],
-        &["test", "--locked", "--release", "--no-run", "--test", "gpu"],
+        &[
+            "test",
+            "--locked",
+            "--release",
+            "--no-run",
+            "--test",
+            "gpu",
+            "--test",
+            "serve",
+        ],
     ] {
         let mut command = command(&target);
         command.args(arguments).envs(toolkit.environment());

@@ -24,8 +24,15 @@ impl Mapped {
 
     /// Driver calls made for the pool by other threads than the mapper's.
     pub(super) fn calls_of_others(&self) -> u64 {
-        let mapper = self.pool.device().mapper_calls().total();
-        self.pool.calls().total().saturating_sub(mapper)
+        let mapper = || self.pool.device().mapper_calls().total();
+        // The two are not counted at one moment: they are read until nothing happens in between.
+        loop {
+            let before = mapper();
+            let all = self.pool.calls().total();
+            if mapper() == before && all >= before {
+                return all - before;
+            }
+        }
     }
 
     /// Ends the mapper; what it had committed ahead goes with the pool.

@@ -163,18 +163,10 @@ impl Slot {
     }
 
     /// Whether memory that it may not write could be unmapped if its fence has passed.
-    #[inline]
     pub(crate) fn has_parting(&self) -> bool {
-        // Asked of every slot that is put in its place, and hardly one shares anything.
-        self.bound() > 0 && self.parts_with_last()
-    }
-
-    fn parts_with_last(&self) -> bool {
         let used = self.used();
-        let mut extents = self.space.extents().rev();
-        self.bound() > used
-            && self.is_free()
-            && extents.next().is_some_and(|extent| extent.offset >= used)
+        let last = || self.space.last_offset();
+        self.bound() > used && self.is_free() && last().is_some_and(|offset| offset >= used)
     }
 
     /// The memory that it shares and its block uses.

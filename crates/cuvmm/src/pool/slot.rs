@@ -262,7 +262,9 @@ impl Slot {
 
     /// Whether memory could be taken from it, if its fence has passed.
     pub(crate) fn has_spare(&self) -> bool {
-        self.spare().next().is_some()
+        let taken = self.taken();
+        let last = || self.space.last_offset();
+        self.is_free() && last().is_some_and(|offset| offset >= taken)
     }
 
     /// The extents that could be taken back now, last first, if their fence has passed.

@@ -166,6 +166,11 @@ impl Space {
         self.extents.values().map(Extent::of)
     }
 
+    /// Where the last extent begins.
+    pub(crate) fn last_offset(&self) -> Option<u64> {
+        self.extents.last_key_value().map(|(&offset, _)| offset)
+    }
+
     /// The extent that an offset lies in.
     pub(crate) fn extent_around(&self, offset: u64) -> Option<Extent> {
         let (&start, placed) = self.extents.range(..=offset).next_back()?;

@@ -47,7 +47,7 @@ impl Gpu {
     /// common.
     ///
     /// # Errors
-    /// [`OpenError::PerThread`] for what `Device::new_cuda` makes: its stream is another one on each
+    /// [`OpenError::Stream`] for what `Device::new_cuda` makes: its stream is another one on each
     /// thread, and nobody could wait for it. Take `Device::new_cuda_with_stream`, or [`Self::open`].
     pub fn new(device: &Device) -> Result<Self, OpenError> {
         let cuda = cuda(device)?;

@@ -15,7 +15,10 @@ pub(super) fn discard(blocks: &Blocks<'_>) -> Result<Slept, SleepError> {
         go_on(blocks, done, total)
     });
     match withdrawn {
-        Ok(()) => finish(blocks, falling.into_iter().map(|one| (one, None)).collect()),
+        Ok(()) => {
+            let falling = falling.into_iter().map(|one| (one, None));
+            Ok(finish(blocks, falling.collect()))
+        }
         Err(cause) => Err(undo(falling.into_iter().map(|one| (one, None)), cause)),
     }
 }
@@ -36,7 +39,7 @@ pub(super) fn keep(blocks: &Blocks<'_>, store: &HostStore) -> Result<Slept, Slee
     let both = falling.into_iter().zip(kept.into_iter().map(Some));
     match copied {
         Ok(()) => {
-            let slept = finish(blocks, both.collect())?;
+            let slept = finish(blocks, both.collect());
             Ok(Slept {
                 kept: wanted,
                 ..slept
@@ -86,19 +89,22 @@ fn go_on(blocks: &Blocks<'_>, done: u64, total: u64) -> Result<(), SleepError> {
 }
 
 /// All memory has been taken out: it is the pool's.
-fn finish(
-    blocks: &Blocks<'_>,
-    falling: Vec<(Falling, Option<Saved>)>,
-) -> Result<Slept, SleepError> {
+fn finish(blocks: &Blocks<'_>, falling: Vec<(Falling, Option<Saved>)>) -> Slept {
     let mut slept = Slept::default();
     for (one, saved) in falling {
         slept.blocks += 1;
         slept.given += one.sleep(saved, blocks.release);
     }
     if blocks.tags.is_empty() {
-        slept.given += blocks.tenant.give_up_idle(blocks.release)?;
+        match blocks.tenant.give_up_idle(blocks.release) {
+            Ok(given) => slept.given += given,
+            // It stays charged, and is taken back when somebody wants it.
+            Err(error) => {
+                tracing::warn!(%error, "idle memory of a tenant that sleeps stays mapped")
+            }
+        }
     }
-    Ok(slept)
+    slept
 }
 
 /// Gives everybody back what was taken out.

@@ -22,11 +22,11 @@
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # use std::sync::Arc;
+//! # use cuvmm::driver::host::{HostDriver, HostOptions};
 //! use cuvmm::{Contents, Device, HostStore, Pool};
-//! # let driver = Arc::new(cuvmm::driver::host::HostDriver::new(Default::default())?);
-//! # let device = Device::open(driver, 0)?;
 //!
+//! # let driver = std::sync::Arc::new(HostDriver::new(HostOptions::new()));
+//! # let device = Device::open(driver, 0)?;
 //! let pool = Pool::builder(&device).build()?;
 //! let model = pool.tenant("model").register()?;
 //! let weights = model.block(64 << 20).tag("weights").allocate()?;

@@ -1,0 +1,311 @@
+//! Putting blocks to sleep: chosen and marked, taken out and put aside, given up.
+//!
+//! What was put aside is charged still, so that a failure can put back what was there; when all
+//! blocks' memory has been taken out it is the pool's. Where the memory cannot be put back either, the
+//! block sleeps, with what was kept of it.
+//!
+//! No byte is copied here.
+
+use std::time::Instant;
+
+use super::asleep::{Aside, Bed, Choice, Chosen, Slumber, Tally};
+use super::budget::TenantId;
+use super::slot::{Place, Slot};
+use super::state::State;
+use super::tenant::Tenant;
+use crate::error::{CallError, SleepError};
+use crate::own::Span;
+use crate::region::Piece;
+use crate::store::Saved;
+
+/// A block that is being put to sleep. Dropped before that is done, it is as it was.
+#[derive(Debug)]
+pub(crate) struct Falling {
+    bed: Option<Bed>,
+}
+
+impl Tenant {
+    /// Chooses the blocks that are to sleep, all behind the work that may use them.
+    pub(crate) fn fall(
+        &self,
+        choice: Choice<'_>,
+        until: Option<Instant>,
+    ) -> Result<Vec<Falling>, SleepError> {
+        let owner = self.owner();
+        let (core, id) = (&owner.core, owner.tenant);
+        let chosen = core.until(
+            until,
+            |state| state.lull(id, choice),
+            |error| matches!(error, SleepError::Leased { .. } | SleepError::Busy { .. }),
+        )?;
+        let falling = chosen.into_iter().map(|chosen| Falling {
+            bed: Some(Bed::of(core, chosen)),
+        });
+        Ok(falling.collect())
+    }
+}
+
+impl Falling {
+    /// The block's size in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bed.as_ref().map_or(0, |bed| bed.bytes)
+    }
+
+    /// What it shows, to be copied.
+    pub(crate) fn span(&self) -> Option<Span<'_>> {
+        self.bed.as_ref().map(Bed::span)
+    }
+
+    /// Takes its memory out and puts it aside.
+    pub(crate) fn withdraw(&self) -> Result<(), SleepError> {
+        let Some(bed) = &self.bed else { return Ok(()) };
+        bed.lease.core().lock().withdraw_all(bed.lease.place())
+    }
+
+    /// Gives up what was put aside; returns the bytes.
+    pub(crate) fn sleep(mut self, saved: Option<Saved>, release: bool) -> u64 {
+        let Some(bed) = self.bed.take() else { return 0 };
+        let mut state = bed.lease.core().lock();
+        let given = state.settle_asleep(bed.lease.place(), saved, release);
+        drop(state);
+        bed.lease.core().announce();
+        given
+    }
+
+    /// Puts what was put aside back where it was. False if that failed: then it sleeps.
+    pub(crate) fn stay(mut self, saved: Option<Saved>) -> bool {
+        match self.bed.take() {
+            Some(bed) => put_back(&bed, saved),
+            None => true,
+        }
+    }
+}
+
+fn put_back(bed: &Bed, saved: Option<Saved>) -> bool {
+    let mut state = bed.lease.core().lock();
+    state.restore(bed.lease.place(), saved)
+}
+
+impl Drop for Falling {
+    fn drop(&mut self) {
+        if let Some(bed) = self.bed.take() {
+            put_back(&bed, None);
+        }
+    }
+}
+
+impl State {
+    /// Marks the chosen blocks of a tenant that are awake as moving, if nothing is in the way.
+    fn lull(&mut self, id: TenantId, choice: Choice<'_>) -> Result<Vec<Chosen>, SleepError> {
+        if self.capturing > 0 {
+            return Err(SleepError::Capturing);
+        }
+        self.check_alive()?;
+        // A block on a shelf is handed on as it is: none must come there while it sleeps.
+        if let Some(tenancy) = self.tenants.get(&id) {
+            tenancy.unswept.bypass(true);
+            let freed = tenancy.unswept.sweep_each();
+            self.free_all(&freed);
+        }
+        let outcome = self.lull_all(id, choice);
+        self.heed_sleepers(id);
+        outcome
+    }
+
+    fn lull_all(&mut self, id: TenantId, choice: Choice<'_>) -> Result<Vec<Chosen>, SleepError> {
+        let chosen = self.choose(id, choice, |slumber| {
+            !matches!(slumber, Slumber::Asleep { .. })
+        });
+        let (mut leased, mut exported) = (Tally::default(), Tally::default());
+        let mut busy = Tally::default();
+        let needs = &mut self.needs_synchronise;
+        let Some(tenancy) = self.tenants.get_mut(&id) else {
+            return Ok(Vec::new());
+        };
+        for &index in &chosen {
+            let Some(slot) = tenancy.slot_mut(index) else {
+                continue;
+            };
+            if !slot.slumber.is_awake() {
+                busy.add(slot);
+            } else if slot.leases > 0 {
+                leased.add(slot);
+            } else if slot.exported {
+                exported.add(slot);
+            } else if slot.is_busy() || !Self::has_passed(needs, slot)? {
+                busy.add(slot);
+            }
+        }
+        if let Tally { blocks: 1.., .. } = exported {
+            let Tally { blocks, bytes } = exported;
+            return Err(SleepError::Exported { blocks, bytes });
+        }
+        if let Tally { blocks: 1.., .. } = leased {
+            let Tally { blocks, bytes } = leased;
+            return Err(SleepError::Leased { blocks, bytes });
+        }
+        if let Tally { blocks: 1.., .. } = busy {
+            let Tally { blocks, bytes } = busy;
+            return Err(SleepError::Busy { blocks, bytes });
+        }
+        let marked = chosen.into_iter().filter_map(|index| {
+            let aside = Vec::new();
+            self.mark(id, index, Slumber::Moving { aside, owed: 0 })
+        });
+        Ok(marked.collect())
+    }
+
+    /// Whether what was queued on a block that is in use has passed.
+    fn has_passed(needs: &mut bool, slot: &mut Slot) -> Result<bool, CallError> {
+        if let Some(block) = &slot.block {
+            let fence = block.fence(&slot.space);
+            slot.fence.merge(fence);
+        }
+        Self::poll(0, needs, &mut slot.fence)
+    }
+
+    /// Takes all memory out of a moving block's slot, last first.
+    fn withdraw_all(&mut self, place: &Place) -> Result<(), SleepError> {
+        let Some(mut slot) = self.take_slot(place.tenant, place.slot) else {
+            return Ok(());
+        };
+        let outcome = Self::empty_slot(&mut slot);
+        self.put_slot(place.tenant, place.slot, slot);
+        outcome
+    }
+
+    fn empty_slot(slot: &mut Slot) -> Result<(), SleepError> {
+        // One lease is that of whoever moves it.
+        if slot.leases > 1 {
+            let mut leased = Tally::default();
+            leased.add(slot);
+            let Tally { blocks, bytes } = leased;
+            return Err(SleepError::Leased { blocks, bytes });
+        }
+        let offsets: Vec<u64> = slot.space.extents().rev().map(|it| it.offset).collect();
+        for offset in offsets {
+            let most = slot.space.most_at(offset);
+            let piece = slot.space.withdraw(offset)?;
+            if let (Some(piece), Slumber::Moving { aside, .. }) = (piece, &mut slot.slumber) {
+                aside.push(Aside {
+                    offset,
+                    piece,
+                    most,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up what was put aside of a moving block; returns the bytes.
+    fn settle_asleep(&mut self, place: &Place, saved: Option<Saved>, release: bool) -> u64 {
+        let (id, index) = (place.tenant, place.slot);
+        let Some(mut slot) = self.take_slot(id, index) else {
+            return 0;
+        };
+        let Slumber::Moving { aside, .. } = std::mem::take(&mut slot.slumber) else {
+            self.put_slot(id, index, slot);
+            return 0;
+        };
+        let held = self.budget.account(id).held;
+        let stock = self.stock.bytes();
+        for Aside { offset, piece, .. } in aside {
+            self.abandon(id, (index, &mut slot), offset, piece);
+        }
+        if release {
+            self.release_stock(stock);
+        }
+        let given = held - self.budget.account(id).held;
+        // What it wakes to is its own.
+        slot.lent = 0;
+        // The block may have been dropped meanwhile.
+        if slot.block.is_some() {
+            slot.slumber = Slumber::Asleep { saved };
+        }
+        slot.receded();
+        self.put_slot(id, index, slot);
+        self.heed_sleepers(id);
+        given
+    }
+
+    /// Puts what was put aside back. If that fails the block sleeps, with what was saved of it.
+    fn restore(&mut self, place: &Place, saved: Option<Saved>) -> bool {
+        let (id, index) = (place.tenant, place.slot);
+        let Some(mut slot) = self.take_slot(id, index) else {
+            return true;
+        };
+        let Slumber::Moving { aside, .. } = std::mem::take(&mut slot.slumber) else {
+            self.put_slot(id, index, slot);
+            return true;
+        };
+        let mut aside = aside.into_iter().rev();
+        let failed = aside.by_ref().find_map(|aside| {
+            let Aside {
+                offset,
+                piece,
+                most,
+            } = aside;
+            let handle = piece.physical.as_raw();
+            let failed = slot.space.place_for(offset, vec![piece], most).err()?;
+            Some((offset, handle, failed))
+        });
+        let stays = failed.is_some();
+        if let Some((offset, handle, failed)) = failed {
+            tracing::error!(error = %failed.error, "a block that was to stay awake sleeps");
+            let lost = failed.stuck;
+            if lost > 0 && offset < slot.shared {
+                self.stuck(id, index, &mut slot, offset, (handle, lost));
+            } else if lost > 0 {
+                self.budget.refund(id, lost);
+                self.budget.refund_mappings(id, 1);
+                self.set_aside(&mut slot, lost, 1);
+            }
+            let rest = aside.map(|aside| (aside.offset, aside.piece));
+            let rest: Vec<(u64, Piece)> = rest.collect();
+            let failed = failed.pieces.into_iter().map(|piece| (offset, piece));
+            for (offset, piece) in rest.into_iter().rev().chain(failed) {
+                self.abandon(id, (index, &mut slot), offset, piece);
+            }
+            self.take_all_out(id, (index, &mut slot));
+            slot.lent = 0;
+            if slot.block.is_some() {
+                slot.slumber = Slumber::Asleep { saved };
+            }
+        }
+        self.put_slot(id, index, slot);
+        self.heed_sleepers(id);
+        !stays
+    }
+
+    /// Books a piece that a moving block had at an offset, and keeps it.
+    fn abandon(
+        &mut self,
+        id: TenantId,
+        (index, slot): (usize, &mut Slot),
+        offset: u64,
+        piece: Piece,
+    ) {
+        if offset < slot.shared {
+            self.parted(id, index, slot, offset, piece);
+        } else {
+            self.taken(id, piece);
+        }
+    }
+
+    /// Takes what is left of a moving block's memory out, for good.
+    fn take_all_out(&mut self, id: TenantId, (index, slot): (usize, &mut Slot)) {
+        let (shared, mut own) = (slot.shared, (0, 0));
+        for extent in slot
+            .space
+            .extents()
+            .filter(|extent| extent.offset >= shared)
+        {
+            own = (own.0 + extent.size, own.1 + 1);
+        }
+        self.uncommit(slot, shared);
+        self.budget.refund(id, own.0);
+        self.budget.refund_mappings(id, own.1);
+        self.unshare(id, index, slot);
+        slot.receded();
+    }
+}

@@ -15,58 +15,11 @@ use super::budget::TenantId;
 use super::core::Core;
 use super::lease::Lease;
 use super::slot::{Place, Slot};
+use super::slumber::Slumber;
 use super::state::State;
 use super::tenant::Tenant;
 use crate::error::CallError;
-use crate::own::{Right, Span};
-use crate::region::Piece;
-use crate::store::Saved;
-
-/// Whether a block has its memory.
-#[derive(Debug, Default)]
-pub(crate) enum Slumber {
-    /// It has.
-    #[default]
-    Awake,
-    /// Somebody is putting it to sleep or waking it.
-    Moving {
-        /// What was taken out, last first.
-        aside: Vec<Aside>,
-        /// Bytes that are charged and still to be placed.
-        owed: u64,
-    },
-    /// It has none.
-    Asleep {
-        /// Its contents, if they were to be kept.
-        saved: Option<Saved>,
-    },
-}
-
-/// An extent that was taken out of a block.
-#[derive(Debug)]
-pub(crate) struct Aside {
-    pub(super) offset: u64,
-    pub(super) piece: Piece,
-    /// The most that anybody might do with it.
-    pub(super) most: Right,
-}
-
-impl Slumber {
-    pub(crate) const fn is_awake(&self) -> bool {
-        matches!(self, Self::Awake)
-    }
-
-    /// Bytes that are charged for the block and not in its slot.
-    pub(crate) fn beside(&self) -> u64 {
-        match self {
-            Self::Moving { aside, owed } => {
-                let aside: u64 = aside.iter().map(|aside| aside.piece.size()).sum();
-                aside + owed
-            }
-            _ => 0,
-        }
-    }
-}
+use crate::own::Span;
 
 /// A block that is being put to sleep or woken, and what keeps others from it.
 #[derive(Debug)]

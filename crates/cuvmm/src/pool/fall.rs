@@ -8,9 +8,10 @@
 
 use std::time::Instant;
 
-use super::asleep::{Aside, Bed, Choice, Chosen, Slumber, Tally};
+use super::asleep::{Bed, Choice, Chosen, Tally};
 use super::budget::TenantId;
 use super::slot::{Place, Slot};
+use super::slumber::{Aside, Slumber};
 use super::state::State;
 use super::tenant::Tenant;
 use crate::error::{CallError, SleepError};

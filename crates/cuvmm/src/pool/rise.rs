@@ -7,10 +7,11 @@
 
 use std::time::Instant;
 
-use super::asleep::{Bed, Choice, Chosen, Slumber, Tally};
+use super::asleep::{Bed, Choice, Chosen, Tally};
 use super::budget::TenantId;
 use super::commit::Fit;
 use super::slot::{Place, Slot};
+use super::slumber::Slumber;
 use super::state::State;
 use super::tenant::Tenant;
 use crate::error::{AllocateError, CommitError, WakeError};

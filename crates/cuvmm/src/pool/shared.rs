@@ -1,19 +1,18 @@
 //! Memory that several blocks of a tenant show under their first bytes: mapped under each of them,
 //! held and charged once.
 //!
-//! Which slots show an extent stands in the tenant's [`Book`]; a slot knows up to where it shares and
-//! leaves that out of its figures. Two slots that share an extent share all before it: sharing
-//! begins with a [fork](super::fork), which takes a prefix, and ends from behind.
+//! Which slots show an extent stands in the tenant's [book](super::book); a slot knows up to where it
+//! shares and leaves that out of its figures. Two slots that share an extent share all before it:
+//! sharing begins with a [fork](super::fork), which takes a prefix, and ends from behind.
 //!
 //! Every slot unmaps what it shows behind its own fence, so that the last one, which frees the
 //! memory, does so behind all of them. Whoever is left alone with an extent has it for its own. What
 //! a slot shows of memory that it shares, or may only read, and does not use is nobody's to reuse:
 //! it is [retired](super::retire).
 
-use std::collections::BTreeMap;
-
 use cuvmm_driver::PhysicalHandle;
 
+use super::book::Left;
 use super::budget::TenantId;
 use super::slot::Slot;
 use super::state::State;
@@ -22,111 +21,6 @@ use crate::error::{AllocateError, CallError, CopyError};
 use crate::own::{Physical, Stream};
 use crate::region::{Extent, Fence, Piece};
 
-/// The extents that several slots of a tenant show.
-#[derive(Debug)]
-pub(crate) struct Book {
-    /// While somebody shows it, no other physical has its handle.
-    entries: BTreeMap<PhysicalHandle, Entry>,
-    bytes: u64,
-}
-
-/// An extent, at the same offset in all slots that show it.
-#[derive(Debug)]
-struct Entry {
-    offset: u64,
-    size: u64,
-    /// The numbers of the slots.
-    holders: Vec<usize>,
-}
-
-/// Who shows an extent after a slot has stopped to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Left {
-    Nobody,
-    One(usize),
-    Several,
-}
-
-impl Book {
-    pub(crate) const fn new() -> Self {
-        Self {
-            entries: BTreeMap::new(),
-            bytes: 0,
-        }
-    }
-
-    /// Bytes of memory that stand in it.
-    pub(crate) const fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Notes that `other` shows what `slot` has at an offset.
-    fn add(&mut self, physical: &Physical, offset: u64, slot: usize, other: usize) {
-        let size = physical.size();
-        let entry = self.entries.entry(physical.as_raw()).or_insert_with(|| {
-            self.bytes += size;
-            Entry {
-                offset,
-                size,
-                holders: vec![slot],
-            }
-        });
-        entry.holders.push(other);
-    }
-
-    /// Notes that a slot shows an extent no more.
-    fn remove(&mut self, handle: PhysicalHandle, slot: usize) -> Left {
-        let Some(entry) = self.entries.get_mut(&handle) else {
-            return Left::Nobody;
-        };
-        entry.holders.retain(|&holder| holder != slot);
-        match *entry.holders {
-            [] => {
-                self.forget(handle);
-                Left::Nobody
-            }
-            [other] => Left::One(other),
-            _ => Left::Several,
-        }
-    }
-
-    fn forget(&mut self, handle: PhysicalHandle) {
-        if let Some(entry) = self.entries.remove(&handle) {
-            self.bytes -= entry.size;
-        }
-    }
-
-    /// Another slot that shows an extent.
-    fn other(&self, handle: PhysicalHandle, slot: usize) -> Option<usize> {
-        let entry = self.entries.get(&handle)?;
-        entry.holders.iter().copied().find(|&other| other != slot)
-    }
-
-    /// How many other slots show an extent.
-    fn others(&self, handle: PhysicalHandle) -> usize {
-        let entry = self.entries.get(&handle);
-        entry.map_or(0, |entry| entry.holders.len().saturating_sub(1))
-    }
-
-    /// Gives a slot what nobody else shows any more for its own.
-    pub(crate) fn settle(&mut self, index: usize, slot: &mut Slot) {
-        while let Some(last) = slot.shared.checked_sub(1) {
-            let mut there = slot.space.parts_in(last, slot.shared);
-            let Some((extent, physical)) = there.next() else {
-                return;
-            };
-            let handle = physical.as_raw();
-            if self.other(handle, index).is_some() {
-                return;
-            }
-            self.forget(handle);
-            let offset = extent.offset;
-            drop(there);
-            slot.shared = offset;
-        }
-    }
-}
-
 impl Tenancy {
     /// Bytes of shared memory that some block uses or a lease keeps.
     pub(crate) fn shared_in_use(&self) -> u64 {
@@ -134,7 +28,7 @@ impl Tenancy {
             let slot = self.slot(holder);
             slot.is_none_or(|slot| slot.used() > offset || slot.leases > 0)
         };
-        let entries = self.book.entries.values();
+        let entries = self.book.entries();
         entries
             .filter(|entry| {
                 let mut holders = entry.holders.iter();

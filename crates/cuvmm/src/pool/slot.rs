@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use cuvmm_driver::DeviceAddress;
 
-use super::asleep::Slumber;
 use super::budget::TenantId;
 use super::pace::{Growth, Pace};
+use super::slumber::Slumber;
 use crate::own::Stream;
 use crate::region::{Extent, Fence, Space};
 

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
+use super::book::Book;
 use super::pressure::PressureHook;
 use super::rows::Rows;
-use super::shared::Book;
 use super::slot::{Class, Place, Slot};
 
 /// Where slots are listed that no block may be put in, though they are empty.

@@ -2,9 +2,9 @@
 //! waits, and only unregistering calls the driver, but in a [hardened](super::hardened) pool and
 //! for what was [exported](super::exported).
 
-use super::asleep::Slumber;
 use super::budget::TenantId;
 use super::slot::{Place, Slot};
+use super::slumber::Slumber;
 use super::state::State;
 use super::tenancy::Freed;
 use crate::error::{CallError, ShrinkError};

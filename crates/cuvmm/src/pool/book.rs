@@ -1,0 +1,120 @@
+//! Which slots of a tenant show which extents in common.
+//!
+//! What is done where somebody begins or ends to is in [`shared`](super::shared).
+
+use std::collections::BTreeMap;
+
+use cuvmm_driver::PhysicalHandle;
+
+use super::slot::Slot;
+use crate::own::Physical;
+
+/// The extents that several slots of a tenant show.
+#[derive(Debug)]
+pub(crate) struct Book {
+    /// While somebody shows it, no other physical has its handle.
+    entries: BTreeMap<PhysicalHandle, Entry>,
+    bytes: u64,
+}
+
+/// An extent, at the same offset in all slots that show it.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) offset: u64,
+    pub(super) size: u64,
+    /// The numbers of the slots.
+    pub(super) holders: Vec<usize>,
+}
+
+/// Who shows an extent after a slot has stopped to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Left {
+    Nobody,
+    One(usize),
+    Several,
+}
+
+impl Book {
+    pub(crate) const fn new() -> Self {
+        Self {
+            entries: BTreeMap::new(),
+            bytes: 0,
+        }
+    }
+
+    /// Bytes of memory that stand in it.
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// All that stands in it.
+    pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.values()
+    }
+
+    /// Notes that `other` shows what `slot` has at an offset.
+    pub(super) fn add(&mut self, physical: &Physical, offset: u64, slot: usize, other: usize) {
+        let size = physical.size();
+        let entry = self.entries.entry(physical.as_raw()).or_insert_with(|| {
+            self.bytes += size;
+            Entry {
+                offset,
+                size,
+                holders: vec![slot],
+            }
+        });
+        entry.holders.push(other);
+    }
+
+    /// Notes that a slot shows an extent no more.
+    pub(super) fn remove(&mut self, handle: PhysicalHandle, slot: usize) -> Left {
+        let Some(entry) = self.entries.get_mut(&handle) else {
+            return Left::Nobody;
+        };
+        entry.holders.retain(|&holder| holder != slot);
+        match *entry.holders {
+            [] => {
+                self.forget(handle);
+                Left::Nobody
+            }
+            [other] => Left::One(other),
+            _ => Left::Several,
+        }
+    }
+
+    pub(super) fn forget(&mut self, handle: PhysicalHandle) {
+        if let Some(entry) = self.entries.remove(&handle) {
+            self.bytes -= entry.size;
+        }
+    }
+
+    /// Another slot that shows an extent.
+    pub(super) fn other(&self, handle: PhysicalHandle, slot: usize) -> Option<usize> {
+        let entry = self.entries.get(&handle)?;
+        entry.holders.iter().copied().find(|&other| other != slot)
+    }
+
+    /// How many other slots show an extent.
+    pub(super) fn others(&self, handle: PhysicalHandle) -> usize {
+        let entry = self.entries.get(&handle);
+        entry.map_or(0, |entry| entry.holders.len().saturating_sub(1))
+    }
+
+    /// Gives a slot what nobody else shows any more for its own.
+    pub(crate) fn settle(&mut self, index: usize, slot: &mut Slot) {
+        while let Some(last) = slot.shared.checked_sub(1) {
+            let mut there = slot.space.parts_in(last, slot.shared);
+            let Some((extent, physical)) = there.next() else {
+                return;
+            };
+            let handle = physical.as_raw();
+            if self.other(handle, index).is_some() {
+                return;
+            }
+            self.forget(handle);
+            let offset = extent.offset;
+            drop(there);
+            slot.shared = offset;
+        }
+    }
+}

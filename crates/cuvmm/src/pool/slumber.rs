@@ -1,0 +1,53 @@
+//! Whether a block has its memory, and what of that is neither in its slot nor given up.
+//!
+//! What brings a block from one state to another is [falling](super::fall) and [waking](super::rise).
+
+use crate::own::Right;
+use crate::region::Piece;
+use crate::store::Saved;
+
+/// Whether a block has its memory.
+#[derive(Debug, Default)]
+pub(crate) enum Slumber {
+    /// It has.
+    #[default]
+    Awake,
+    /// Somebody is putting it to sleep or waking it.
+    Moving {
+        /// What was taken out, last first.
+        aside: Vec<Aside>,
+        /// Bytes that are charged and still to be placed.
+        owed: u64,
+    },
+    /// It has none.
+    Asleep {
+        /// Its contents, if they were to be kept.
+        saved: Option<Saved>,
+    },
+}
+
+/// An extent that was taken out of a block.
+#[derive(Debug)]
+pub(crate) struct Aside {
+    pub(super) offset: u64,
+    pub(super) piece: Piece,
+    /// The most that anybody might do with it.
+    pub(super) most: Right,
+}
+
+impl Slumber {
+    pub(crate) const fn is_awake(&self) -> bool {
+        matches!(self, Self::Awake)
+    }
+
+    /// Bytes that are charged for the block and not in its slot.
+    pub(crate) fn beside(&self) -> u64 {
+        match self {
+            Self::Moving { aside, owed } => {
+                let aside: u64 = aside.iter().map(|aside| aside.piece.size()).sum();
+                aside + owed
+            }
+            _ => 0,
+        }
+    }
+}

@@ -9,6 +9,19 @@ use cuvmm::Block;
 use super::cache::{Cache, Store};
 use crate::error::CacheError;
 
+impl Cache {
+    /// Appends tokens. What was handed out before stays where it is and as it was.
+    ///
+    /// Where there is memory ahead this is one kernel and no driver call besides; else the rows grow in
+    /// one call first (`cuMemCreate`, `cuMemMap`, `cuMemSetAccess` for each).
+    ///
+    /// # Errors
+    /// candle's error with [`CacheError`] in it; the tokens are as before then.
+    pub fn append(&mut self, src: &Tensor) -> candle_core::Result<()> {
+        Ok(append([self], [src])?)
+    }
+}
+
 /// Appends a tensor to each cache. All of them are of one memory.
 pub(super) fn append<const N: usize>(
     mut caches: [&mut Cache; N],

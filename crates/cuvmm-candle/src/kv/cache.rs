@@ -8,7 +8,6 @@ use std::fmt;
 use candle_core::Tensor;
 use cuvmm::Block;
 
-use super::append::append;
 use super::geometry::{Geometry, Order};
 use crate::error::CacheError;
 use crate::loan::Wanted;
@@ -99,17 +98,6 @@ impl Cache {
             true => Ok(Some(data)),
             false => data.permute(geometry.inverse()).map(Some),
         }
-    }
-
-    /// Appends tokens. What was handed out before stays where it is and as it was.
-    ///
-    /// Where there is memory ahead this is one kernel and no driver call besides; else the rows grow in
-    /// one call first (`cuMemCreate`, `cuMemMap`, `cuMemSetAccess` for each).
-    ///
-    /// # Errors
-    /// candle's error with [`CacheError`] in it; the tokens are as before then.
-    pub fn append(&mut self, src: &Tensor) -> candle_core::Result<()> {
-        Ok(append([self], [src])?)
     }
 
     /// Keeps the first tokens. Their memory stays with the cache, and what is appended next is written

@@ -25,9 +25,10 @@ use candle_transformers::models::llama::{self, Config, Llama, Llama3RopeConfig, 
 use cuvmm::{HostStore, Limit, Pool};
 use cuvmm_candle::{Gpu, Memory};
 
+use serve::batch::Next;
 use serve::cache::{self, Budget, Cache, Caches};
 use serve::compare::bits;
-use serve::decoder::{Decoder, Next};
+use serve::decoder::Decoder;
 use serve::ground::{Asleep, Elastic, Ground, Plain, Spec};
 use serve::modes::{self, Split};
 use serve::options::Sleep;

@@ -12,8 +12,8 @@ use candle_nn::ops::softmax_last_dim;
 use candle_nn::{Linear, Module as _, VarBuilder};
 use candle_transformers::models::llama::Config;
 
+use super::batch::{Next, PIECE, Rows};
 use super::cache::Caches;
-use super::decoder::{Next, PIECE, Rows};
 use super::rotary::Rotary;
 
 pub(super) struct Attention {

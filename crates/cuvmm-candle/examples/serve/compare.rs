@@ -7,13 +7,14 @@ use candle_core::Tensor;
 use cuvmm::{Limit, Pool};
 use cuvmm_candle::{Gpu, Memory};
 
+use super::batch::Next;
 use super::cache::{self, Cache, Caches, STEP};
-use super::decoder::{Decoder, Next};
+use super::decoder::Decoder;
 use super::figures::{self, median};
 use super::ground::Plain;
 use super::modes::{self, Split};
 use super::options::{Mode, Options};
-use super::server::{Model, Served, Server, drawn, likeliest};
+use super::server::{Model, Served, Server, drawn, likeliest, names};
 
 /// Tokens of each prompt, and steps: candle's own cache grows once.
 const PROMPT: usize = STEP - 64;
@@ -141,7 +142,7 @@ fn servers(gpu: &Gpu, options: &Options, full: f64) -> anyhow::Result<()> {
         println!("{name}:");
         let (models, shared) = models(gpu, options, mode)?;
         let done = Server::serve(&models, shared, drawn(&requests, &models))?;
-        done.figures.print_memory(&models);
+        done.figures.print_memory(&names(&models));
         served.push((name, done));
         drop(models);
         gpu.candle().synchronize()?;

@@ -14,11 +14,9 @@ use candle_nn::{Embedding, Linear, Module as _, RmsNorm, VarBuilder};
 use candle_transformers::models::llama::Config;
 
 use super::attention::Attention;
+use super::batch::{Next, PIECE, Rows};
 use super::cache::Caches;
 use super::rotary::Rotary;
-
-/// Tokens of a prompt that are computed at a time, which bounds what attention has in between.
-pub(crate) const PIECE: usize = 512;
 
 pub(crate) struct Decoder {
     words: Embedding,
@@ -37,23 +35,6 @@ struct Layer {
     gate: Linear,
     up: Linear,
     down: Linear,
-}
-
-/// One sequence's part in a step.
-pub(crate) struct Next<'a> {
-    /// The token that is read.
-    pub(crate) token: u32,
-    /// How many there are before it.
-    pub(crate) position: usize,
-    pub(crate) caches: &'a mut Caches,
-}
-
-/// Where the tokens that are computed together belong.
-pub(super) enum Rows<'a, 'b> {
-    /// All to one sequence, with so many before them.
-    Prompt(&'a mut Caches, usize),
-    /// Each to another.
-    Step(&'a mut [Next<'b>]),
 }
 
 impl Decoder {

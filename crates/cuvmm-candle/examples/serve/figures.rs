@@ -7,7 +7,6 @@ use comfy_table::{Table, presets};
 use hdrhistogram::Histogram;
 
 use super::ground::Held;
-use super::server::Model;
 
 /// How far samples lie apart at least.
 const APART: Duration = Duration::from_millis(100);
@@ -82,10 +81,10 @@ impl Figures {
     }
 
     /// Memory by model over time, some lines of it.
-    pub(crate) fn print_memory(&self, models: &[Model]) {
+    pub(crate) fn print_memory(&self, names: &[&str]) {
         let apart = self.samples.len().div_ceil(SHOWN).max(1);
         for (at, samples) in self.samples.iter().step_by(apart) {
-            let of = |(model, sample): (&Model, &Sample)| {
+            let of = |(name, sample): (&&str, &Sample)| {
                 let Sample {
                     held,
                     asleep,
@@ -94,14 +93,13 @@ impl Figures {
                 } = sample;
                 let asleep = if *asleep { ", asleep" } else { "" };
                 format!(
-                    "{}: weights {} + caches {} + idle {} MiB, {running} run, {waiting} wait{asleep}",
-                    model.name,
+                    "{name}: weights {} + caches {} + idle {} MiB, {running} run, {waiting} wait{asleep}",
                     held.weights >> 20,
                     held.caches >> 20,
                     held.idle >> 20,
                 )
             };
-            let all: Vec<String> = models.iter().zip(samples).map(of).collect();
+            let all: Vec<String> = names.iter().zip(samples).map(of).collect();
             println!("  {:6.2} s  {}", at.as_secs_f64(), all.join(" | "));
         }
     }

@@ -5,6 +5,7 @@
 //! memory and cache. Wants a GPU.
 
 mod attention;
+pub(crate) mod batch;
 mod bytes;
 pub(crate) mod cache;
 pub(crate) mod compare;
@@ -26,7 +27,7 @@ use clap::Parser as _;
 use cuvmm_candle::Gpu;
 
 use options::{Mode, Options};
-use server::{Server, drawn};
+use server::{Server, drawn, names};
 use trace::Request;
 
 fn main() -> anyhow::Result<()> {
@@ -46,7 +47,7 @@ fn serve(gpu: &Gpu, options: &Options) -> anyhow::Result<()> {
     let requests = options.requests(&options.config()?, None)?;
     let (models, shared) = compare::models(gpu, options, options.mode)?;
     let served = Server::serve(&models, shared, drawn(&requests, &models))?;
-    served.figures.print_memory(&models);
+    served.figures.print_memory(&names(&models));
     let name = match options.mode {
         Mode::Elastic => "elastic",
         Mode::Static => "static split",

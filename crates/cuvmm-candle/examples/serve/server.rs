@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use candle_core::{D, Tensor};
 
+use super::batch::Next;
 use super::cache::{Caches, is_shortage};
-use super::decoder::{Decoder, Next};
+use super::decoder::Decoder;
 use super::figures::{Figures, Sample};
 use super::ground::Ground;
 use super::schedule::{Id, Schedule};
@@ -22,6 +23,11 @@ pub(crate) struct Model {
     pub(crate) ground: Box<dyn Ground>,
     /// Ids of tokens there are.
     pub(crate) words: usize,
+}
+
+/// The names of models.
+pub(crate) fn names(models: &[Model]) -> Vec<&str> {
+    models.iter().map(|model| model.name.as_str()).collect()
 }
 
 /// Prompts that are read before those that run make a step again.

@@ -6,13 +6,13 @@ mod common;
 
 use std::collections::HashSet;
 
-use common::{G, Rig, pool};
+use common::{G, Rig};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Driver};
 use cuvmm::error::KvCacheError;
 use cuvmm::kv::{Layout, Part, SequenceId, Shape};
-use cuvmm::{KvCache, Pool, Stream};
+use cuvmm::{Hardened, KvCache, Limit, Pool, Stream};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -86,6 +86,23 @@ fn step(forks: u32) -> impl Strategy<Value = Step> {
     ]
 }
 
+/// What the programs run on.
+#[derive(Clone, Copy)]
+struct Kind {
+    layout: Layout,
+    zeroed: bool,
+    /// How often sequences are forked.
+    forks: u32,
+    hardened: bool,
+}
+
+const PLAIN: Kind = Kind {
+    layout: Layout::TokenMajor,
+    zeroed: false,
+    forks: 0,
+    hardened: false,
+};
+
 /// What the reference knows of a sequence.
 struct Known {
     id: SequenceId,
@@ -111,20 +128,36 @@ impl<'a, B: Backing + 'static> World<'a, B>
 where
     Machine<B>: Driver,
 {
-    fn new(rig: &'a Rig<B>, layout: Layout, zeroed: bool, forks: bool) -> Self {
-        let pool = pool(rig, LIMIT);
+    fn new(rig: &'a Rig<B>, kind: Kind) -> Self {
+        let limit = Limit::Bytes(LIMIT * G);
+        let builder = Pool::builder(&rig.device).limit(limit);
+        let pool = match kind.hardened {
+            true => builder.hardened(Hardened::new()).build().unwrap(),
+            false => builder.build().unwrap(),
+        };
+        // What is filled into memory that was given up.
+        let seen = match kind.hardened {
+            true => HashSet::from([0, 0xDF]),
+            false => HashSet::from([0]),
+        };
+        let Kind {
+            layout,
+            zeroed,
+            forks,
+            ..
+        } = kind;
         let caches = ["one", "two"].map(|name| {
             let tenant = pool.tenant(name).guarantee(4 * G).register().unwrap();
             let stream = Stream::new(&rig.device).unwrap();
             let builder = KvCache::builder(&tenant, &stream, SHAPE).layout(layout);
-            builder.zeroed(zeroed).may_fork(forks).build().unwrap()
+            builder.zeroed(zeroed).may_fork(forks > 0).build().unwrap()
         });
         Self {
             rig,
             pool,
             caches: caches.into(),
             known: vec![vec![], vec![]],
-            written: [HashSet::from([0]), HashSet::from([0])],
+            written: [seen.clone(), seen],
             next: 0,
             gone: vec![],
             zeroed,
@@ -371,12 +404,8 @@ where
     }
 }
 
-fn programs<B: Backing + 'static>(
-    rig: impl Fn() -> Rig<B>,
-    layout: Layout,
-    zeroed: bool,
-    forks: u32,
-) where
+fn programs<B: Backing + 'static>(rig: impl Fn() -> Rig<B>, kind: Kind)
+where
     Machine<B>: Driver,
 {
     let mut runner = TestRunner::new(Config {
@@ -384,11 +413,11 @@ fn programs<B: Backing + 'static>(
         failure_persistence: None,
         ..Config::default()
     });
-    let steps = proptest::collection::vec(step(forks), 1..40);
+    let steps = proptest::collection::vec(step(kind.forks), 1..40);
     runner
         .run(&steps, |steps| {
             let rig = rig();
-            let mut world = World::new(&rig, layout, zeroed, forks > 0);
+            let mut world = World::new(&rig, kind);
             for step in &steps {
                 world.run(step);
             }
@@ -406,45 +435,79 @@ fn programs<B: Backing + 'static>(
 
 #[test]
 fn token_major_on_model() {
-    programs(common::model, Layout::TokenMajor, false, 0);
+    programs(common::model, PLAIN);
 }
 
 #[test]
 fn token_major_on_host() {
-    programs(common::host, Layout::TokenMajor, false, 0);
+    programs(common::host, PLAIN);
 }
+
+const LAYER_MAJOR: Kind = Kind {
+    layout: Layout::LayerMajor,
+    ..PLAIN
+};
 
 #[test]
 fn layer_major_on_model() {
-    programs(common::model, Layout::LayerMajor, false, 0);
+    programs(common::model, LAYER_MAJOR);
 }
 
 #[test]
 fn layer_major_on_host() {
-    programs(common::host, Layout::LayerMajor, false, 0);
+    programs(common::host, LAYER_MAJOR);
 }
 
 #[test]
 fn zeroed_on_host() {
-    programs(common::host, Layout::TokenMajor, true, 0);
+    let zeroed = true;
+    programs(common::host, Kind { zeroed, ..PLAIN });
 }
 
 #[test]
-fn forks_token_major_on_model() {
-    programs(common::model, Layout::TokenMajor, false, 8);
+fn forks_on_model() {
+    programs(common::model, Kind { forks: 8, ..PLAIN });
 }
 
 #[test]
-fn forks_token_major_on_host() {
-    programs(common::host, Layout::TokenMajor, false, 8);
+fn forks_on_host() {
+    programs(common::host, Kind { forks: 8, ..PLAIN });
 }
 
 #[test]
 fn forks_layer_major_on_host() {
-    programs(common::host, Layout::LayerMajor, false, 8);
+    let forks = 8;
+    programs(
+        common::host,
+        Kind {
+            forks,
+            ..LAYER_MAJOR
+        },
+    );
 }
 
 #[test]
 fn forks_zeroed_on_host() {
-    programs(common::host, Layout::TokenMajor, true, 8);
+    let (forks, zeroed) = (8, true);
+    programs(
+        common::host,
+        Kind {
+            forks,
+            zeroed,
+            ..PLAIN
+        },
+    );
+}
+
+#[test]
+fn forks_hardened_on_host() {
+    let (forks, hardened) = (8, true);
+    programs(
+        common::host,
+        Kind {
+            forks,
+            hardened,
+            ..PLAIN
+        },
+    );
 }

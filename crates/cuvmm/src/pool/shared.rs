@@ -57,10 +57,16 @@ impl Slot {
     }
 
     /// Whether memory that it may not write could be unmapped if its fence has passed.
+    #[inline]
     pub(crate) fn has_parting(&self) -> bool {
+        // Most share nothing, and are not asked further.
+        let bound = self.bound();
+        if bound == 0 {
+            return false;
+        }
         let used = self.used();
         let last = || self.space.last_offset();
-        self.bound() > used && self.is_free() && last().is_some_and(|offset| offset >= used)
+        bound > used && self.is_free() && last().is_some_and(|offset| offset >= used)
     }
 
     /// The memory that it shares and its block uses.

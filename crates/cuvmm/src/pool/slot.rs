@@ -174,11 +174,12 @@ impl Slot {
     }
 
     /// Bytes of the block, as far as they are there.
+    #[inline]
     fn present(&self, of: impl Fn(&Occupant) -> u64) -> u64 {
-        let bytes = self.block.as_ref().map_or(0, of);
-        match self.slumber {
-            Slumber::Awake => bytes,
-            _ => bytes.min(self.charged()),
+        match (&self.block, self.slumber.is_awake()) {
+            (Some(block), true) => of(block),
+            (Some(block), false) => of(block).min(self.charged()),
+            (None, _) => 0,
         }
     }
 

@@ -185,11 +185,11 @@ impl Tenancy {
             self.book.settle(index, &mut slot);
         }
         let age = slot.touched;
-        let class = slot.is_vacant().then_some(match slot.serves_once() {
+        let class = slot.is_vacant().then(|| match slot.serves_once() {
             true => NO_CLASS,
             false => slot.class,
         });
-        let gives = slot.has_spare().then_some(match slot.margin() {
+        let gives = slot.has_spare().then(|| match slot.margin() {
             0 => Give::Idle,
             _ => Give::Margin,
         });

@@ -419,6 +419,23 @@ on_both! {
         assert_eq!(books(rig, &pool).asleep, 0);
         shows(rig, &blocks[2], 3);
         assert_eq!(store.free(), 27 * G);
+        // Nor while they wake: what was kept of them is kept.
+        sleeps(&tenant, Contents::Keep(&store));
+        for part in [1, 9 * G + 1, 20 * G] {
+            let panics = |progress: &cuvmm::sleep::Progress| -> bool {
+                assert!(progress.done < part, "somebody else's mistake");
+                true
+            };
+            let watched = tenant.blocks().watch(&panics);
+            let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| watched.wake()));
+            assert!(panicked.is_err());
+            assert_eq!((books(rig, &pool).committed, rig.machine.snapshot()), asleep);
+        }
+        assert_eq!(tenant.blocks().wake().unwrap().restored, 27 * G);
+        for (seed, block) in (1..).zip(&blocks) {
+            shows(rig, block, seed);
+        }
+        assert_eq!(store.free(), 27 * G);
     }
 
     fn zeros_are_owed_after_a_sleep_too(rig) {

@@ -14,7 +14,7 @@ use crate::error::CopyError;
 use crate::size::range_within;
 
 /// A mapped range that is borrowed from its owner.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Span<'a> {
     device: &'a Device,
     address: DeviceAddress,
@@ -56,24 +56,10 @@ impl<'a> Span<'a> {
         offset: u64,
         bytes: &[u8],
     ) -> Result<(), CopyError> {
-        let size = bytes.len() as u64;
-        if size == 0 && offset <= self.size {
+        if bytes.is_empty() && offset <= self.size {
             return Ok(());
         }
-        let to = self.at(stream, offset, size)?;
-        let handle = stream.as_raw();
-        self.device
-            // SAFETY: `bytes` and the range outlive the copy: it has ended when the stream has been
-            // waited for below, and where that fails the context is lost and nothing runs on it.
-            .call(Call::MemcpyHtoDAsync, |driver, device| unsafe {
-                driver.copy_to_device_async(device, to, bytes.as_ptr(), size, handle)
-            })
-            .and_then(|()| self.device.relaxed(|| stream.synchronize())?)
-            .map_err(|cause| CopyError::Call {
-                offset,
-                size,
-                cause,
-            })
+        self.write_all(stream, [(offset, bytes)])
     }
 
     /// Reads behind what the stream has queued.
@@ -83,24 +69,10 @@ impl<'a> Span<'a> {
         offset: u64,
         bytes: &mut [u8],
     ) -> Result<(), CopyError> {
-        let size = bytes.len() as u64;
-        if size == 0 && offset <= self.size {
+        if bytes.is_empty() && offset <= self.size {
             return Ok(());
         }
-        let from = self.at(stream, offset, size)?;
-        let handle = stream.as_raw();
-        self.device
-            // SAFETY: `bytes` is borrowed mutably and the range stays mapped until the stream has
-            // been waited for below, or the context is lost and nothing runs on it.
-            .call(Call::MemcpyDtoHAsync, |driver, device| unsafe {
-                driver.copy_to_host_async(device, bytes.as_mut_ptr(), from, size, handle)
-            })
-            .and_then(|()| self.device.relaxed(|| stream.synchronize())?)
-            .map_err(|cause| CopyError::Call {
-                offset,
-                size,
-                cause,
-            })
+        self.read_all(stream, [(offset, bytes)])
     }
 
     /// Writes several ranges, queued one behind the other and waited for once.

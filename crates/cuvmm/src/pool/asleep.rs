@@ -23,7 +23,7 @@ use crate::own::Span;
 
 /// A block that is being put to sleep or woken, and what keeps others from it.
 #[derive(Debug)]
-pub(super) struct Bed {
+pub(crate) struct Bed {
     pub(super) lease: Lease,
     /// Bytes that it was asked to have.
     pub(super) bytes: u64,
@@ -89,8 +89,13 @@ impl Bed {
         Self { lease, bytes, used }
     }
 
+    /// The block's size in whole granules.
+    pub(crate) const fn used(&self) -> u64 {
+        self.used
+    }
+
     /// What is mapped there is for the device to copy in.
-    pub(super) fn span(&self) -> Span<'_> {
+    pub(crate) fn span(&self) -> Span<'_> {
         // SAFETY: what is mapped under a moving block is unmapped by nobody but whoever moves it,
         // who has waited for the copies before; and where nothing is mapped the driver refuses a
         // copy, which harms nothing.
@@ -151,8 +156,7 @@ impl State {
     /// Blocks are shelved again when none of a tenant sleeps.
     pub(super) fn heed_sleepers(&self, id: TenantId) {
         if let Some(tenancy) = self.tenants.get(&id) {
-            let sleeps = |slot: &Slot| !slot.slumber.is_awake();
-            tenancy.unswept.bypass(tenancy.slots().any(sleeps));
+            tenancy.unswept.bypass(tenancy.has_sleepers());
         }
     }
 }

@@ -15,7 +15,6 @@ use super::slumber::{Aside, Slumber};
 use super::state::State;
 use super::tenant::Tenant;
 use crate::error::{CallError, SleepError};
-use crate::own::Span;
 use crate::region::Piece;
 use crate::store::Saved;
 
@@ -23,6 +22,8 @@ use crate::store::Saved;
 #[derive(Debug)]
 pub(crate) struct Falling {
     bed: Option<Bed>,
+    /// Room for its contents.
+    saved: Option<Saved>,
 }
 
 impl Tenant {
@@ -41,6 +42,7 @@ impl Tenant {
         )?;
         let falling = chosen.into_iter().map(|chosen| Falling {
             bed: Some(Bed::of(core, chosen)),
+            saved: None,
         });
         Ok(falling.collect())
     }
@@ -52,46 +54,55 @@ impl Falling {
         self.bed.as_ref().map_or(0, |bed| bed.bytes)
     }
 
-    /// What it shows, to be copied.
-    pub(crate) fn span(&self) -> Option<Span<'_>> {
-        self.bed.as_ref().map(Bed::span)
+    /// Has its contents kept.
+    pub(crate) fn keep_in(&mut self, saved: Saved) {
+        self.saved = Some(saved);
+    }
+
+    /// Where it lies and the room for its contents, to be copied there.
+    pub(crate) fn contents(&mut self) -> Option<(&Bed, &mut Saved)> {
+        self.bed.as_ref().zip(self.saved.as_mut())
     }
 
     /// Takes its memory out and puts it aside.
     pub(crate) fn withdraw(&self) -> Result<(), SleepError> {
-        let Some(bed) = &self.bed else { return Ok(()) };
-        bed.lease.core().lock().withdraw_all(bed.lease.place())
+        self.bed.as_ref().map_or(Ok(()), Bed::withdraw)
     }
 
     /// Gives up what was put aside; returns the bytes.
-    pub(crate) fn sleep(mut self, saved: Option<Saved>, release: bool) -> u64 {
+    pub(crate) fn sleep(mut self, release: bool) -> u64 {
         let Some(bed) = self.bed.take() else { return 0 };
         let mut state = bed.lease.core().lock();
-        let given = state.settle_asleep(bed.lease.place(), saved, release);
+        let given = state.settle_asleep(bed.lease.place(), self.saved.take(), release);
         drop(state);
         bed.lease.core().announce();
         given
     }
 
     /// Puts what was put aside back where it was. False if that failed: then it sleeps.
-    pub(crate) fn stay(mut self, saved: Option<Saved>) -> bool {
-        match self.bed.take() {
-            Some(bed) => put_back(&bed, saved),
-            None => true,
-        }
+    pub(crate) fn stay(mut self) -> bool {
+        self.put_back()
+    }
+
+    fn put_back(&mut self) -> bool {
+        let Some(bed) = self.bed.take() else {
+            return true;
+        };
+        let mut state = bed.lease.core().lock();
+        state.restore(bed.lease.place(), self.saved.take())
     }
 }
 
-fn put_back(bed: &Bed, saved: Option<Saved>) -> bool {
-    let mut state = bed.lease.core().lock();
-    state.restore(bed.lease.place(), saved)
+impl Bed {
+    /// Takes the memory of a block that falls asleep out and puts it aside.
+    pub(crate) fn withdraw(&self) -> Result<(), SleepError> {
+        self.lease.core().lock().withdraw_all(self.lease.place())
+    }
 }
 
 impl Drop for Falling {
     fn drop(&mut self) {
-        if let Some(bed) = self.bed.take() {
-            put_back(&bed, None);
-        }
+        self.put_back();
     }
 }
 

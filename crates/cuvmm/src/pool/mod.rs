@@ -105,7 +105,7 @@ use crate::error::{BuildPoolError, CallError, CompactError, ProbeError};
 use crate::own::{CloseError, CloseRefusal, creatable_as, nccl_wishes};
 use crate::region::{DEFAULT_LARGEST_EXTENT, Mapper};
 
-pub(crate) use asleep::Choice;
+pub(crate) use asleep::{Bed, Choice};
 pub use block::{Block, BlockBuilder};
 pub use capture::CaptureGuard;
 pub use compact::Compaction;

@@ -15,10 +15,10 @@ use super::slumber::Slumber;
 use super::state::State;
 use super::tenant::Tenant;
 use crate::error::{AllocateError, CommitError, WakeError};
-use crate::own::{Span, Stream};
-use crate::store::Saved;
+use crate::own::Stream;
+use crate::store::{HostStore, Saved};
 
-/// A block that is being woken. Dropped before that is done, it sleeps on, without what was kept.
+/// A block that is being woken. Dropped before that is done, it sleeps on, with what was kept of it.
 #[derive(Debug)]
 pub(crate) struct Rising {
     bed: Option<Bed>,
@@ -65,14 +65,19 @@ impl Rising {
         self.bed.as_ref().map_or(0, |bed| bed.used)
     }
 
-    /// What was kept of it, to be given back if it sleeps on.
-    pub(crate) const fn take_saved(&mut self) -> Option<Saved> {
-        self.saved.take()
+    /// Where something was kept of it.
+    pub(crate) fn kept_in(&self) -> Option<HostStore> {
+        self.saved.as_ref().map(Saved::store)
     }
 
-    /// What it shows, to be copied to.
-    pub(crate) fn span(&self) -> Option<Span<'_>> {
-        self.bed.as_ref().map(Bed::span)
+    /// How many bytes were kept of it.
+    pub(crate) fn kept(&self) -> u64 {
+        self.saved.as_ref().map_or(0, Saved::bytes)
+    }
+
+    /// Where it lies and what was kept of it, to be copied there.
+    pub(crate) fn contents(&mut self) -> Option<(&Bed, &mut Saved)> {
+        self.bed.as_ref().zip(self.saved.as_mut())
     }
 
     /// Places all that it lacks where nothing was kept.
@@ -86,30 +91,29 @@ impl Rising {
         Ok(())
     }
 
-    /// Places the next extent, to be copied to at once; returns up to where there is memory.
-    pub(crate) fn furnish_next(&self) -> Result<u64, AllocateError> {
-        let Some(bed) = &self.bed else { return Ok(0) };
-        let mut state = bed.lease.core().lock();
-        let largest = state.largest_under(bed.lease.place());
-        let step = (bed.used, largest);
-        let (end, _) = state.furnish_next(bed.lease.place(), step, None, false)?;
-        Ok(end)
-    }
-
-    /// It has its memory again. Whether that shows what was kept.
-    pub(crate) fn wake(mut self, restored: bool) {
+    /// It has its memory again, which shows what was kept of it.
+    pub(crate) fn wake(mut self) {
         if let Some(bed) = self.bed.take() {
             let mut state = bed.lease.core().lock();
-            state.settle_awake(bed.lease.place(), restored);
+            state.settle_awake(bed.lease.place(), self.saved.is_some());
         }
     }
+}
 
-    /// It sleeps on.
-    pub(crate) fn sleep_on(mut self, saved: Option<Saved>) {
-        self.lie_down(saved);
+impl Bed {
+    /// Places the next extent of a block that wakes, to be copied to at once; returns up to where
+    /// there is memory.
+    pub(crate) fn furnish_next(&self) -> Result<u64, AllocateError> {
+        let mut state = self.lease.core().lock();
+        let largest = state.largest_under(self.lease.place());
+        let step = (self.used, largest);
+        let (end, _) = state.furnish_next(self.lease.place(), step, None, false)?;
+        Ok(end)
     }
+}
 
-    fn lie_down(&mut self, saved: Option<Saved>) {
+impl Drop for Rising {
+    fn drop(&mut self) {
         let Some(bed) = self.bed.take() else { return };
         if let (true, Some(home)) = (self.filled, &self.home) {
             // Nothing is unmapped under a fill. If this fails the context is lost.
@@ -119,16 +123,9 @@ impl Rising {
             }
         }
         let mut state = bed.lease.core().lock();
-        state.relapse(bed.lease.place(), bed.used, saved);
+        state.relapse(bed.lease.place(), bed.used, self.saved.take());
         drop(state);
         bed.lease.core().announce();
-    }
-}
-
-impl Drop for Rising {
-    fn drop(&mut self) {
-        let saved = self.saved.take();
-        self.lie_down(saved);
     }
 }
 

@@ -62,6 +62,8 @@ pub(crate) struct Tenancy {
     /// What several of its slots show.
     pub(crate) book: Book,
     slots: Vec<Option<Listed>>,
+    /// How many of them have a block that is not awake.
+    sleepers: usize,
     /// Places in `slots` without a slot.
     vacant: Vec<usize>,
     /// Slots with no block and no lease, by class, the one used last at the end.
@@ -96,6 +98,7 @@ impl Tenancy {
             rows: Rows::new(),
             book: Book::new(),
             slots: Vec::new(),
+            sleepers: 0,
             vacant: Vec::new(),
             reusable: BTreeMap::new(),
             idle: BTreeSet::new(),
@@ -132,6 +135,11 @@ impl Tenancy {
             .get_mut(index)?
             .as_mut()
             .map(|place| &mut *place.slot)
+    }
+
+    /// Whether a block of its slots is not awake.
+    pub(crate) const fn has_sleepers(&self) -> bool {
+        self.sleepers > 0
     }
 
     /// Whether it has no slot at all.
@@ -176,6 +184,9 @@ impl Tenancy {
         if let Some(give) = gives {
             self.giving_mut(give).remove(&aged);
         }
+        if !slot.slumber.is_awake() {
+            self.sleepers -= 1;
+        }
         Some(slot)
     }
 
@@ -198,6 +209,9 @@ impl Tenancy {
         }
         if let Some(give) = gives {
             self.giving_mut(give).insert((age, index));
+        }
+        if !slot.slumber.is_awake() {
+            self.sleepers += 1;
         }
         if let Some(place) = self.slots.get_mut(index) {
             *place = Some(Listed {

@@ -2,7 +2,7 @@
 
 use super::{Blocks, Slept};
 use crate::error::SleepError;
-use crate::pool::Falling;
+use crate::pool::{Bed, Falling};
 use crate::store::{Direction, HostStore, Job, Saved, copy};
 
 pub(super) fn discard(blocks: &Blocks<'_>) -> Result<Slept, SleepError> {
@@ -15,11 +15,8 @@ pub(super) fn discard(blocks: &Blocks<'_>) -> Result<Slept, SleepError> {
         go_on(blocks, done, total)
     });
     match withdrawn {
-        Ok(()) => {
-            let falling = falling.into_iter().map(|one| (one, None));
-            Ok(finish(blocks, falling.collect()))
-        }
-        Err(cause) => Err(undo(falling.into_iter().map(|one| (one, None)), cause)),
+        Ok(()) => Ok(finish(blocks, falling)),
+        Err(cause) => Err(undo(falling, cause)),
     }
 }
 
@@ -27,25 +24,22 @@ pub(super) fn keep(blocks: &Blocks<'_>, store: &HostStore) -> Result<Slept, Slee
     if !store.device().is_same(blocks.tenant.device()) {
         return Err(SleepError::WrongDevice);
     }
-    let falling = blocks.tenant.fall(blocks.choice(), blocks.until())?;
+    let mut falling = blocks.tenant.fall(blocks.choice(), blocks.until())?;
     // Room for all of them at once, so that the refusal says what is missing.
     let wanted = falling.iter().map(Falling::bytes).sum();
-    let kept = store.rooms(falling.iter().map(Falling::bytes), wanted);
-    let mut kept = match kept {
-        Ok(kept) => kept,
-        Err(cause) => return Err(undo(falling.into_iter().map(|one| (one, None)), cause)),
+    let rooms = match store.rooms(falling.iter().map(Falling::bytes), wanted) {
+        Ok(rooms) => rooms,
+        Err(cause) => return Err(undo(falling, cause)),
     };
-    let copied = copy_out(blocks, store, &falling, &mut kept);
-    let both = falling.into_iter().zip(kept.into_iter().map(Some));
-    match copied {
-        Ok(()) => {
-            let slept = finish(blocks, both.collect());
-            Ok(Slept {
-                kept: wanted,
-                ..slept
-            })
-        }
-        Err(cause) => Err(undo(both, cause)),
+    for (one, room) in falling.iter_mut().zip(rooms) {
+        one.keep_in(room);
+    }
+    match copy_out(blocks, store, &mut falling) {
+        Ok(()) => Ok(Slept {
+            kept: wanted,
+            ..finish(blocks, falling)
+        }),
+        Err(cause) => Err(undo(falling, cause)),
     }
 }
 
@@ -53,28 +47,27 @@ pub(super) fn keep(blocks: &Blocks<'_>, store: &HostStore) -> Result<Slept, Slee
 fn copy_out(
     blocks: &Blocks<'_>,
     store: &HostStore,
-    falling: &[Falling],
-    kept: &mut [Saved],
+    falling: &mut [Falling],
 ) -> Result<(), SleepError> {
-    let spans: Vec<_> = falling.iter().filter_map(Falling::span).collect();
     let mut left: Vec<u64> = falling.iter().map(Falling::bytes).collect();
     let total = left.iter().sum();
+    let contents = falling.iter_mut().filter_map(Falling::contents);
+    let (beds, saved): (Vec<&Bed>, Vec<&mut Saved>) = contents.unzip();
     copy(store, Direction::Out, |copies| {
-        for (index, (span, saved)) in spans.iter().zip(kept).enumerate() {
-            Job::all(index, span, saved).for_each(|job| copies.add(job));
+        for (index, (bed, saved)) in beds.iter().zip(saved).enumerate() {
+            Job::all(index, bed.span(), saved).for_each(|job| copies.add(job));
         }
         let mut copied = 0;
         while let Some(done) = copies.next_done() {
             let bytes = done.copied?;
             copied += bytes;
             go_on(blocks, copied, total)?;
-            let (Some(one), Some(left)) = (falling.get(done.index), left.get_mut(done.index))
-            else {
+            let (Some(bed), Some(left)) = (beds.get(done.index), left.get_mut(done.index)) else {
                 continue;
             };
             *left = left.saturating_sub(bytes);
             if *left == 0 {
-                one.withdraw()?;
+                bed.withdraw()?;
             }
         }
         Ok(())
@@ -89,11 +82,11 @@ fn go_on(blocks: &Blocks<'_>, done: u64, total: u64) -> Result<(), SleepError> {
 }
 
 /// All memory has been taken out: it is the pool's.
-fn finish(blocks: &Blocks<'_>, falling: Vec<(Falling, Option<Saved>)>) -> Slept {
+fn finish(blocks: &Blocks<'_>, falling: Vec<Falling>) -> Slept {
     let mut slept = Slept::default();
-    for (one, saved) in falling {
+    for one in falling {
         slept.blocks += 1;
-        slept.given += one.sleep(saved, blocks.release);
+        slept.given += one.sleep(blocks.release);
     }
     if blocks.tags.is_empty() {
         match blocks.tenant.give_up_idle(blocks.release) {
@@ -108,11 +101,11 @@ fn finish(blocks: &Blocks<'_>, falling: Vec<(Falling, Option<Saved>)>) -> Slept 
 }
 
 /// Gives everybody back what was taken out.
-fn undo(falling: impl Iterator<Item = (Falling, Option<Saved>)>, cause: SleepError) -> SleepError {
+fn undo(falling: Vec<Falling>, cause: SleepError) -> SleepError {
     let (mut stayed, mut lost) = (0, 0);
-    for (one, saved) in falling {
+    for one in falling {
         let bytes = one.bytes();
-        if !one.stay(saved) {
+        if !one.stay() {
             stayed += 1;
             lost += bytes;
         }

@@ -3,10 +3,7 @@
 use super::{Blocks, Woken};
 use crate::error::{AllocateError, WakeError};
 use crate::pool::Rising;
-use crate::store::{Direction, HostStore, Job, Saved, copy};
-
-/// A block that is being woken, and what was kept of it.
-type One = (Rising, Option<Saved>);
+use crate::store::{Direction, Job, copy};
 
 pub(super) fn wake(blocks: &Blocks<'_>) -> Result<Woken, WakeError> {
     let rising = blocks.tenant.rise(blocks.choice(), blocks.until())?;
@@ -16,32 +13,18 @@ pub(super) fn wake(blocks: &Blocks<'_>) -> Result<Woken, WakeError> {
         done: 0,
         total,
     };
-    let with_saved = |mut one: Rising| {
-        let saved = one.take_saved();
-        (one, saved)
-    };
-    let (mut kept, mut bare): (Vec<One>, Vec<One>) = rising
-        .into_iter()
-        .map(with_saved)
-        .partition(|(_, saved)| saved.is_some());
+    let store = |one: &Rising| one.kept_in().map(|store| store.identity());
+    let (mut kept, mut bare): (Vec<Rising>, Vec<Rising>) =
+        rising.into_iter().partition(|one| one.kept() > 0);
     // Those of one store are copied together.
-    kept.sort_by_key(|(_, saved)| saved.as_ref().map(|saved| saved.store().identity()));
-    let woken = bare
-        .iter_mut()
-        .try_for_each(|(one, _)| waking.furnish(one))
-        .and_then(|()| {
-            let store = |one: &One| one.1.as_ref().map(|saved| saved.store().identity());
-            kept.chunk_by_mut(|one, other| store(one) == store(other))
-                .try_for_each(|group| waking.restore(group))
-        });
-    let all = bare.into_iter().chain(kept);
-    match woken {
-        Ok(()) => Ok(finish(all)),
-        Err(error) => {
-            all.for_each(|(one, saved)| one.sleep_on(saved));
-            Err(error)
-        }
+    kept.sort_by_key(store);
+    for one in &mut bare {
+        waking.furnish(one)?;
     }
+    for group in kept.chunk_by_mut(|one, other| store(one) == store(other)) {
+        waking.restore(group)?;
+    }
+    Ok(finish(bare.into_iter().chain(kept)))
 }
 
 /// A waking that is going on.
@@ -62,39 +45,24 @@ impl Waking<'_, '_> {
 
     /// Gives a block memory of which nothing was kept.
     fn furnish(&mut self, one: &mut Rising) -> Result<(), WakeError> {
-        one.furnish().map_err(|cause| refused(one, cause))?;
+        one.furnish().map_err(|cause| refused(one.used(), cause))?;
         self.has_done(one.bytes())
     }
 
     /// Gives blocks memory and what was kept of them, in one store: an extent is mapped while those
     /// before it are copied to.
-    fn restore(&mut self, group: &mut [One]) -> Result<(), WakeError> {
-        let Some(store) = group
-            .iter()
-            .find_map(|(_, saved)| Some(saved.as_ref()?.store()))
-        else {
+    fn restore(&mut self, group: &mut [Rising]) -> Result<(), WakeError> {
+        let Some(store) = group.iter().find_map(Rising::kept_in) else {
             return Ok(());
         };
-        let (rising, kept): (Vec<&Rising>, Vec<&mut Saved>) = group
-            .iter_mut()
-            .filter_map(|(one, saved)| Some((&*one, saved.as_mut()?)))
-            .unzip();
-        self.copy_in(&store, &rising, kept)
-    }
-
-    fn copy_in(
-        &mut self,
-        store: &HostStore,
-        rising: &[&Rising],
-        kept: Vec<&mut Saved>,
-    ) -> Result<(), WakeError> {
-        let spans: Vec<_> = rising.iter().filter_map(|one| one.span()).collect();
-        copy(store, Direction::In, |copies| {
-            for (index, ((one, span), saved)) in rising.iter().zip(&spans).zip(kept).enumerate() {
-                let mut jobs = Job::all(index, span, saved).peekable();
+        let contents = group.iter_mut().filter_map(Rising::contents);
+        copy(&store, Direction::In, |copies| {
+            for (index, (bed, saved)) in contents.enumerate() {
+                let mut jobs = Job::all(index, bed.span(), saved).peekable();
                 let mut end = 0;
-                while end < one.used() {
-                    end = one.furnish_next().map_err(|cause| refused(one, cause))?;
+                while end < bed.used() {
+                    let furnished = bed.furnish_next();
+                    end = furnished.map_err(|cause| refused(bed.used(), cause))?;
                     while let Some(job) = jobs.next_if(|job| job.end() <= end) {
                         copies.add(job);
                     }
@@ -108,19 +76,18 @@ impl Waking<'_, '_> {
     }
 }
 
-fn refused(one: &Rising, cause: AllocateError) -> WakeError {
-    let bytes = one.used();
+const fn refused(bytes: u64, cause: AllocateError) -> WakeError {
     WakeError::Memory { bytes, cause }
 }
 
 /// All memory is there, and shows what was kept.
-fn finish(all: impl Iterator<Item = One>) -> Woken {
+fn finish(all: impl Iterator<Item = Rising>) -> Woken {
     let mut woken = Woken::default();
-    for (one, saved) in all {
+    for one in all {
         woken.blocks += 1;
         woken.mapped += one.used();
-        woken.restored += saved.as_ref().map_or(0, Saved::bytes);
-        one.wake(saved.is_some());
+        woken.restored += one.kept();
+        one.wake();
     }
     woken
 }

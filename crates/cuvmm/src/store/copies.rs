@@ -32,7 +32,7 @@ pub(crate) enum Direction {
 pub(crate) struct Job<'a> {
     /// Which block.
     index: usize,
-    span: &'a Span<'a>,
+    span: Span<'a>,
     /// Bytes of the block in all.
     bytes: u64,
     /// Where in the block each part's bytes are.
@@ -51,7 +51,7 @@ impl<'a> Job<'a> {
     /// All jobs for a block's contents, in order.
     pub(crate) fn all(
         index: usize,
-        span: &'a Span<'a>,
+        span: Span<'a>,
         saved: &'a mut Saved,
     ) -> impl Iterator<Item = Self> {
         let bytes = saved.bytes();
@@ -80,7 +80,7 @@ impl<'a> Job<'a> {
         let pinned = self.parts.iter().all(|(_, part)| part.is_pinned());
         // Whoever has no arena leaves it to the driver's own.
         let step = match pinned || staging.is_empty() {
-            true => return copy_parts(direction, self.span, stream, &mut self.parts, bytes),
+            true => return copy_parts(direction, &self.span, stream, &mut self.parts, bytes),
             false => staging.len(),
         };
         let mut copied = 0;
@@ -92,7 +92,7 @@ impl<'a> Job<'a> {
                     to.bytes_mut().copy_from_slice(from.bytes());
                 }
             }
-            copied += copy_parts(direction, self.span, stream, &mut through, bytes)?;
+            copied += copy_parts(direction, &self.span, stream, &mut through, bytes)?;
             if direction == Direction::Out {
                 for ((_, to), (_, from)) in zip(parts, &through) {
                     to.bytes_mut().copy_from_slice(from.bytes());

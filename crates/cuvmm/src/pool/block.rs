@@ -12,285 +12,14 @@ use std::time::{Duration, Instant};
 
 use cuvmm_driver::DeviceAddress;
 
-use super::budget::TenantId;
-use super::core::{Core, Grain, Wanted};
+use super::core::Core;
 use super::lease::Lease;
-use super::pace::Growth;
-use super::shelf::{Held, Owner, Shape};
+use super::shelf::Held;
 use super::slot::Place;
-use super::state::State;
 use crate::device::Device;
 use crate::error::{AllocateError, CallError, CopyError, FreeError, FreeRefusal, ShrinkError};
 use crate::own::{Span, Stream};
 use crate::region::{Extent, Registration};
-
-/// Options of a block.
-#[derive(Clone, Debug)]
-#[must_use = "nothing is allocated before `allocate` or `try_allocate`"]
-pub struct BlockBuilder<'a> {
-    owner: &'a Arc<Owner>,
-    wanted: Wanted<'a>,
-    wait: Option<Duration>,
-}
-
-impl<'a> BlockBuilder<'a> {
-    pub(super) const fn new(owner: &'a Arc<Owner>, size: u64) -> Self {
-        let wanted = Wanted {
-            size,
-            capacity: size,
-            home: None,
-            tag: None,
-            zeroed: false,
-            grain: Grain {
-                growth: None,
-                largest: None,
-            },
-            snug: false,
-        };
-        Self {
-            owner,
-            wanted,
-            wait: None,
-        }
-    }
-
-    /// How large the block may grow, in bytes; by default its size. Takes addresses, not memory.
-    pub const fn capacity(mut self, bytes: u64) -> Self {
-        self.wanted.capacity = bytes;
-        self
-    }
-
-    /// The stream the block is used on. Dropping the block frees it there: whoever allocates next
-    /// on that stream has the memory at once, and nobody else before the stream's work has passed.
-    ///
-    /// Without a home stream the memory waits for all work of the device. Asking for that breaks a
-    /// capture on any stream of the context, whoever makes it, unless a
-    /// [capture guard](super::Pool::capture_guard) lives meanwhile: the driver marks no work of a
-    /// context that captures (`cuCtxRecordEvent`). A [hardened pool](super#hardened-pools) asks as
-    /// soon as such a block is dropped, and so does any where the block was
-    /// [exported](Block::export); others ask when somebody wants the memory.
-    pub const fn home_stream(mut self, stream: &'a Stream) -> Self {
-        self.wanted.home = Some(stream);
-        self
-    }
-
-    /// A word that the statistics show beside the block.
-    pub fn tag(mut self, tag: impl Into<Arc<str>>) -> Self {
-        self.wanted.tag = Some(tag.into());
-        self
-    }
-
-    /// Whether the block, and whatever it grows by, reads as zero. Growing over what was given up a
-    /// moment ago then waits for the work that may still write there: behind it on the home
-    /// stream; without one, growing is refused until that has passed. Without it a block may show
-    /// what the same tenant wrote before; never what another tenant wrote, unless the pool says
-    /// [`Scrub::Never`](super::Scrub::Never).
-    pub const fn zeroed(mut self, yes: bool) -> Self {
-        self.wanted.zeroed = yes;
-        self
-    }
-
-    /// How much memory the block gets at once when it outgrows what it has, instead of what
-    /// [the pool says](super::PoolBuilder::growth). In a [hardened pool](super#hardened-pools) it
-    /// is [exact](Growth::Exact) all the same.
-    pub const fn growth(mut self, growth: Growth) -> Self {
-        self.wanted.grain.growth = Some(growth);
-        self
-    }
-
-    /// The largest extent that may lie under the block, in bytes: a power of two granules. More
-    /// than [the pool's](super::PoolBuilder::largest_extent) is the same as the pool's, which is
-    /// the default. Small extents cost more driver calls and strand less.
-    pub const fn largest_extent(mut self, bytes: u64) -> Self {
-        self.wanted.grain.largest = Some(bytes);
-        self
-    }
-
-    /// How long [`allocate`](Self::allocate) and [`Block::grow_to`] may wait for memory in use to
-    /// come free. By default they do not wait, but still ask pressure hooks.
-    pub const fn deadline(mut self, wait: Duration) -> Self {
-        self.wait = Some(wait);
-        self
-    }
-
-    /// Allocates, asking other tenants' pressure hooks and waiting until the deadline if memory
-    /// is short.
-    ///
-    /// # Errors
-    /// [`AllocateError`] with the figures; every block is as before then.
-    pub fn allocate(self) -> Result<Block, AllocateError> {
-        if let Some(held) = self.shelved() {
-            return Ok(self.block(held));
-        }
-        let Owner { core, tenant, .. } = &**self.owner;
-        let place = core.allocate(*tenant, &self.wanted, self.wait.map(after))?;
-        let held = self.held(place);
-        Ok(self.block(held))
-    }
-
-    /// Allocates if that needs no waiting: neither for the GPU's work nor for anybody's memory.
-    /// (Without a home stream a scrub of memory that changes tenant is waited for, about 0.25 ms a
-    /// GiB; with one it is ordered on that stream.)
-    ///
-    /// Warm memory of the home stream: no driver call. Otherwise per extent `cuMemCreate` (or
-    /// `cuMemUnmap` where it was idle), `cuMemMap` and `cuMemSetAccess`.
-    ///
-    /// # Errors
-    /// [`AllocateError`] with the figures; every block is as before then.
-    pub fn try_allocate(self) -> Result<Block, AllocateError> {
-        if let Some(held) = self.shelved() {
-            return Ok(self.block(held));
-        }
-        let Owner { core, tenant, .. } = &**self.owner;
-        let place = core.try_allocate(*tenant, &self.wanted)?;
-        let held = self.held(place);
-        Ok(self.block(held))
-    }
-
-    /// Allocates so many blocks that are all like this one, in one go: all of them or none.
-    ///
-    /// # Errors
-    /// As [`Self::allocate`].
-    pub fn allocate_many(self, count: usize) -> Result<Vec<Block>, AllocateError> {
-        let until = self.wait.map(after);
-        self.many(count, |core, tenant, wanted, missing| {
-            core.allocate_many(tenant, wanted, missing, until, State::allocate_many)
-        })
-    }
-
-    /// The same if that needs no waiting.
-    ///
-    /// # Errors
-    /// As [`Self::try_allocate`].
-    pub fn try_allocate_many(self, count: usize) -> Result<Vec<Block>, AllocateError> {
-        self.many(count, |core, tenant, wanted, missing| {
-            core.try_allocate_many(tenant, wanted, missing, State::allocate_many)
-        })
-    }
-
-    /// Allocates so many blocks that are all like this one and lie side by side, all of them or none:
-    /// from one to the next it is always equally far, so that they are the rows of one strided
-    /// tensor, each of which grows in place. [`Tenant::grow_all`](super::Tenant::grow_all) grows
-    /// them together.
-    ///
-    /// The distance is that of the first two addresses: the capacity, rounded up to a power of two
-    /// granules, and in a [hardened pool](super#hardened-pools) two guards. Between a block's end and
-    /// the next block nothing of another is ever mapped.
-    ///
-    /// Each is a block like any other. Where as many lay side by side that are gone, and nobody has
-    /// their places, these have them, with the memory that is still there. One reservation
-    /// (`cuMemAddressReserve`) else: the driver has its addresses again when all of the blocks have
-    /// gone and somebody wants them.
-    ///
-    /// # Errors
-    /// As [`Self::allocate`].
-    pub fn allocate_adjacent(self, count: usize) -> Result<Vec<Block>, AllocateError> {
-        let until = self.wait.map(after);
-        self.adjacent(count, |core, tenant, wanted| {
-            core.allocate_many(tenant, wanted, count, until, State::allocate_adjacent)
-        })
-    }
-
-    /// The same if that needs no waiting.
-    ///
-    /// # Errors
-    /// As [`Self::try_allocate`].
-    pub fn try_allocate_adjacent(self, count: usize) -> Result<Vec<Block>, AllocateError> {
-        self.adjacent(count, |core, tenant, wanted| {
-            core.try_allocate_many(tenant, wanted, count, State::allocate_adjacent)
-        })
-    }
-
-    fn adjacent(
-        self,
-        count: usize,
-        make: impl FnOnce(&Core, TenantId, &Wanted<'_>) -> Result<Vec<Place>, AllocateError>,
-    ) -> Result<Vec<Block>, AllocateError> {
-        if count == 0 {
-            return Ok(Vec::new());
-        }
-        let Owner { core, tenant, .. } = &**self.owner;
-        let places = make(core, *tenant, &self.wanted)?;
-        Ok(self.blocks(places).collect())
-    }
-
-    fn many(
-        self,
-        count: usize,
-        make: impl Fn(&Core, TenantId, &Wanted<'_>, usize) -> Result<Vec<Place>, AllocateError>,
-    ) -> Result<Vec<Block>, AllocateError> {
-        let shelved = std::iter::from_fn(|| self.shelved()).take(count);
-        let mut blocks: Vec<Block> = shelved.map(|held| self.block(held)).collect();
-        let missing = count - blocks.len();
-        if missing > 0 {
-            let Owner { core, tenant, .. } = &**self.owner;
-            let mut made = make(core, *tenant, &self.wanted, missing);
-            if matches!(&made, Err(error) if error.is_shortage()) && !blocks.is_empty() {
-                // Taken apart, what lay on the shelf may go further.
-                blocks.clear();
-                made = make(core, *tenant, &self.wanted, count);
-            }
-            blocks.extend(self.blocks(made?));
-        }
-        Ok(blocks)
-    }
-
-    fn blocks(&self, places: Vec<Place>) -> impl Iterator<Item = Block> {
-        let block = |place| self.block(self.held(place));
-        places.into_iter().map(block)
-    }
-
-    /// A block of the same shape that was freed on the home stream a moment ago.
-    #[inline]
-    fn shelved(&self) -> Option<Held> {
-        let Wanted {
-            size,
-            capacity,
-            home,
-            ref tag,
-            zeroed,
-            grain,
-            ..
-        } = self.wanted;
-        let device = &self.owner.core.device;
-        let usable = !zeroed && device.lost().is_none() && device.forked().is_none();
-        let home = home.filter(|_| usable)?;
-        let tag = tag.as_ref();
-        let shape = Shape {
-            size,
-            capacity,
-            tag,
-            grain,
-        };
-        self.owner.shelves.of(home)?.take(home, shape)
-    }
-
-    #[inline]
-    fn held(&self, place: Place) -> Held {
-        Held {
-            owner: Arc::clone(self.owner),
-            place,
-            size: self.wanted.size,
-            tag: self.wanted.tag.clone(),
-            grain: self.wanted.grain,
-            home: self.wanted.home.cloned(),
-            shelf: self
-                .wanted
-                .home
-                .and_then(|home| self.owner.shelves.of(home))
-                .cloned(),
-        }
-    }
-
-    #[inline]
-    fn block(&self, held: Held) -> Block {
-        Block {
-            held: ManuallyDrop::new(held),
-            plain: AtomicBool::new(!self.wanted.zeroed),
-            wait: self.wait,
-        }
-    }
-}
 
 /// The moment so long from now, or one that is as good as never.
 pub(super) fn after(wait: Duration) -> Instant {
@@ -314,6 +43,16 @@ pub struct Block {
 }
 
 impl Block {
+    /// `plain`: no zeros are owed in it.
+    #[inline]
+    pub(super) const fn new(held: Held, plain: bool, wait: Option<Duration>) -> Self {
+        Self {
+            held: ManuallyDrop::new(held),
+            plain: AtomicBool::new(plain),
+            wait,
+        }
+    }
+
     pub(super) fn core(&self) -> &Arc<Core> {
         &self.held.owner.core
     }
@@ -340,11 +79,7 @@ impl Block {
             size,
             ..Held::clone(&self.held)
         };
-        Self {
-            held: ManuallyDrop::new(held),
-            plain: AtomicBool::new(false),
-            wait: self.wait,
-        }
+        Self::new(held, false, self.wait)
     }
 
     /// Whether it is of a pool.

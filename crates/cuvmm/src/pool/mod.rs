@@ -58,6 +58,7 @@ mod batch;
 mod block;
 mod book;
 mod budget;
+mod builder;
 mod capture;
 mod commit;
 mod compact;
@@ -106,7 +107,8 @@ use crate::own::{CloseError, CloseRefusal, creatable_as, nccl_wishes};
 use crate::region::{DEFAULT_LARGEST_EXTENT, Mapper};
 
 pub(crate) use asleep::{Bed, Choice};
-pub use block::{Block, BlockBuilder};
+pub use block::Block;
+pub use builder::BlockBuilder;
 pub use capture::CaptureGuard;
 pub use compact::Compaction;
 pub use exported::ExportedBlock;

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::block::{Block, BlockBuilder};
+use super::block::Block;
+use super::builder::BlockBuilder;
 use super::core::Core;
 use super::pressure::{Pressure, PressureHook};
 use super::shelf::{Owner, Shelves};

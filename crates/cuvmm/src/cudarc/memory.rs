@@ -126,13 +126,16 @@ impl<T: Pod> Notes for DeviceVec<T> {
 /// A block's memory for as long as this lives: nothing under it is moved, unmapped or handed on
 /// meanwhile, whatever becomes of the block.
 ///
-/// The block must have a home stream. What it grows by later is not in it.
+/// The block must have a home stream, and share no memory with [forks](Block::fork): there are no
+/// slices of cudarc's that are only to be read. What it grows by later is not in it.
 pub struct Leased {
     // Ends first, so that the block is freed as any other.
     lease: Lease,
     block: Option<Block>,
     home: Option<Stream>,
     size: u64,
+    /// How many of the first bytes must not be written.
+    read_only: u64,
 }
 
 impl Leased {
@@ -143,6 +146,7 @@ impl Leased {
             lease: block.lease(),
             home: block.home_stream().cloned(),
             size: block.size(),
+            read_only: block.read_only(),
             block: None,
         }
     }
@@ -164,6 +168,10 @@ impl From<Block> for Leased {
 
 impl<T: Pod> Place<T> for Leased {
     fn ground(&self) -> Result<Ground, LendRefusal> {
+        if self.read_only > 0 {
+            let bytes = self.read_only;
+            return Err(LendRefusal::ReadOnly { bytes });
+        }
         let streams = self.home.iter().cloned().collect();
         elements::<T>(self.lease.address().0, self.size, streams)
     }

@@ -90,6 +90,10 @@ impl Held for Block {
         self.streams()
     }
 
+    fn is_read_only(&self, range: Range<u64>) -> bool {
+        range.start < self.read_only()
+    }
+
     fn is_capturing(&self) -> bool {
         self.is_capturing()
     }

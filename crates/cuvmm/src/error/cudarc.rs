@@ -83,6 +83,12 @@ pub enum LendRefusal {
         /// Where it ends.
         end: u64,
     },
+    /// The block shares memory with forks, and cudarc has no slices that are only to be read.
+    #[error("the first {bytes} bytes of the block are shared with forks")]
+    ReadOnly {
+        /// How many of its first bytes.
+        bytes: u64,
+    },
     /// cudarc could not make what it needs beside the memory.
     #[error("cudarc answered {0}")]
     Cudarc(CUresult),

@@ -38,8 +38,8 @@ pub use own::{
 };
 pub use plan::PlanError;
 pub use pool::{
-    AllocateError, BuildPoolError, CompactError, ExportBlockError, FreeError, FreeRefusal,
-    GrowAllError, RegisterError, Shortage, ShrinkError,
+    AllocateError, BuildPoolError, CompactError, ExportBlockError, ForkBlocksError, FreeError,
+    FreeRefusal, GrowAllError, RegisterError, Shortage, ShrinkError,
 };
 pub use region::{
     AliasError, CommitError, DecommitError, ExportRegionError, ForkError, GrantError, LayoutError,
@@ -195,6 +195,9 @@ pub enum Error {
     /// An operation on a cache of keys and values failed.
     #[error(transparent)]
     KvCache(#[from] KvCacheError),
+    /// Blocks could not be forked.
+    #[error(transparent)]
+    ForkBlocks(#[from] ForkBlocksError),
     /// Blocks could not be grown together.
     #[error(transparent)]
     GrowAll(#[from] GrowAllError),

@@ -340,6 +340,42 @@ impl From<CreateError> for AllocateError {
     }
 }
 
+/// Why blocks could not be forked. Every one of them is as before.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ForkBlocksError {
+    /// A block belongs to another tenant.
+    #[error("block {index} of those to be forked is another tenant's")]
+    NotOurs {
+        /// Which block, counted from zero.
+        index: usize,
+    },
+    /// Nothing is to be the same.
+    #[error("a fork that begins with no bytes of its block")]
+    NoPrefix,
+    /// A block has fewer bytes than its fork is to begin with.
+    #[error("block {index} has {has} bytes: its fork cannot begin with {bytes} of them")]
+    TooLong {
+        /// Which block, counted from zero.
+        index: usize,
+        /// Bytes that the fork is to begin with.
+        bytes: u64,
+        /// Bytes that the block has.
+        has: u64,
+    },
+    /// A fork would be smaller than what it begins with.
+    #[error("a fork of {size} bytes that begins with {bytes} bytes of its block")]
+    LessThanPrefix {
+        /// Bytes that the fork is to begin with.
+        bytes: u64,
+        /// Bytes that it is to have.
+        size: u64,
+    },
+    /// Memory for it could not be had, or a block sleeps.
+    #[error(transparent)]
+    Allocate(#[from] AllocateError),
+}
+
 /// Why blocks could not be grown together. Every one of them is as before.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -398,6 +434,13 @@ pub enum ExportBlockError {
     /// The block sleeps, and has no memory.
     #[error("a block that sleeps has no memory to export")]
     Asleep,
+    /// The block shows memory together with [forks](crate::Block::fork), or may only read it because
+    /// it is one.
+    #[error("the first {bytes} bytes of the block are shared with forks")]
+    Shared {
+        /// How many of its first bytes.
+        bytes: u64,
+    },
     /// An extent could not be exported.
     #[error(transparent)]
     Export(#[from] ExportError),

@@ -123,8 +123,9 @@ pub enum OfferError {
         /// Its size.
         size: u64,
     },
-    /// A fork shares the memory, and whoever imports it could write to it.
-    #[error("{start}..{end} is shared with a fork and has to be unshared first")]
+    /// A fork shares the memory, and whoever imports it could write to it. A region's can be
+    /// [unshared](crate::Region::unshare).
+    #[error("{start}..{end} is shared with a fork")]
     ReadOnly {
         /// Its first byte.
         start: u64,

@@ -9,7 +9,7 @@ use crate::error::{AllocateError, GrowAllError, KvCacheError};
 use crate::pool::{Block, Prefix, Tenant};
 
 /// Forks blocks together.
-type Fork = fn(&Tenant, &[Block], Prefix) -> Result<Vec<Block>, AllocateError>;
+type Fork = fn(&Tenant, &[&Block], Prefix) -> Result<Vec<Block>, AllocateError>;
 
 /// Makes the memory of blocks their own.
 pub(super) type MakePrivate = fn(&Tenant, &[(&Block, u64)]) -> Result<(), GrowAllError>;
@@ -38,7 +38,7 @@ impl KvCache {
     /// as before then.
     #[doc(alias = "cuMemMap")]
     pub fn fork(&mut self, id: SequenceId, tokens: u64) -> Result<SequenceId, KvCacheError> {
-        self.fork_by(id, tokens, Tenant::fork_all)
+        self.fork_by(id, tokens, Tenant::fork_blocks)
     }
 
     /// The same if that needs no waiting.
@@ -46,7 +46,7 @@ impl KvCache {
     /// # Errors
     /// As [`Self::fork`].
     pub fn try_fork(&mut self, id: SequenceId, tokens: u64) -> Result<SequenceId, KvCacheError> {
-        self.fork_by(id, tokens, Tenant::try_fork_all)
+        self.fork_by(id, tokens, Tenant::try_fork_blocks)
     }
 
     fn fork_by(
@@ -75,7 +75,8 @@ impl KvCache {
             return Err(too_long);
         };
         let bytes = self.geometry.bytes_of(tokens);
-        let blocks = fork(&self.tenant, &sequence.blocks, Prefix { bytes, size });
+        let blocks: Vec<&Block> = sequence.blocks.iter().collect();
+        let blocks = fork(&self.tenant, &blocks, Prefix { bytes, size });
         let blocks = blocks.map_err(|cause| KvCacheError::Fork {
             sequence: id.number(),
             tokens,

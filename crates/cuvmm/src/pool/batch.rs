@@ -11,6 +11,7 @@ use super::block::{Block, after};
 use super::budget::TenantId;
 use super::commit::Furnished;
 use super::core::{Attempt, Core, Locked, Wanted};
+use super::private::Refused;
 use super::slot::{Place, Slot};
 use super::state::State;
 use super::tenant::Tenant;
@@ -83,9 +84,7 @@ impl Tenant {
     }
 
     fn steps(&self, blocks: &[(&mut Block, u64)]) -> Result<Vec<Step>, GrowAllError> {
-        let strange = |(block, _): &(&mut Block, u64)| {
-            block.place().tenant != self.id() || !block.is_of(self.core())
-        };
+        let strange = |(block, _): &(&mut Block, u64)| !self.has(block);
         match blocks.iter().position(strange) {
             Some(index) => Err(GrowAllError::NotOurs { index }),
             None => Ok(blocks
@@ -109,8 +108,11 @@ impl Core {
             Self::let_go(state);
             return Ok(());
         }
+        Self::let_go(state);
+        self.try_mend_cuts(tenant, steps)
+            .map_err(|Refused { index, cause }| refused(steps, index, cause))?;
         let failed = Cell::new(0);
-        let (mut state, outcome) = self.attempt_to_grow_all(state, steps, &failed);
+        let (mut state, outcome) = self.attempt_to_grow_all(self.lock(), steps, &failed);
         let outcome = outcome.inspect_err(|error| state.count_refusal(tenant, error));
         Self::let_go(state);
         outcome.map_err(|cause| refused(steps, failed.get(), cause))
@@ -130,8 +132,11 @@ impl Core {
         let more = |(place, size): &Step| size.saturating_sub(state.size_of(place));
         let bytes = steps.iter().map(more).fold(0, u64::saturating_add);
         drop(state);
+        let until = until();
+        self.mend_cuts(tenant, steps, until)
+            .map_err(|Refused { index, cause }| refused(steps, index, cause))?;
         let failed = Cell::new(0);
-        self.insist(tenant, bytes, until(), |state| {
+        self.insist(tenant, bytes, until, |state| {
             self.attempt_to_grow_all(state, steps, &failed)
         })
         .map_err(|cause| refused(steps, failed.get(), cause))
@@ -365,5 +370,10 @@ impl Tenant {
 
     pub(super) fn id(&self) -> TenantId {
         self.owner().tenant
+    }
+
+    /// Whether a block is this tenant's.
+    pub(super) fn has(&self, block: &Block) -> bool {
+        block.place().tenant == self.id() && block.is_of(self.core())
     }
 }

@@ -209,9 +209,13 @@ impl Block {
     /// returns when they are there.
     ///
     /// # Errors
-    /// [`CopyError`] when the range leaves the block, or while a capture guard lives.
+    /// [`CopyError`] when the range leaves the block or begins where it is
+    /// [read only](Self::read_only), or while a capture guard lives.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), CopyError> {
         let stream = self.copy_stream(offset, bytes.len() as u64)?;
+        if !bytes.is_empty() && offset < self.read_only() {
+            return Err(CopyError::ReadOnly);
+        }
         let _stays = self.keep();
         self.span().write(&stream, offset, bytes)
     }

@@ -129,6 +129,8 @@ impl Core {
         if within {
             return Ok(());
         }
+        self.mend_cuts(place.tenant, &[(*place, size)], deadline)
+            .map_err(|refused| refused.cause)?;
         self.insist(place.tenant, more, deadline, |state| {
             self.attempt_to_grow(state, place, size)
         })
@@ -140,7 +142,10 @@ impl Core {
             Self::let_go(state);
             return Ok(());
         }
-        let (mut state, outcome) = self.attempt_to_grow(state, place, size);
+        Self::let_go(state);
+        self.try_mend_cuts(place.tenant, &[(*place, size)])
+            .map_err(|refused| refused.cause)?;
+        let (mut state, outcome) = self.attempt_to_grow(self.lock(), place, size);
         let outcome = outcome.inspect_err(|error| state.count_refusal(place.tenant, error));
         Self::let_go(state);
         outcome

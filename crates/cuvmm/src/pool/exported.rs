@@ -139,7 +139,9 @@ impl Block {
                 shareable,
             });
         }
-        let parts = self.parts();
+        let parts = self
+            .parts()
+            .map_err(|bytes| ExportBlockError::Shared { bytes })?;
         if self.is_asleep() {
             return Err(ExportBlockError::Asleep);
         }
@@ -149,11 +151,12 @@ impl Block {
     }
 
     /// The memory under the block, about to be exported. From here on it is as good as exported;
-    /// if nothing was when the last lease has ended, all is as before.
-    pub(crate) fn parts(&self) -> Parts {
+    /// if nothing was when the last lease has ended, all is as before. How many of its first bytes
+    /// forks share, if they do: whoever imported those could write to them.
+    pub(crate) fn parts(&self) -> Result<Parts, u64> {
         let lease = self.lease();
-        let list = lease.core().lock().parts(lease.place());
-        Parts { list, lease }
+        let list = lease.core().lock().parts(lease.place())?;
+        Ok(Parts { list, lease })
     }
 }
 
@@ -174,14 +177,17 @@ impl Block {
 
 impl State {
     /// The extents that a leased block uses, with their memory, in a slot that is marked.
-    fn parts(&mut self, place: &Place) -> Vec<(Extent, Physical)> {
+    fn parts(&mut self, place: &Place) -> Result<Vec<(Extent, Physical)>, u64> {
         let Some(slot) = self.slot_mut(place.tenant, place.slot) else {
-            return Vec::new();
+            return Ok(Vec::new());
         };
+        if slot.bound() > 0 {
+            return Err(slot.bound());
+        }
         slot.exported = true;
         let used = slot.space.parts_in(0, slot.used());
-        used.map(|(extent, physical)| (extent, physical.clone()))
-            .collect()
+        let parts = used.map(|(extent, physical)| (extent, physical.clone()));
+        Ok(parts.collect())
     }
 
     /// Notes that whatever was exported of a leased block may be written to up to the end of its

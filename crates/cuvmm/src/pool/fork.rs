@@ -1,9 +1,11 @@
 //! Blocks that begin with the bytes of others: whole extents are mapped a second time, to be read
 //! only, and what is left of the prefix is copied on the device.
 //!
-//! The other block goes on reading and writing at its own addresses; that neither writes before the
-//! point of the fork any more is its user's promise. From then on the memory is
+//! The other block goes on reading and writing at its own addresses; that kernels of neither write
+//! before the point of the fork any more is their user's promise. From then on the memory is
 //! [shared](super::shared). What was exported is not shared but copied.
+//!
+//! Forks of blocks that lie side by side lie side by side.
 
 use std::time::Instant;
 
@@ -16,7 +18,7 @@ use super::pace::Pace;
 use super::slot::{Occupant, Place, Slot};
 use super::state::State;
 use super::tenant::Tenant;
-use crate::error::AllocateError;
+use crate::error::{AllocateError, ForkBlocksError};
 use crate::own::{Physical, Right};
 use crate::region::{Fence, Piece, PlaceError, Stain};
 
@@ -42,15 +44,77 @@ struct Forked {
 }
 
 impl Tenant {
-    /// A block for each of several of this tenant's that begins with the same bytes: all of them or
-    /// none. What a copy is writing to when another one fails stays charged until that has passed.
-    /// Asks pressure hooks, and waits as long as the most patient of the blocks may.
-    pub(crate) fn fork_all(
+    /// A block of `size` bytes for each of several of the tenant's, which begins with its first
+    /// `bytes` bytes: all of them or none. Asks pressure hooks, and waits as long as the most patient
+    /// of the blocks may; not for work on the GPU.
+    ///
+    /// Whole extents of the prefix are mapped a second time, to be read only: `cuMemMap` and
+    /// `cuMemSetAccess` for each, about 25 us, and no memory; they are charged once, as
+    /// [`shared`](super::TenantStats::shared), and go with the last block that shows them. What is
+    /// left of the prefix is copied behind what the home stream has queued (`cuMemcpyDtoDAsync`), so
+    /// that a block which is to be forked wants [small
+    /// extents](super::BlockBuilder::largest_extent). What was exported is copied as well.
+    ///
+    /// A fork has its block's capacity, home stream, tag, growth and deadline, and is one like any
+    /// other: it grows and shrinks, is forked, sleeps and is dropped, in any order with the others. Forks
+    /// of blocks that were [allocated side by side](super::BlockBuilder::allocate_adjacent), given in
+    /// their order, lie side by side as well.
+    ///
+    /// What several blocks show is written by none of them: [`Block::read_only`] says how much that
+    /// is. A kernel that writes there in a fork loses the context; one that writes there in the
+    /// block which was forked changes what the forks read. A block that shrinks to less has memory of
+    /// its own behind that when it grows again. What shows shared memory goes on no shelf: when it
+    /// is dropped it is unmapped, once its work has passed.
+    ///
+    /// # Errors
+    /// [`ForkBlocksError`] says which block cannot be forked so, or how memory is short, with the
+    /// figures. Every block is as before then. What a copy is just writing to when another one fails
+    /// stays charged until that has passed.
+    #[doc(alias("cuMemMap", "copy-on-write", "prefix sharing"))]
+    pub fn fork_all(
         &self,
-        blocks: &[Block],
+        blocks: &[&Block],
+        bytes: u64,
+        size: u64,
+    ) -> Result<Vec<Block>, ForkBlocksError> {
+        let prefix = self.prefix_of(blocks, bytes, size)?;
+        Ok(self.fork_blocks(blocks, prefix)?)
+    }
+
+    /// The same if that needs no waiting.
+    ///
+    /// # Errors
+    /// As [`Self::fork_all`].
+    pub fn try_fork_all(
+        &self,
+        blocks: &[&Block],
+        bytes: u64,
+        size: u64,
+    ) -> Result<Vec<Block>, ForkBlocksError> {
+        let prefix = self.prefix_of(blocks, bytes, size)?;
+        Ok(self.try_fork_blocks(blocks, prefix)?)
+    }
+
+    /// What blocks of this tenant are to be forked with.
+    fn prefix_of(
+        &self,
+        blocks: &[&Block],
+        bytes: u64,
+        size: u64,
+    ) -> Result<Prefix, ForkBlocksError> {
+        match blocks.iter().position(|block| !self.has(block)) {
+            Some(index) => Err(ForkBlocksError::NotOurs { index }),
+            None => Prefix::of(blocks, bytes, size),
+        }
+    }
+
+    /// [`Self::fork_all`] of blocks of this tenant that can be forked so.
+    pub(crate) fn fork_blocks(
+        &self,
+        blocks: &[&Block],
         prefix: Prefix,
     ) -> Result<Vec<Block>, AllocateError> {
-        let patience = blocks.iter().filter_map(Block::patience);
+        let patience = blocks.iter().filter_map(|block| block.patience());
         let until = patience.max().map(after);
         let made = self
             .core()
@@ -59,9 +123,9 @@ impl Tenant {
     }
 
     /// The same if that needs no waiting.
-    pub(crate) fn try_fork_all(
+    pub(crate) fn try_fork_blocks(
         &self,
-        blocks: &[Block],
+        blocks: &[&Block],
         prefix: Prefix,
     ) -> Result<Vec<Block>, AllocateError> {
         let made = self
@@ -71,11 +135,78 @@ impl Tenant {
     }
 }
 
-fn places(blocks: &[Block]) -> Vec<Place> {
+impl Block {
+    /// A block of `size` bytes that begins with the first `bytes` bytes of this one, and shares the
+    /// memory of those as far as they fill whole extents. See [`Tenant::fork_all`].
+    ///
+    /// # Errors
+    /// As [`Tenant::fork_all`].
+    #[doc(alias("cuMemMap", "copy-on-write"))]
+    pub fn fork(&self, bytes: u64, size: u64) -> Result<Self, ForkBlocksError> {
+        let prefix = Prefix::of(&[self], bytes, size)?;
+        let until = self.patience().map(after);
+        let place = *self.place();
+        let made = self
+            .core()
+            .fork_all(place.tenant, &[place], prefix, until)?;
+        self.only_fork(made, size)
+    }
+
+    /// The same if that needs no waiting.
+    ///
+    /// # Errors
+    /// As [`Tenant::fork_all`].
+    pub fn try_fork(&self, bytes: u64, size: u64) -> Result<Self, ForkBlocksError> {
+        let prefix = Prefix::of(&[self], bytes, size)?;
+        let place = *self.place();
+        let made = self.core().try_fork_all(place.tenant, &[place], prefix)?;
+        self.only_fork(made, size)
+    }
+
+    fn only_fork(&self, made: Vec<Place>, size: u64) -> Result<Self, ForkBlocksError> {
+        let place = made.into_iter().next().ok_or_else(gone)?;
+        Ok(self.forked(place, size))
+    }
+
+    /// How many of its first bytes must not be written: those that it shows together with its
+    /// [forks](Self::fork), or with what it is a fork of. A fork that is the last to show them may
+    /// not write them either; a block that was forked may, once all its forks have gone. Unless it
+    /// has shrunk since, what lies behind is its own.
+    #[must_use]
+    pub fn read_only(&self) -> u64 {
+        let state = self.core().lock();
+        let Place { tenant, slot, .. } = *self.place();
+        let slot = state.slot(tenant, slot);
+        slot.map_or(0, |slot| slot.bound().min(slot.requested()))
+    }
+}
+
+impl Prefix {
+    fn of(blocks: &[&Block], bytes: u64, size: u64) -> Result<Self, ForkBlocksError> {
+        if bytes == 0 {
+            return Err(ForkBlocksError::NoPrefix);
+        }
+        if size < bytes {
+            return Err(ForkBlocksError::LessThanPrefix { bytes, size });
+        }
+        for (index, block) in blocks.iter().enumerate() {
+            let (has, capacity) = (block.size(), block.capacity());
+            if bytes > has {
+                return Err(ForkBlocksError::TooLong { index, bytes, has });
+            }
+            if size > capacity {
+                return Err(AllocateError::OverCapacity { size, capacity }.into());
+            }
+        }
+        Ok(Self { bytes, size })
+    }
+}
+
+fn places(blocks: &[&Block]) -> Vec<Place> {
     blocks.iter().map(|block| *block.place()).collect()
 }
 
-fn forked(blocks: &[Block], made: Vec<Place>, size: u64) -> Vec<Block> {
+fn forked(blocks: &[&Block], made: Vec<Place>, size: u64) -> Vec<Block> {
     let pairs = blocks.iter().zip(made);
     pairs
         .map(|(block, place)| block.forked(place, size))
@@ -151,30 +282,67 @@ impl State {
         prefix: Prefix,
         made: &mut Vec<Forked>,
     ) -> Result<(), AllocateError> {
-        for block in blocks {
-            made.push(self.fork(block, prefix)?);
+        let mut left = blocks;
+        while let Some(first) = left.first() {
+            let slots: Vec<usize> = left.iter().map(|block| block.slot).collect();
+            let tenancy = self.tenants.get(&first.tenant);
+            let run = tenancy.map_or(1, |tenancy| tenancy.rows.run(&slots));
+            let (side_by_side, rest) = left.split_at(run);
+            self.fork_run(side_by_side, prefix, made)?;
+            left = rest;
         }
         made.iter_mut()
             .try_for_each(|forked| self.copy_rest(forked, prefix.bytes))
     }
 
-    /// A block with the memory for a prefix of another.
-    fn fork(&mut self, block: &Place, prefix: Prefix) -> Result<Forked, AllocateError> {
-        let id = block.tenant;
+    /// Forks blocks that lie side by side, at least one, side by side.
+    fn fork_run(
+        &mut self,
+        blocks: &[Place],
+        prefix: Prefix,
+        made: &mut Vec<Forked>,
+    ) -> Result<(), AllocateError> {
+        let Some(&Place {
+            tenant: id, slot, ..
+        }) = blocks.first()
+        else {
+            return Ok(());
+        };
         self.check_usable(id)?;
-        let Some(used) = self.device.granule().round_up(prefix.size) else {
-            return Err(AllocateError::TooLarge { size: prefix.size });
-        };
-        let Some(source) = self.slot(id, block.slot) else {
-            return Err(gone());
-        };
-        if !source.slumber.is_awake() {
-            let size = source.block.as_ref().map_or(0, |block| block.requested);
-            return Err(AllocateError::Asleep { size });
+        let class = self.slot(id, slot).ok_or_else(gone)?.class;
+        let slots = self.open_slots(id, class, blocks.len())?;
+        let row: Vec<usize> = slots.iter().map(|&(index, _)| index).collect();
+        let mut slots = slots.into_iter();
+        for (block, slot) in blocks.iter().zip(slots.by_ref()) {
+            match self.fork(block, slot, prefix) {
+                Ok(forked) => made.push(forked),
+                Err(error) => {
+                    slots.for_each(|(index, slot)| self.drop_slot(id, index, slot));
+                    return Err(error);
+                }
+            }
         }
-        let class = source.class;
-        let Some((index, mut slot)) = self.open_slots(id, class, 1)?.pop() else {
-            return Err(gone());
+        if let Some(tenancy) = self.tenants.get_mut(&id).filter(|_| row.len() > 1) {
+            tenancy.rows.add(row);
+        }
+        Ok(())
+    }
+
+    /// Makes a new slot a block with the memory for a prefix of another. If that fails the slot is
+    /// gone.
+    fn fork(
+        &mut self,
+        block: &Place,
+        (index, mut slot): (usize, Box<Slot>),
+        prefix: Prefix,
+    ) -> Result<Forked, AllocateError> {
+        let id = block.tenant;
+        let used = match self.room_for_fork(block, prefix.size) {
+            Ok(used) => used,
+            Err(error) => {
+                self.drop_slot(id, index, slot);
+                return Err(error);
+            }
         };
         let given = self.lend(id, block.slot, (index, &mut slot), prefix.bytes, used);
         let other = self
@@ -215,6 +383,17 @@ impl State {
             shared: given.begun,
             written: given.filled,
         })
+    }
+
+    /// What a fork of so many bytes takes in whole granules, if the block can be forked.
+    fn room_for_fork(&self, block: &Place, size: u64) -> Result<u64, AllocateError> {
+        let source = self.slot(block.tenant, block.slot).ok_or_else(gone)?;
+        if !source.slumber.is_awake() {
+            let size = source.block.as_ref().map_or(0, |block| block.requested);
+            return Err(AllocateError::Asleep { size });
+        }
+        let used = self.device.granule().round_up(size);
+        used.ok_or(AllocateError::TooLarge { size })
     }
 
     /// Puts whole extents of another slot's first `bytes` under a new one, and memory of its own

@@ -23,6 +23,7 @@ impl Slot {
         let owed = block.used < block.reach && used > block.used;
         self.slumber.is_awake()
             && grows
+            && !self.is_cut()
             && !(block.zeroed && (owed || !block.stale(size).is_empty()))
     }
 

@@ -7,6 +7,7 @@
 //! where another block shows the extent, behind what the home stream has queued.
 
 use std::cell::Cell;
+use std::time::Instant;
 
 use super::block::{Block, after};
 use super::budget::TenantId;
@@ -23,6 +24,14 @@ use crate::region::{Extent, Piece};
 struct Step {
     place: Place,
     from: u64,
+}
+
+/// A block whose memory could not be made its own.
+#[derive(Debug)]
+pub(super) struct Refused {
+    /// Which of those that were asked for.
+    pub(super) index: usize,
+    pub(super) cause: AllocateError,
 }
 
 /// How far one call has come.
@@ -42,26 +51,15 @@ impl Tenant {
         let steps = steps(blocks);
         let patience = blocks.iter().filter_map(|(block, _)| block.patience());
         let until = patience.max().map(after);
-        let progress = Progress::default();
-        let core = self.core();
-        let state = core.lock();
-        let bytes = steps.iter().map(|step| state.replaced(step)).sum();
-        drop(state);
-        let outcome = core.insist(self.id(), bytes, until, |state| {
-            core.attempt_to_make_private(state, &steps, &progress)
-        });
-        outcome.map_err(|cause| refused(&steps, &progress, cause))
+        let made = self.core().make_private(self.id(), &steps, until);
+        made.map_err(|refused| refused.of(&steps))
     }
 
     /// The same if that needs no waiting.
     pub(crate) fn try_make_private(&self, blocks: &[(&Block, u64)]) -> Result<(), GrowAllError> {
         let steps = steps(blocks);
-        let progress = Progress::default();
-        let core = self.core();
-        let (mut state, outcome) = core.attempt_to_make_private(core.lock(), &steps, &progress);
-        let outcome = outcome.inspect_err(|error| state.count_refusal(self.id(), error));
-        Core::let_go(state);
-        outcome.map_err(|cause| refused(&steps, &progress, cause))
+        let made = self.core().try_make_private(self.id(), &steps);
+        made.map_err(|refused| refused.of(&steps))
     }
 }
 
@@ -73,16 +71,80 @@ fn steps(blocks: &[(&Block, u64)]) -> Vec<Step> {
     blocks.iter().map(step).collect()
 }
 
-fn refused(steps: &[Step], progress: &Progress, cause: AllocateError) -> GrowAllError {
-    let index = progress.refused.get();
-    GrowAllError::Refused {
-        index,
-        size: steps.get(index).map_or(0, |step| step.from),
-        cause,
+impl Refused {
+    fn of(self, steps: &[Step]) -> GrowAllError {
+        let Self { index, cause } = self;
+        let size = steps.get(index).map_or(0, |step| step.from);
+        GrowAllError::Refused { index, size, cause }
     }
 }
 
 impl Core {
+    /// Makes memory its own that blocks of a tenant, which are to have so many bytes each, would else
+    /// grow over and not be able to write.
+    pub(super) fn mend_cuts(
+        &self,
+        tenant: TenantId,
+        wanted: &[(Place, u64)],
+        until: Option<Instant>,
+    ) -> Result<(), Refused> {
+        self.mend(wanted, |cut| self.make_private(tenant, cut, until))
+    }
+
+    /// The same if that needs no waiting.
+    pub(super) fn try_mend_cuts(
+        &self,
+        tenant: TenantId,
+        wanted: &[(Place, u64)],
+    ) -> Result<(), Refused> {
+        self.mend(wanted, |cut| self.try_make_private(tenant, cut))
+    }
+
+    fn mend(
+        &self,
+        wanted: &[(Place, u64)],
+        make: impl FnOnce(&[Step]) -> Result<(), Refused>,
+    ) -> Result<(), Refused> {
+        let state = self.lock();
+        let (indices, cut): (Vec<usize>, Vec<Step>) = wanted
+            .iter()
+            .enumerate()
+            .filter_map(|(index, (place, size))| Some((index, state.cut_in(place, *size)?)))
+            .unzip();
+        drop(state);
+        if cut.is_empty() {
+            return Ok(());
+        }
+        make(&cut).map_err(|Refused { index, cause }| Refused {
+            index: indices.get(index).copied().unwrap_or_default(),
+            cause,
+        })
+    }
+
+    fn make_private(
+        &self,
+        tenant: TenantId,
+        steps: &[Step],
+        until: Option<Instant>,
+    ) -> Result<(), Refused> {
+        let progress = Progress::default();
+        let state = self.lock();
+        let bytes = steps.iter().map(|step| state.replaced(step)).sum();
+        drop(state);
+        let outcome = self.insist(tenant, bytes, until, |state| {
+            self.attempt_to_make_private(state, steps, &progress)
+        });
+        outcome.map_err(|cause| progress.refused(cause))
+    }
+
+    fn try_make_private(&self, tenant: TenantId, steps: &[Step]) -> Result<(), Refused> {
+        let progress = Progress::default();
+        let (mut state, outcome) = self.attempt_to_make_private(self.lock(), steps, &progress);
+        let outcome = outcome.inspect_err(|error| state.count_refusal(tenant, error));
+        Self::let_go(state);
+        outcome.map_err(|cause| progress.refused(cause))
+    }
+
     fn attempt_to_make_private<'a>(
         &'a self,
         mut state: Locked<'a>,
@@ -103,6 +165,13 @@ impl Core {
     }
 }
 
+impl Progress {
+    fn refused(&self, cause: AllocateError) -> Refused {
+        let index = self.refused.get();
+        Refused { index, cause }
+    }
+}
+
 impl State {
     fn make_private(&mut self, steps: &[Step], progress: &Progress) -> Result<(), AllocateError> {
         // Whoever is alone by now needs nothing.
@@ -119,6 +188,15 @@ impl State {
             self.make_slot_private(step)?;
         }
         Ok(())
+    }
+
+    /// From where on a block that can grow to so many bytes has to get memory of its own before.
+    fn cut_in(&self, place: &Place, size: u64) -> Option<Step> {
+        let slot = self.slot(place.tenant, place.slot)?;
+        let from = slot.block.as_ref()?.requested;
+        let grows = size > from && size <= place.capacity && slot.slumber.is_awake();
+        let place = *place;
+        (grows && slot.is_cut()).then_some(Step { place, from })
     }
 
     /// How much memory of its own a block gets instead of what it shares.

@@ -46,6 +46,14 @@ impl Slot {
         self.shared.max(self.lent)
     }
 
+    /// Whether its block has shrunk to less than it may not write: what it grows by is to be
+    /// [made its own](super::private) first.
+    #[inline]
+    pub(crate) fn is_cut(&self) -> bool {
+        let block = self.block.as_ref();
+        block.is_some_and(|block| block.requested < self.bound())
+    }
+
     /// The extents that others show too and its block does not use, last first.
     fn parting(&self) -> impl Iterator<Item = Extent> + '_ {
         let (from, to) = (self.used(), self.shared);

@@ -98,9 +98,11 @@ impl Offer {
     /// offer lives the block's memory stays in place, even if the block is dropped.
     ///
     /// # Errors
-    /// [`OfferError`] when the block sleeps, or a description cannot say where it lies.
+    /// [`OfferError`] when the block sleeps or shares memory with [forks](Block::fork), or a
+    /// description cannot say where it lies.
     pub fn block(block: &Block) -> Result<Self, OfferError> {
-        let parts = block.parts();
+        let shared = |end| OfferError::ReadOnly { start: 0, end };
+        let parts = block.parts().map_err(shared)?;
         if block.is_asleep() {
             return Err(OfferError::Asleep);
         }

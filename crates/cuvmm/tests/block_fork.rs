@@ -1,0 +1,677 @@
+//! Blocks that begin with the bytes of others: what they show, what they hold together, what nobody
+//! may write, and what happens when one of them shrinks, grows or goes.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::unit_arg)]
+
+mod common;
+
+use common::sweep::{sweep, text};
+use common::{G, Rig, pool};
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::{CUresult, Driver, HandleTypes};
+use cuvmm::error::{
+    AllocateError, CopyError, ExportBlockError, ForkBlocksError, GrowAllError, OfferError,
+};
+use cuvmm::{Block, Hardened, Limit, Offer, Pool, PoolStats, Stream, Tenant};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+/// What a block is written in and held against.
+const CELL: u64 = G / 2;
+
+/// The figures, which add up and are the driver's.
+fn books<B: Backing + 'static>(rig: &Rig<B>, pool: &Pool) -> PoolStats
+where
+    Machine<B>: Driver,
+{
+    let stats = pool.stats();
+    let idle = stats.warm + stats.limbo + stats.leased;
+    let parts = stats.in_use + stats.padding + stats.margin + idle + stats.shared;
+    assert_eq!(stats.committed, parts, "{stats:#?}");
+    let live = rig.machine.live();
+    let held = stats.committed + stats.free + stats.quarantined;
+    assert_eq!(held, live.physical_bytes, "{stats:#?}");
+    assert_eq!(stats.mappings, live.mappings as u64, "{stats:#?}");
+    stats
+}
+
+/// Writes a byte to each cell from one on: the salt and which cell it is.
+fn write(block: &Block, salt: u8, from: u64) {
+    for at in (from..block.size()).step_by(CELL as usize) {
+        block.write(at, &[byte(salt, at); 32]).unwrap();
+    }
+}
+
+const fn byte(salt: u8, at: u64) -> u8 {
+    salt.wrapping_mul(16).wrapping_add((at / CELL) as u8)
+}
+
+/// That the cells in a range are as they were written.
+fn shows<B: Backing>(rig: &Rig<B>, block: &Block, salt: u8, cells: std::ops::Range<u64>)
+where
+    Machine<B>: Driver,
+{
+    for at in cells.step_by(CELL as usize) {
+        let mut bytes = [0; 32];
+        block.read(at, &mut bytes).unwrap();
+        if rig.keeps_bytes() {
+            assert_eq!(bytes, [byte(salt, at); 32], "at {at:#x}");
+        }
+    }
+}
+
+/// A block that is made to be forked: extents of two granules.
+fn allocate(tenant: &Tenant, stream: &Stream, size: u64) -> Block {
+    let builder = tenant.block(size).capacity(32 * G).largest_extent(2 * G);
+    builder.home_stream(stream).tag("kv").allocate().unwrap()
+}
+
+fn stride(blocks: &[Block]) -> u64 {
+    let distances = blocks
+        .windows(2)
+        .map(|two| two[1].address().0 - two[0].address().0);
+    let distances: Vec<u64> = distances.collect();
+    assert!(distances.iter().all(|distance| *distance == distances[0]));
+    distances[0]
+}
+
+on_both! {
+    fn whole_extents_are_there_once_and_the_rest_is_copied(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut root = allocate(&tenant, &stream, 7 * G);
+        write(&root, 1, 0);
+        // Two extents, and half of the third.
+        let mut fork = root.fork(5 * G + 100, 6 * G).unwrap();
+        assert_ne!(fork.address(), root.address());
+        assert_eq!((fork.size(), fork.capacity()), (6 * G, 32 * G));
+        assert_eq!(fork.home_stream(), Some(&stream));
+        assert_eq!((root.read_only(), fork.read_only()), (4 * G, 4 * G));
+        shows(rig, &fork, 1, 0..5 * G + 100);
+        let stats = books(rig, &pool);
+        assert_eq!((stats.shared, stats.in_use), (4 * G, 3 * G + 2 * G));
+        // Behind what they share each has its own.
+        write(&root, 2, 4 * G);
+        write(&fork, 3, 5 * G + CELL);
+        fork.grow_to(9 * G).unwrap();
+        root.grow_to(8 * G).unwrap();
+        write(&fork, 3, 6 * G);
+        shows(rig, &root, 2, 4 * G..7 * G);
+        shows(rig, &fork, 1, 0..5 * G + CELL);
+        shows(rig, &fork, 3, 5 * G + CELL..9 * G);
+        // A fork of the fork, whose whole prefix is common; the one in the middle goes first.
+        let last = fork.try_fork(2 * G, 2 * G).unwrap();
+        assert_eq!((fork.read_only(), last.read_only()), (4 * G, 2 * G));
+        assert_eq!(books(rig, &pool).shared, 4 * G);
+        drop(fork);
+        pool.trim(0).unwrap();
+        assert_eq!((root.read_only(), last.read_only()), (2 * G, 2 * G));
+        drop(root);
+        pool.trim(0).unwrap();
+        // The last one may not write what it took over, and has it for itself.
+        assert_eq!(last.read_only(), 2 * G);
+        let stats = books(rig, &pool);
+        assert_eq!((stats.shared, stats.in_use, stats.committed), (0, 2 * G, 2 * G));
+        shows(rig, &last, 1, 0..2 * G);
+    }
+
+    fn what_several_show_is_written_and_exported_by_none(rig) {
+        let pool = Pool::builder(&rig.device)
+            .limit(Limit::Bytes(32 * G))
+            .shareable(HandleTypes::POSIX_FD);
+        let pool = pool.build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let root = allocate(&tenant, &stream, 6 * G);
+        write(&root, 1, 0);
+        let fork = root.fork(4 * G, 6 * G).unwrap();
+        for block in [&root, &fork] {
+            for at in [0, 4 * G - 1] {
+                assert!(matches!(block.write(at, &[9; 2]), Err(CopyError::ReadOnly)));
+            }
+            block.write(4 * G, &[9]).unwrap();
+            block.write(0, &[]).unwrap();
+            assert!(matches!(
+                block.export(HandleTypes::POSIX_FD),
+                Err(ExportBlockError::Shared { bytes }) if bytes == 4 * G
+            ));
+            assert!(matches!(
+                Offer::block(block),
+                Err(OfferError::ReadOnly { start: 0, end }) if end == 4 * G
+            ));
+        }
+        shows(rig, &root, 1, 0..4 * G);
+        drop(fork);
+        pool.trim(0).unwrap();
+        // Nobody reads it any more: the block that was forked has all of it again.
+        assert_eq!(root.read_only(), 0);
+        write(&root, 2, 0);
+        let exported = root.export(HandleTypes::POSIX_FD).unwrap();
+        // What others can write to is copied.
+        let copy = root.fork(4 * G, 4 * G).unwrap();
+        assert_eq!((copy.read_only(), books(rig, &pool).shared), (0, 0));
+        shows(rig, &copy, 2, 0..4 * G);
+        drop(exported);
+    }
+
+    fn one_that_shrinks_into_what_it_shares_grows_into_its_own(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut root = allocate(&tenant, &stream, 8 * G);
+        write(&root, 1, 0);
+        let mut fork = root.fork(8 * G, 8 * G).unwrap();
+        let other = root.fork(8 * G, 8 * G).unwrap();
+        for (salt, block) in [(2, &mut root), (3, &mut fork)] {
+            let address = block.address();
+            block.shrink_to(5 * G + 1).unwrap();
+            assert_eq!(block.read_only(), 5 * G + 1);
+            block.try_grow_to(10 * G).unwrap();
+            // The extent that its end lay in is its own as well.
+            assert_eq!((block.read_only(), block.address()), (4 * G, address));
+            shows(rig, block, 1, 0..5 * G + 1);
+            write(block, salt, 4 * G);
+        }
+        shows(rig, &root, 2, 4 * G..10 * G);
+        shows(rig, &fork, 3, 4 * G..10 * G);
+        shows(rig, &other, 1, 0..8 * G);
+        // It took them over, and still may not write them.
+        assert_eq!(other.read_only(), 8 * G);
+        // Within a granule that it has, too.
+        let mut small = root.fork(2 * G, 2 * G).unwrap();
+        small.shrink_to(2 * G - CELL).unwrap();
+        small.grow_to(2 * G).unwrap();
+        write(&small, 6, 2 * G - CELL);
+        drop(small);
+        // Together, and one of them does not need it.
+        let mut third = allocate(&tenant, &stream, G);
+        root.shrink_to(G).unwrap();
+        fork.shrink_to(3 * G).unwrap();
+        let mut blocks = [(&mut third, 2 * G), (&mut fork, 4 * G), (&mut root, 3 * G)];
+        tenant.grow_all(&mut blocks).unwrap();
+        assert_eq!((root.read_only(), fork.read_only(), third.read_only()), (0, 2 * G, 0));
+        write(&root, 4, G);
+        write(&fork, 5, 3 * G);
+        shows(rig, &root, 1, 0..G);
+        shows(rig, &root, 4, G..3 * G);
+        shows(rig, &fork, 1, 0..3 * G);
+        shows(rig, &other, 1, 0..8 * G);
+        books(rig, &pool);
+    }
+
+    fn what_cannot_be_its_own_yet_is_refused(rig) {
+        let pool = pool(rig, 10);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut root = allocate(&tenant, &stream, 8 * G);
+        write(&root, 1, 0);
+        let mut fork = root.fork(8 * G, 8 * G).unwrap();
+        fork.shrink_to(3 * G).unwrap();
+        let lease = fork.lease();
+        let before = books(rig, &pool).committed;
+        let refused = fork.grow_to(4 * G).unwrap_err();
+        let AllocateError::SharedInUse { offset, bytes, others: 1 } = refused else {
+            panic!("{refused}")
+        };
+        // Behind that nothing is shown any more.
+        assert_eq!((offset, bytes), (3 * G, G));
+        drop(lease);
+        // In a batch it is named, and nobody has grown.
+        let mut blocks = [(&mut root, 9 * G), (&mut fork, 6 * G)];
+        let refused = tenant.grow_all(&mut blocks).unwrap_err();
+        let GrowAllError::Refused { index, cause, .. } = refused else { panic!("{refused}") };
+        assert!(cause.is_shortage(), "{cause}");
+        assert_eq!((index, root.size(), fork.size()), (1, 8 * G, 3 * G));
+        // But what it was to grow over is its own by now.
+        let stats = books(rig, &pool);
+        assert_eq!((stats.in_use + stats.shared, fork.read_only()), (before + G, 2 * G));
+        // A size that cannot be is refused before anything is unmapped.
+        let snapshot = rig.machine.snapshot();
+        assert!(matches!(fork.grow_to(33 * G), Err(AllocateError::OverCapacity { .. })));
+        assert_eq!(rig.machine.snapshot(), snapshot);
+        shows(rig, &fork, 1, 0..3 * G);
+        fork.grow_to(4 * G).unwrap();
+        shows(rig, &root, 1, 0..8 * G);
+    }
+
+    fn forks_of_adjacent_blocks_are_adjacent(rig) {
+        for hardened in [false, true] {
+            let builder = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));
+            let builder = match hardened {
+                true => builder.hardened(Hardened::new()),
+                false => builder,
+            };
+            let pool = builder.build().unwrap();
+            let tenant = pool.tenant("a").register().unwrap();
+            let stream = Stream::new(&rig.device).unwrap();
+            let builder = tenant.block(5 * G).capacity(8 * G).largest_extent(2 * G);
+            let rows = builder.home_stream(&stream).allocate_adjacent(4).unwrap();
+            let single = allocate(&tenant, &stream, 5 * G);
+            for (salt, row) in (1..).zip(rows.iter().chain([&single])) {
+                write(row, salt, 0);
+            }
+            // A row without its first, one alone, and the first.
+            let chosen = [&rows[1], &rows[2], &rows[3], &single, &rows[0]];
+            let reservations = rig.machine.live().reservations;
+            let mut forks = tenant.fork_all(&chosen, 4 * G, 5 * G).unwrap();
+            assert_eq!(rig.machine.live().reservations, reservations + 3);
+            assert_eq!(stride(&forks[..3]), stride(&rows));
+            assert_eq!(books(rig, &pool).shared, 5 * 4 * G);
+            for (salt, fork) in [2, 3, 4, 5, 1].into_iter().zip(&forks) {
+                shows(rig, fork, salt, 0..4 * G);
+            }
+            // They grow together, and are forked again, as a row.
+            let mut grown: Vec<(&mut Block, u64)> =
+                forks.iter_mut().take(3).map(|fork| (fork, 7 * G)).collect();
+            tenant.try_grow_all(&mut grown).unwrap();
+            let again: Vec<&Block> = forks.iter().take(3).collect();
+            let again = tenant.try_fork_all(&again, 7 * G, 8 * G).unwrap();
+            assert_eq!(stride(&again), stride(&rows));
+            drop((rows, forks));
+            shows(rig, &again[2], 4, 0..4 * G);
+            drop((again, single));
+            pool.trim(0).unwrap();
+            assert_eq!(books(rig, &pool).committed, 0);
+        }
+    }
+
+    fn bad_input_is_refused_and_changes_nothing(rig) {
+        let pool = pool(rig, 32);
+        let [one, other] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+        let stream = Stream::new(&rig.device).unwrap();
+        let blocks = [4, 6].map(|granules| allocate(&one, &stream, granules * G));
+        let both: Vec<&Block> = blocks.iter().collect();
+        let before = (books(rig, &pool), rig.machine.live());
+        let refused = |tenant: &Tenant, bytes, size| tenant.fork_all(&both, bytes, size).unwrap_err();
+        assert!(matches!(refused(&one, 0, G), ForkBlocksError::NoPrefix));
+        assert!(matches!(refused(&other, G, G), ForkBlocksError::NotOurs { index: 0 }));
+        let error = refused(&one, 5 * G, 5 * G);
+        let ForkBlocksError::TooLong { index: 0, bytes, has } = error else { panic!("{error}") };
+        assert_eq!((bytes, has), (5 * G, 4 * G));
+        let error = refused(&one, 2 * G, 2 * G - 1);
+        let ForkBlocksError::LessThanPrefix { bytes, size } = error else { panic!("{error}") };
+        assert_eq!((bytes, size), (2 * G, 2 * G - 1));
+        let error = refused(&one, G, 33 * G);
+        assert!(matches!(
+            error,
+            ForkBlocksError::Allocate(AllocateError::OverCapacity { size, capacity })
+                if (size, capacity) == (33 * G, 32 * G)
+        ));
+        // One of them fits, both do not.
+        assert!(matches!(
+            refused(&one, 2 * G, 14 * G),
+            ForkBlocksError::Allocate(AllocateError::OutOfMemory(_))
+        ));
+        assert!(matches!(blocks[0].fork(0, 1), Err(ForkBlocksError::NoPrefix)));
+        assert!(matches!(blocks[0].try_fork(4 * G + 1, 5 * G), Err(ForkBlocksError::TooLong { .. })));
+        assert!(one.fork_all(&[], G, G).unwrap().is_empty());
+        one.blocks().sleep(cuvmm::Contents::Discard).unwrap();
+        assert!(matches!(
+            refused(&one, G, G),
+            ForkBlocksError::Allocate(AllocateError::Asleep { .. })
+        ));
+        one.blocks().wake().unwrap();
+        assert_eq!(books(rig, &pool).committed, before.0.committed);
+        assert_eq!(format!("{:?}", rig.machine.live()), format!("{:?}", before.1));
+        one.unregister();
+        assert!(matches!(
+            blocks[0].fork(G, G),
+            Err(ForkBlocksError::Allocate(AllocateError::Unregistered { .. }))
+        ));
+    }
+}
+
+struct World {
+    rows: Vec<Block>,
+    forks: Vec<Block>,
+    _stream: Stream,
+    tenant: Tenant,
+    pool: Pool,
+}
+
+fn figures(world: &World) -> [u64; 6] {
+    let stats = world.pool.stats();
+    assert_eq!(stats.quarantined, 0);
+    let PoolStats {
+        committed,
+        in_use,
+        shared,
+        mappings,
+        addresses,
+        ..
+    } = stats;
+    let sizes = world.rows.iter().map(Block::size).sum();
+    [committed, in_use, shared, mappings, addresses, sizes]
+}
+
+#[test]
+fn every_driver_call_failed_once() {
+    let world = |rig: &Rig<_>, forked: bool| {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let builder = tenant.block(5 * G).capacity(8 * G).largest_extent(2 * G);
+        let rows = builder.home_stream(&stream).allocate_adjacent(3).unwrap();
+        let mut world = World {
+            rows,
+            forks: Vec::new(),
+            _stream: stream,
+            tenant,
+            pool,
+        };
+        if forked {
+            fork(&mut world).unwrap();
+        }
+        world
+    };
+    fn fork(world: &mut World) -> Result<(), String> {
+        let rows: Vec<&Block> = world.rows.iter().collect();
+        let forks = world.tenant.try_fork_all(&rows, 4 * G + 100, 5 * G);
+        world.forks = text(forks)?;
+        Ok(())
+    }
+    let forked = sweep(
+        |rig| world(rig, false),
+        |_, world| fork(world),
+        figures,
+        true,
+    );
+    // One reservation; each maps two extents, makes a third, and asks whether its stream captures
+    // before it copies to that.
+    assert_eq!(forked, 1 + 3 * (2 * 2 + 3 + 2));
+    // What was made a block's own stays so, and shows the same: only the books must add up.
+    let grown = sweep(
+        |rig| world(rig, true),
+        |_, World { tenant, rows, .. }| {
+            for row in &mut *rows {
+                text(row.shrink_to(3 * G))?;
+            }
+            let mut pairs: Vec<_> = rows.iter_mut().map(|row| (row, 5 * G)).collect();
+            text(tenant.try_grow_all(&mut pairs))
+        },
+        |world| figures(world)[5] % G,
+        false,
+    );
+    assert!(grown >= 3 * 4, "{grown}");
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Allocate {
+        cells: u64,
+        zeroed: bool,
+        home: bool,
+    },
+    Fork {
+        block: usize,
+        cells: u64,
+        more: u64,
+    },
+    Grow {
+        block: usize,
+        by: u64,
+    },
+    Shrink {
+        block: usize,
+        by: u64,
+    },
+    Write {
+        block: usize,
+        cell: u64,
+    },
+    Sleep,
+    Drop {
+        block: usize,
+    },
+    Trim,
+    Fault {
+        k: u64,
+        memory: bool,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let block = || 0usize..4;
+    prop_oneof![
+        3 => (4u64..13, any::<bool>(), any::<bool>())
+            .prop_map(|(cells, zeroed, home)| Step::Allocate { cells, zeroed, home }),
+        6 => (block(), prop_oneof![1u64..16, Just(4), Just(8)], 0u64..6)
+            .prop_map(|(block, cells, more)| Step::Fork { block, cells, more }),
+        6 => (block(), 1u64..8).prop_map(|(block, by)| Step::Grow { block, by }),
+        5 => (block(), 1u64..6).prop_map(|(block, by)| Step::Shrink { block, by }),
+        10 => (block(), 0u64..20).prop_map(|(block, cell)| Step::Write { block, cell }),
+        1 => Just(Step::Sleep),
+        4 => block().prop_map(|block| Step::Drop { block }),
+        1 => Just(Step::Trim),
+        3 => (1u64..10, any::<bool>()).prop_map(|(k, memory)| Step::Fault { k, memory }),
+    ]
+}
+
+/// A block and what is known of its cells: what it was given by a write or by the block that it was
+/// forked from. Nothing of the others is known here.
+struct Known {
+    block: Block,
+    zeroed: bool,
+    cells: Vec<Option<u8>>,
+    /// How many of them somebody else shows too, or did.
+    common: u64,
+}
+
+impl Known {
+    fn resized(&mut self, cells: u64) {
+        let new = self.zeroed.then_some(0);
+        self.cells.resize(cells as usize, new);
+        self.common = self.common.min(cells);
+    }
+}
+
+const fn cells(bytes: u64) -> u64 {
+    bytes / CELL
+}
+
+/// Runs a program, and holds every block against the reference after each step.
+fn run<B: Backing + 'static>(rig: &Rig<B>, hardened: bool, steps: &[Step])
+where
+    Machine<B>: Driver,
+{
+    let builder = Pool::builder(&rig.device).limit(Limit::Bytes(40 * G));
+    let builder = match hardened {
+        true => builder.hardened(Hardened::new()),
+        false => builder,
+    };
+    let pool = builder.build().unwrap();
+    let tenant = pool.tenant("a").register().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    let mut known: Vec<Known> = Vec::new();
+    let mut next = 0u8;
+    for step in steps {
+        match *step {
+            Step::Fault { k, memory } => {
+                let code = match memory {
+                    true => CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+                    false => CUresult::CUDA_ERROR_UNKNOWN,
+                };
+                rig.faults.disarm();
+                rig.faults.forget();
+                rig.faults.arm(Fault::nth(k, code));
+                continue;
+            }
+            Step::Allocate {
+                cells,
+                zeroed,
+                home,
+            } => {
+                let builder = tenant
+                    .block(cells * CELL)
+                    .capacity(16 * G)
+                    .largest_extent(2 * G);
+                let builder = builder.zeroed(zeroed);
+                let builder = match home {
+                    true => builder.home_stream(&stream),
+                    false => builder,
+                };
+                if let Ok(block) = builder.allocate() {
+                    let mut new = Known {
+                        block,
+                        zeroed,
+                        cells: Vec::new(),
+                        common: 0,
+                    };
+                    new.resized(cells);
+                    known.push(new);
+                }
+            }
+            Step::Fork {
+                block,
+                cells: first,
+                more,
+            } => {
+                let Some(it) = known.get_mut(block) else {
+                    continue;
+                };
+                let (bytes, size) = (first * CELL, (first + more) * CELL);
+                match it.block.fork(bytes, size) {
+                    Ok(block) => {
+                        assert_ne!(block.address(), it.block.address());
+                        let kept = it.cells[..first as usize].to_vec();
+                        let mut new = Known {
+                            block,
+                            zeroed: it.zeroed,
+                            cells: kept,
+                            common: first,
+                        };
+                        it.common = it.common.max(first);
+                        new.resized(first + more);
+                        known.push(new);
+                    }
+                    Err(ForkBlocksError::TooLong { .. }) => assert!(bytes > it.block.size()),
+                    Err(ForkBlocksError::Allocate(_)) => {}
+                    Err(other) => panic!("{other}"),
+                }
+            }
+            Step::Grow { block, by } => {
+                let Some(it) = known.get_mut(block) else {
+                    continue;
+                };
+                let size = it.block.size() + by * CELL;
+                let injected = rig.faults.injected();
+                match it.block.grow_to(size) {
+                    Ok(()) => {
+                        // What is new is there to be written.
+                        let first = it.cells.len();
+                        it.resized(cells(size));
+                        rig.faults.disarm();
+                        it.block.write(first as u64 * CELL, &[0xFF; 32]).unwrap();
+                        it.cells[first] = Some(0xFF);
+                    }
+                    Err(AllocateError::OverCapacity { .. }) => assert!(size > 16 * G),
+                    Err(AllocateError::Lost { .. }) => panic!("one fault loses nothing"),
+                    Err(error) => {
+                        let faulty = rig.faults.injected() > injected;
+                        assert!(faulty || error.is_shortage(), "{error}");
+                    }
+                }
+            }
+            Step::Shrink { block, by } => {
+                let Some(it) = known.get_mut(block) else {
+                    continue;
+                };
+                let size = it.block.size().saturating_sub(by * CELL);
+                if size > 0 {
+                    it.block.shrink_to(size).unwrap();
+                    it.resized(cells(size));
+                }
+            }
+            Step::Write { block, cell } => {
+                let Some(it) = known.get_mut(block) else {
+                    continue;
+                };
+                let at = cell * CELL;
+                next = next.wrapping_add(1);
+                let written = it.block.write(at, &[next; 32]);
+                match written {
+                    Ok(()) => it.cells[cell as usize] = Some(next),
+                    Err(CopyError::ReadOnly) => {
+                        assert!(cell < it.common && at < it.block.read_only());
+                    }
+                    Err(CopyError::OutOfRange { .. }) => assert!(at >= it.block.size()),
+                    // Queued or not, the bytes may be there.
+                    Err(CopyError::Call { .. }) => it.cells[cell as usize] = None,
+                    Err(other) => panic!("{other}"),
+                }
+            }
+            Step::Sleep => {
+                let store = cuvmm::HostStore::builder(&rig.device).pinned(40 * G);
+                if let Ok(store) = store.build() {
+                    let kept = tenant.blocks().sleep(cuvmm::Contents::Keep(&store));
+                    rig.faults.disarm();
+                    if kept.is_ok() {
+                        // What was shared is each one's own when it wakes, and may not all fit.
+                        if tenant.blocks().wake().is_err() {
+                            known.truncate(2);
+                            tenant.blocks().wake().unwrap();
+                        }
+                    }
+                }
+            }
+            Step::Drop { block } => {
+                if block < known.len() {
+                    drop(known.remove(block));
+                }
+            }
+            Step::Trim => drop(pool.trim(0)),
+        }
+        rig.faults.disarm();
+        for it in &known {
+            assert_eq!(cells(it.block.size()), it.cells.len() as u64);
+            for (cell, byte) in it.cells.iter().enumerate() {
+                let mut bytes = [0; 32];
+                it.block.read(cell as u64 * CELL, &mut bytes).unwrap();
+                if let (Some(byte), true) = (byte, rig.keeps_bytes()) {
+                    assert_eq!(bytes, [*byte; 32], "cell {cell} after {step:?}");
+                }
+            }
+        }
+        books(rig, &pool);
+    }
+    rig.faults.disarm();
+}
+
+fn programs<B: Backing + 'static>(rig: impl Fn() -> Rig<B>, hardened: bool)
+where
+    Machine<B>: Driver,
+{
+    let mut runner = TestRunner::new(Config {
+        cases: common::cases(300),
+        failure_persistence: None,
+        ..Config::default()
+    });
+    let steps = proptest::collection::vec(step(), 1..40);
+    let outcome = runner.run(&steps, |steps| {
+        let rig = rig();
+        run(&rig, hardened, &steps);
+        let live = rig.machine.live();
+        let left = live.reservations + live.mappings + live.streams + live.events;
+        let left = left + live.allocations;
+        let counted = rig.device.drop_failures();
+        assert_eq!(left as u64 + live.references, counted, "{live:?}");
+        Ok(())
+    });
+    outcome.unwrap();
+}
+
+#[test]
+fn programs_on_model() {
+    programs(common::model, false);
+}
+
+#[test]
+fn programs_on_host() {
+    programs(common::host, false);
+}
+
+#[test]
+fn programs_hardened_on_host() {
+    programs(common::host, true);
+}

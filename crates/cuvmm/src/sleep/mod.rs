@@ -181,7 +181,8 @@ impl<'a> Blocks<'a> {
     ///
     /// # Errors
     /// [`WakeError`] when there is not enough memory, with the figures, or the driver refuses. All
-    /// sleep on then, and what was kept of them is.
+    /// sleep on then, and what was kept of them is. Where the driver, on top of that, does not unmap
+    /// what had been mapped, that is stuck at the block's addresses, and the block wakes no more.
     #[doc(alias("cuMemMap", "cuMemcpyHtoDAsync"))]
     pub fn wake(&self) -> Result<Woken, WakeError> {
         rise::wake(self)

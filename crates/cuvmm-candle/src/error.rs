@@ -5,7 +5,7 @@
 
 use candle_core::{DType, Error as CandleError, Shape};
 use cuvmm::driver::CUresult;
-use cuvmm::error::{AdoptError, AdoptStreamError, AllocateError, GrowAllError};
+use cuvmm::error::{AdoptError, AdoptStreamError, AllocateError, ForkBlocksError, GrowAllError};
 
 /// Why a GPU could not be opened or taken up.
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +79,12 @@ pub enum CacheError {
     /// The memory of more tokens could not be allocated.
     #[error(transparent)]
     Grow(#[from] GrowAllError),
+    /// The memory of a fork, or of a cache that no longer shares it, could not be had.
+    #[error(transparent)]
+    Fork(#[from] ForkBlocksError),
+    /// The cache was not made [to fork](crate::Cache::with_forks).
+    #[error("the cache was not made to fork")]
+    MayNotFork,
     /// There would be more tokens than the cache was made for.
     #[error("{held} tokens and {more} more are over the most there may be, {most}")]
     TooManyTokens {
@@ -213,7 +219,7 @@ impl CacheError {
     #[must_use]
     pub fn shortage(&self) -> Option<&AllocateError> {
         let error = match self {
-            Self::Allocate(error) => error,
+            Self::Allocate(error) | Self::Fork(ForkBlocksError::Allocate(error)) => error,
             Self::Grow(GrowAllError::Refused { cause, .. }) => cause,
             Self::Tensor(error) => return error.shortage(),
             Self::Candle(error) => return shortage(error),

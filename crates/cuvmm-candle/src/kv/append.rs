@@ -35,9 +35,11 @@ pub(super) fn append<const N: usize>(
     for (((cache, tokens), wanted), new) in caches.iter().zip(tokens).zip(wanted).zip(&mut new) {
         if cache.store.is_none() && wanted > 0 {
             *new = Some(cache.lay_out(tokens, wanted)?);
+        } else if cache.is_cut() && wanted > cache.current_seq_len {
+            *new = Some(cache.own(tokens, wanted)?);
         }
     }
-    grow(&mut caches, wanted)?;
+    grow(&mut caches, wanted, new.each_ref().map(Option::is_some))?;
     for ((cache, tokens), new) in caches.iter().zip(tokens).zip(&new) {
         if let Some(store) = new.as_ref().or(cache.store.as_ref()) {
             store.write(tokens, cache.current_seq_len)?;
@@ -46,20 +48,25 @@ pub(super) fn append<const N: usize>(
     for ((cache, wanted), new) in caches.into_iter().zip(wanted).zip(new) {
         if new.is_some() {
             cache.store = new;
+            cache.common = cache.common.min(cache.current_seq_len);
         }
         cache.current_seq_len = wanted;
     }
     Ok(())
 }
 
-/// Has all rows of all caches grow together where they have no memory for so many tokens.
+/// Has all rows of all caches grow together where they have no memory for so many tokens, but for those
+/// that get new rows.
 fn grow<const N: usize>(
     caches: &mut [&mut Cache; N],
     wanted: [usize; N],
+    new: [bool; N],
 ) -> Result<(), CacheError> {
     let mut steps = [None; N];
-    for ((cache, wanted), step) in caches.iter().zip(wanted).zip(&mut steps) {
-        *step = cache.step_to(wanted)?;
+    for (((cache, wanted), new), step) in caches.iter().zip(wanted).zip(new).zip(&mut steps) {
+        if !new {
+            *step = cache.step_to(wanted)?;
+        }
     }
     let mut blocks: Vec<(&mut Block, u64)> = Vec::new();
     let mut tenant = None;

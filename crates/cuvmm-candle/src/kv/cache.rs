@@ -20,15 +20,22 @@ pub struct Cache {
     pub(super) current_seq_len: usize,
     max_seq_len: usize,
     order: Order,
+    pub(super) may_fork: bool,
+    /// How many of the first tokens other caches have too, or had: what writes there makes the cache
+    /// one of its own first.
+    pub(super) common: usize,
     pub(super) store: Option<Store>,
 }
 
+/// The largest extent of a cache that may be forked, in bytes.
+const SHARED: u64 = 8 << 20;
+
 /// Rows, and the tensor that spans them with all tokens there may be.
 pub(super) struct Store {
-    geometry: Geometry,
+    pub(super) geometry: Geometry,
     // Goes before the blocks, so that these are free at once if nobody else has it.
     all: Tensor,
-    held: Held,
+    pub(super) held: Held,
 }
 
 impl Cache {
@@ -43,6 +50,8 @@ impl Cache {
             current_seq_len: 0,
             max_seq_len,
             order: Order::default(),
+            may_fork: false,
+            common: 0,
             store: None,
         }
     }
@@ -51,6 +60,14 @@ impl Cache {
     #[must_use]
     pub fn with_order(mut self, order: Order) -> Self {
         self.order = order;
+        self
+    }
+
+    /// Lets it be [forked](Self::fork). Its memory comes in extents of at most 8 MiB then, from the next
+    /// first append on: forks share whole extents.
+    #[must_use]
+    pub fn with_forks(mut self) -> Self {
+        self.may_fork = true;
         self
     }
 
@@ -126,7 +143,27 @@ impl Cache {
     /// out has gone; the next append may be of another shape, type and batch.
     pub fn reset(&mut self) {
         self.current_seq_len = 0;
+        self.common = 0;
         self.store = None;
+    }
+
+    /// One with the same settings, of tokens that it has in common with this one.
+    pub(super) fn with_common(&self, seq_len: usize, store: Option<Store>) -> Self {
+        Self {
+            memory: self.memory.clone(),
+            current_seq_len: seq_len,
+            common: seq_len,
+            store,
+            ..*self
+        }
+    }
+
+    pub(super) fn check_awake(&self) -> Result<(), CacheError> {
+        let store = self.store.as_ref();
+        match store.is_some_and(|store| store.held.is_asleep()) {
+            true => Err(CacheError::Asleep),
+            false => Ok(()),
+        }
     }
 
     /// How many tokens there will be with these, if they can be appended.
@@ -138,13 +175,7 @@ impl Cache {
         if !src.device().same_device(self.memory.gpu().candle()) {
             return Err(CacheError::WrongDevice);
         }
-        if self
-            .store
-            .as_ref()
-            .is_some_and(|store| store.held.is_asleep())
-        {
-            return Err(CacheError::Asleep);
-        }
+        self.check_awake()?;
         let held = self.current_seq_len;
         match held.checked_add(tokens) {
             Some(wanted) if wanted <= self.max_seq_len => Ok(wanted),
@@ -163,25 +194,12 @@ impl Cache {
         geometry.check_stride(most)?;
         let size = self.whole(geometry.row(wanted)?, most);
         let block = self.memory.block(size, "kv").capacity(most);
+        let block = match self.may_fork {
+            true => block.largest_extent(self.memory.gpu().device().granularity().max(SHARED)),
+            false => block,
+        };
         let blocks = block.allocate_adjacent(geometry.rows)?;
-        let stride = match blocks.as_slice() {
-            [first, second, ..] => second.address().0 - first.address().0,
-            _ => most,
-        };
-        let tokens = geometry.tokens_between(stride)?;
-        let mut held = Held::new(&self.memory, blocks);
-        let wanted = Wanted {
-            offset: 0,
-            bytes: held.ground().span(),
-            dtype: geometry.dtype,
-            shape: geometry.stored(tokens),
-        };
-        let all = held.ground().lend(self.memory.gpu().cuda(), wanted)?;
-        Ok(Store {
-            geometry,
-            all,
-            held,
-        })
+        Store::over(&self.memory, geometry, blocks)
     }
 
     /// What rows that are there must grow to for so many tokens, in bytes each; nothing if they have it.
@@ -198,7 +216,7 @@ impl Cache {
     }
 
     /// So many bytes and the rest of what is mapped with them, which then needs no call.
-    fn whole(&self, bytes: u64, most: u64) -> u64 {
+    pub(super) fn whole(&self, bytes: u64, most: u64) -> u64 {
         let granule = self.memory.gpu().device().granularity();
         let whole = bytes.checked_next_multiple_of(granule);
         whole.unwrap_or(most).min(most)
@@ -206,6 +224,33 @@ impl Cache {
 }
 
 impl Store {
+    /// Rows over blocks that lie side by side.
+    pub(super) fn over(
+        memory: &Memory,
+        geometry: Geometry,
+        blocks: Vec<Block>,
+    ) -> Result<Self, CacheError> {
+        let stride = match blocks.as_slice() {
+            [first, second, ..] => second.address().0 - first.address().0,
+            [only] => only.capacity(),
+            [] => 0,
+        };
+        let tokens = geometry.tokens_between(stride)?;
+        let mut held = Held::new(memory, blocks);
+        let wanted = Wanted {
+            offset: 0,
+            bytes: held.ground().span(),
+            dtype: geometry.dtype,
+            shape: geometry.stored(tokens),
+        };
+        let all = held.ground().lend(memory.gpu().cuda(), wanted)?;
+        Ok(Self {
+            geometry,
+            all,
+            held,
+        })
+    }
+
     pub(super) fn blocks_mut(&mut self) -> &mut [Block] {
         self.held.ground().blocks_mut()
     }
@@ -228,6 +273,7 @@ impl fmt::Debug for Cache {
             .field("current_seq_len", &self.current_seq_len)
             .field("max_seq_len", &self.max_seq_len)
             .field("order", &self.order)
+            .field("may_fork", &self.may_fork)
             .field("allocated", &self.allocated())
             .finish_non_exhaustive()
     }

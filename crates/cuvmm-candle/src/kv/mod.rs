@@ -6,6 +6,7 @@
 
 mod append;
 mod cache;
+mod fork;
 mod geometry;
 
 use std::fmt;
@@ -42,6 +43,24 @@ impl KvCache {
             k: self.k.with_order(order),
             v: self.v.with_order(order),
         }
+    }
+
+    /// Lets it be forked. See [`Cache::with_forks`].
+    #[must_use]
+    pub fn with_forks(self) -> Self {
+        Self {
+            k: self.k.with_forks(),
+            v: self.v.with_forks(),
+        }
+    }
+
+    /// A cache that begins with the first tokens of this one, keys and values. See [`Cache::fork`].
+    ///
+    /// # Errors
+    /// As [`Cache::fork`]; all is as before then.
+    pub fn fork(&mut self, seq_len: usize) -> std::result::Result<Self, CacheError> {
+        let [k, v] = fork::fork([&mut self.k, &mut self.v], seq_len)?;
+        Ok(Self { k, v })
     }
 
     /// The keys.

@@ -414,3 +414,161 @@ fn two_models_have_a_stream_each() {
     }
     rig.nothing_went_wrong();
 }
+
+/// candle's own with the first tokens of another.
+fn copied(cache: &Theirs, seq_len: usize) -> Theirs {
+    let mut copy = Theirs::new(2, 512);
+    let [k, v] = [cache.k(), cache.v()].map(|all| {
+        let first = all.unwrap().unwrap().narrow(2, 0, seq_len).unwrap();
+        first.contiguous().unwrap()
+    });
+    copy.append(&k, &v).unwrap();
+    copy
+}
+
+/// Forks, and forks of forks, that go on with other tokens than what they were forked from, are cut and
+/// go on again, against copies of candle's own caches.
+#[test]
+fn forks_are_the_same_as_copies() {
+    let Some(rig) = rig("forks_are_the_same_as_copies", 600) else {
+        return;
+    };
+    let mut seed = 5000;
+    for (batch, heads, order) in [
+        (1, 4, Order::Tokens),
+        (2, 3, Order::Heads),
+        (1, 1, Order::Heads),
+    ] {
+        let mut numbers = |count| {
+            [0, 1].map(|_| {
+                seed += 1;
+                rig.numbers(&[batch, heads, count, 64], DType::F32, seed)
+            })
+        };
+        let mut append = |both: &mut (KvCache, Theirs), count: usize| {
+            let [k, v] = numbers(count);
+            let (ours, theirs) = both;
+            let (keys, values) = ours.append(&k, &v).unwrap();
+            let (their_keys, their_values) = theirs.append(&k, &v).unwrap();
+            assert_eq!(bits(&keys), bits(&their_keys));
+            assert_eq!(bits(&values), bits(&their_values));
+        };
+        let check = |(ours, theirs): &(KvCache, Theirs)| {
+            assert_eq!(ours.current_seq_len(), theirs.current_seq_len());
+            let pairs = [(ours.k(), theirs.k()), (ours.v(), theirs.v())];
+            for (ours, theirs) in pairs {
+                let [ours, theirs] = [ours, theirs].map(|all| bits(&all.unwrap().unwrap()));
+                assert_eq!(ours, theirs);
+            }
+        };
+        let fork = |both: &mut (KvCache, Theirs), seq_len| {
+            (both.0.fork(seq_len).unwrap(), copied(&both.1, seq_len))
+        };
+        let truncate = |both: &mut (KvCache, Theirs), seq_len| {
+            both.0.truncate(seq_len).unwrap();
+            both.1 = copied(&both.1, seq_len);
+        };
+        let ours = KvCache::new(&rig.memory, 2, 60_000)
+            .with_order(order)
+            .with_forks();
+        let mut root = (ours, Theirs::new(2, 512));
+        // Rows of 256 bytes a token and head.
+        append(&mut root, 40_000);
+        append(&mut root, 7);
+        let alone = rig.stats().committed;
+        let mut first = fork(&mut root, 40_007);
+        let mut second = fork(&mut root, 33_000);
+        let stats = rig.stats();
+        let shared = 2 * batch as u64 * heads as u64 * 32_768 * 256;
+        assert!(stats.shared >= shared, "{stats:?}");
+        // The rest of each row, and no more.
+        let rows = 2
+            * batch as u64
+            * if order == Order::Heads {
+                heads as u64
+            } else {
+                1
+            };
+        assert!(stats.committed <= alone + 2 * rows * 4 * G, "{stats:?}");
+        let before = first.0.k().unwrap().unwrap();
+        let at = address(&before);
+        for both in [&mut root, &mut first, &mut second] {
+            append(both, 1);
+            append(both, 1500);
+        }
+        assert_eq!(address(&first.0.k().unwrap().unwrap()), at);
+        [&root, &first, &second].into_iter().for_each(check);
+        let mut third = fork(&mut first, 41_000);
+        // Cut to before what is common, on both sides: rows of their own from there on.
+        truncate(&mut first, 20_000);
+        check(&first);
+        append(&mut first, 2);
+        append(&mut first, 16_000);
+        assert_ne!(address(&first.0.k().unwrap().unwrap()), at);
+        truncate(&mut root, 35_000);
+        append(&mut root, 3000);
+        [&root, &first, &second, &third].into_iter().for_each(check);
+        // What was handed out before is what it was.
+        assert_eq!(before.dim(2).unwrap(), 40_007);
+        drop(before);
+        // Without a token there is nothing in common, and a shape may be another.
+        let mut none = second.0.fork(0).unwrap();
+        assert_eq!((none.current_seq_len(), none.allocated()), (0, 0));
+        let [k, v] = [1, 2].map(|seed| rig.numbers(&[batch, heads, 5, 32], DType::F32, seed));
+        none.append(&k, &v).unwrap();
+        truncate(&mut second, 1);
+        drop(root);
+        append(&mut second, 1);
+        append(&mut third, 100);
+        [&first, &second, &third].into_iter().for_each(check);
+        drop((first, second));
+        check(&third);
+        append(&mut third, 1000);
+        drop((third, none));
+        rig.gpu.device().synchronize().unwrap();
+        rig.gpu.sweep();
+        rig.pool.trim(0).unwrap();
+        assert_eq!(rig.stats().committed, 0);
+    }
+    rig.nothing_went_wrong();
+}
+
+#[test]
+fn what_cannot_be_forked_is_refused_and_changes_nothing() {
+    let Some(rig) = rig("what_cannot_be_forked_is_refused_and_changes_nothing", 40) else {
+        return;
+    };
+    let [k, v] = [1, 2].map(|seed| rig.numbers(&[1, 4, 9000, 64], DType::F32, seed));
+    let mut plain = KvCache::new(&rig.memory, 2, 60_000).with_order(Order::Tokens);
+    plain.append(&k, &v).unwrap();
+    assert!(matches!(plain.fork(1), Err(CacheError::MayNotFork)));
+    drop(plain);
+    let cache = KvCache::new(&rig.memory, 2, 60_000).with_order(Order::Tokens);
+    let mut cache = cache.with_forks();
+    assert_eq!(cache.fork(0).unwrap().current_seq_len(), 0);
+    cache.append(&k, &v).unwrap();
+    let Err(CacheError::NotThere { wanted, has }) = cache.fork(9001) else {
+        panic!("more tokens than there are")
+    };
+    assert_eq!((wanted, has), (9001, 9000));
+    // Ten granules, of which eight are common: the keys' rest fits twice and the values' does not.
+    let taken = rig.tenant.allocate(29 * G).unwrap();
+    let before = (rig.stats().committed, cache.allocated());
+    let refused = cache.fork(9000).unwrap_err();
+    assert!(refused.shortage().is_some(), "{refused}");
+    rig.gpu.device().synchronize().unwrap();
+    rig.gpu.sweep();
+    rig.pool.trim(0).unwrap();
+    assert_eq!((rig.stats().committed, cache.allocated()), before);
+    drop(taken);
+    let fork = cache.fork(9000).unwrap();
+    let [ours, theirs] = [&cache, &fork].map(|cache| bits(&cache.k().unwrap().unwrap()));
+    assert_eq!(ours, theirs);
+    drop(fork);
+    rig.gpu.device().synchronize().unwrap();
+    rig.tenant.blocks().sleep(cuvmm::Contents::Discard).unwrap();
+    assert!(matches!(cache.fork(1), Err(CacheError::Asleep)));
+    rig.tenant.blocks().wake().unwrap();
+    cache.fork(1).unwrap();
+    rig.nothing_went_wrong();
+}

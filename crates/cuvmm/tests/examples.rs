@@ -25,6 +25,8 @@ mod hardened;
 #[path = "../examples/kv_cache.rs"]
 mod kv_cache;
 
+#[path = "../examples/block_fork.rs"]
+mod block_fork;
 #[path = "../examples/kv_fork.rs"]
 mod kv_fork;
 
@@ -86,6 +88,11 @@ fn a_block_grows_in_place() {
 #[test]
 fn sequences_grow_and_never_move() {
     kv_cache::main().unwrap();
+}
+
+#[test]
+fn sequences_share_a_prefix() {
+    block_fork::main().unwrap();
 }
 
 #[test]

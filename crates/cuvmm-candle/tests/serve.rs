@@ -30,9 +30,11 @@ use serve::cache::{self, Budget, Cache, Caches};
 use serve::compare::bits;
 use serve::decoder::Decoder;
 use serve::ground::{Asleep, Elastic, Ground, Plain, Spec};
+use serve::model::Model;
 use serve::modes::{self, Split};
 use serve::options::Sleep;
-use serve::server::{Model, Served, Server, drawn};
+use serve::prefix::SystemPrompt;
+use serve::server::{Served, Server, drawn};
 use serve::trace::Request;
 use serve::weights::{Source, small};
 
@@ -52,6 +54,7 @@ fn tiny() -> Spec {
         config,
         dtype: DType::F32,
         source: Source::Seed(7),
+        system: SystemPrompt::default(),
     }
 }
 
@@ -120,7 +123,7 @@ fn same_as_llama(spec: &Spec, device: &Device, make: &dyn Fn() -> Box<dyn Cache>
             );
         }
     };
-    let logits = ours.prompt(&prompt, &mut our_caches).unwrap();
+    let logits = ours.prompt(&prompt, 0, &mut our_caches).unwrap();
     near(&logits, &forward(&prompt, 0), "the prompt");
     for (index, &token) in answer.iter().enumerate() {
         let position = prompt.len() + index;
@@ -178,7 +181,7 @@ fn alone_and_among_others(device: &Device) {
         .collect();
     let read = |prompt: &Vec<u32>| {
         let mut own = caches(&decoder, &cache::candle);
-        decoder.prompt(prompt, &mut own).unwrap();
+        decoder.prompt(prompt, 0, &mut own).unwrap();
         own
     };
     let mut together: Vec<Caches> = prompts.iter().map(read).collect();
@@ -288,7 +291,7 @@ fn generated(
 ) -> Vec<Vec<u32>> {
     let mut own = caches(decoder, make);
     let prompt = tokens(1000, 5);
-    let mut logits = decoder.prompt(&prompt, &mut own).unwrap();
+    let mut logits = decoder.prompt(&prompt, 0, &mut own).unwrap();
     let mut all = vec![bits(&logits).unwrap()];
     for index in 0..60 {
         between(index);

@@ -24,6 +24,10 @@ pub(crate) trait Cache {
 
     /// Forgets all but the first tokens.
     fn truncate(&mut self, tokens: usize) -> Result<()>;
+
+    /// A cache that begins with the first tokens of this one. What either does from then on is not seen by
+    /// the other.
+    fn fork(&mut self, tokens: usize) -> Result<Box<dyn Cache>>;
 }
 
 /// The caches of one sequence, one for each layer.
@@ -34,6 +38,11 @@ pub(crate) fn elastic(memory: &Memory, most: usize) -> Box<dyn Cache> {
     Box::new(KvCache::new(memory, TOKENS, most))
 }
 
+/// Ours, and forks of it have the memory of what they begin with in common.
+pub(crate) fn forking(memory: &Memory, most: usize) -> Box<dyn Cache> {
+    Box::new(KvCache::new(memory, TOKENS, most).with_forks())
+}
+
 /// candle-nn's own: a larger buffer, and everything copied.
 pub(crate) fn candle() -> Box<dyn Cache> {
     Box::new(CandleCache::new(TOKENS, STEP))
@@ -41,11 +50,7 @@ pub(crate) fn candle() -> Box<dyn Cache> {
 
 /// candle-nn's own, and what it takes is counted against a limit.
 pub(crate) fn counted(budget: &Rc<Budget>, token: u64) -> Box<dyn Cache> {
-    Box::new(Counted {
-        inner: CandleCache::new(TOKENS, STEP),
-        charged: Charge::nothing(budget),
-        token,
-    })
+    Box::new(Counted::new(budget, token))
 }
 
 /// Whether memory was short, and not something else wrong.
@@ -65,6 +70,10 @@ impl Cache for KvCache {
     fn truncate(&mut self, tokens: usize) -> Result<()> {
         Ok(Self::truncate(self, tokens)?)
     }
+
+    fn fork(&mut self, tokens: usize) -> Result<Box<dyn Cache>> {
+        Ok(Box::new(Self::fork(self, tokens)?))
+    }
 }
 
 impl Cache for CandleCache {
@@ -74,13 +83,33 @@ impl Cache for CandleCache {
 
     /// It knows no such thing, so what is kept is copied.
     fn truncate(&mut self, tokens: usize) -> Result<()> {
-        let (Some(k), Some(v)) = (self.k()?, self.v()?) else {
-            return Ok(());
-        };
-        self.reset();
-        let kept = |all: Tensor| all.narrow(TOKENS, 0, tokens);
+        let kept = first(self, tokens)?;
         *self = Self::new(TOKENS, STEP);
-        Self::append(self, &kept(k)?, &kept(v)?).map(drop)
+        copy(self, kept)
+    }
+
+    /// It knows no such thing either, and a clone would write to the same buffer.
+    fn fork(&mut self, tokens: usize) -> Result<Box<dyn Cache>> {
+        let mut forked = Box::new(Self::new(TOKENS, STEP));
+        copy(&mut *forked, first(self, tokens)?)?;
+        Ok(forked)
+    }
+}
+
+/// Keys and values of the first tokens, where they lie; nothing before the first append.
+fn first(cache: &CandleCache, tokens: usize) -> Result<Option<(Tensor, Tensor)>> {
+    let (Some(k), Some(v)) = (cache.k()?, cache.v()?) else {
+        return Ok(None);
+    };
+    let first = |all: Tensor| all.narrow(TOKENS, 0, tokens);
+    Ok(Some((first(k)?, first(v)?)))
+}
+
+/// Puts keys and values in an empty cache.
+fn copy(to: &mut dyn Cache, tokens: Option<(Tensor, Tensor)>) -> Result<()> {
+    match tokens {
+        Some((k, v)) => to.append(&k, &v).map(drop),
+        None => Ok(()),
     }
 }
 
@@ -197,6 +226,16 @@ struct Counted {
     token: u64,
 }
 
+impl Counted {
+    fn new(budget: &Rc<Budget>, token: u64) -> Self {
+        Self {
+            inner: CandleCache::new(TOKENS, STEP),
+            charged: Charge::nothing(budget),
+            token,
+        }
+    }
+}
+
 impl Cache for Counted {
     fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         let tokens = self.inner.current_seq_len() + k.dim(TOKENS)?;
@@ -214,6 +253,12 @@ impl Cache for Counted {
 
     fn truncate(&mut self, tokens: usize) -> Result<()> {
         self.inner.truncate(tokens)
+    }
+
+    fn fork(&mut self, tokens: usize) -> Result<Box<dyn Cache>> {
+        let mut forked = Box::new(Self::new(&self.charged.budget, self.token));
+        copy(&mut *forked, first(&self.inner, tokens)?)?;
+        Ok(forked)
     }
 }
 

@@ -11,10 +11,12 @@ use super::batch::Next;
 use super::cache::{self, Cache, Caches, STEP};
 use super::decoder::Decoder;
 use super::figures::{self, median};
+use super::forks;
 use super::ground::Plain;
+use super::model::{Model, names};
 use super::modes::{self, Split};
 use super::options::{Mode, Options};
-use super::server::{Model, Served, Server, drawn, likeliest, names};
+use super::server::{Served, Server, drawn, likeliest};
 
 /// Tokens of each prompt, and steps: candle's own cache grows once.
 const PROMPT: usize = STEP - 64;
@@ -69,6 +71,9 @@ fn caches(gpu: &Gpu, options: &Options) -> anyhow::Result<f64> {
         ours / theirs,
     );
     println!("the longest context in a given memory: see the example `compare`");
+    if options.system_prompt > 0 {
+        forks::run(gpu, options, spec, &decoder)?;
+    }
     Ok(ours)
 }
 
@@ -94,7 +99,7 @@ fn generate(
     for _ in 0..options.batch {
         let mut own: Caches = (0..decoder.layers()).map(|_| make()).collect();
         let mut sequence: Vec<u32> = (0..PROMPT).map(|_| random.u32(..words)).collect();
-        sequence.extend(likeliest(&decoder.prompt(&sequence, &mut own)?)?);
+        sequence.extend(likeliest(&decoder.prompt(&sequence, 0, &mut own)?)?);
         caches.push(own);
         tokens.push(sequence);
     }
@@ -134,15 +139,20 @@ pub(crate) fn bits(logits: &Tensor) -> candle_core::Result<Vec<u32>> {
 fn servers(gpu: &Gpu, options: &Options, full: f64) -> anyhow::Result<()> {
     let requests = options.requests(&options.config()?, Some(full))?;
     let mut served = Vec::new();
-    for (mode, name) in [
-        (Mode::Elastic, "elastic"),
-        (Mode::Static, "static split"),
-        (Mode::Candle, "candle's own"),
-    ] {
+    let mut modes = vec![
+        (Mode::Elastic, "elastic", options.clone()),
+        (Mode::Static, "static split", options.clone()),
+        (Mode::Candle, "candle's own", options.clone()),
+    ];
+    if options.system_prompt > 0 && !options.no_prefix_cache {
+        let apart = options.without_prefix_cache();
+        modes.push((Mode::Elastic, "elastic, nothing shared", apart));
+    }
+    for (mode, name, options) in modes {
         println!("{name}:");
-        let (models, shared) = models(gpu, options, mode)?;
+        let (models, shared) = models(gpu, &options, mode)?;
         let done = Server::serve(&models, shared, drawn(&requests, &models))?;
-        done.figures.print_memory(&names(&models));
+        done.figures.print_models(&names(&models));
         served.push((name, done));
         drop(models);
         gpu.candle().synchronize()?;
@@ -191,6 +201,13 @@ pub(crate) fn models(
         models[0].ground.sequence(1) >> 20,
         longest(&models[0]),
     );
+    if options.system_prompt > 0 {
+        println!(
+            "  {} tokens of system prompt, {} MiB",
+            options.system_prompt,
+            models[0].ground.sequence(options.system_prompt) >> 20,
+        );
+    }
     Ok((models, mode != Mode::Static))
 }
 

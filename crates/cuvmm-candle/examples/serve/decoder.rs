@@ -73,10 +73,15 @@ impl Decoder {
         self.slots
     }
 
-    /// Reads a prompt into empty caches: the logits behind its last token, (1, words).
-    pub(crate) fn prompt(&self, tokens: &[u32], caches: &mut Caches) -> Result<Tensor> {
+    /// Reads a prompt, or what follows in one behind so many tokens that the caches have: the logits
+    /// behind its last token, (1, words).
+    pub(crate) fn prompt(
+        &self,
+        tokens: &[u32],
+        mut before: usize,
+        caches: &mut Caches,
+    ) -> Result<Tensor> {
         let mut last = None;
-        let mut before = 0;
         for piece in tokens.chunks(PIECE) {
             let positions: Vec<u32> = (before..before + piece.len()).map(|at| at as u32).collect();
             let hidden = self.forward(piece, &positions, Rows::Prompt(caches, before))?;

@@ -7,6 +7,7 @@ use comfy_table::{Table, presets};
 use hdrhistogram::Histogram;
 
 use super::ground::Held;
+use super::prefix::Uses;
 
 /// How far samples lie apart at least.
 const APART: Duration = Duration::from_millis(100);
@@ -28,6 +29,8 @@ pub(crate) struct Figures {
     pub(crate) woken: Vec<Duration>,
     /// From each request to its first token.
     pub(crate) first: Vec<Duration>,
+    /// What became of each model's prefix.
+    pub(crate) prefixes: Vec<Uses>,
     samples: Vec<(Duration, Vec<Sample>)>,
     all: Duration,
 }
@@ -69,6 +72,11 @@ impl Figures {
         Ok(Duration::from_micros(all.value_at_percentile(percentile)))
     }
 
+    /// Sequences that began with a prefix that was there.
+    pub(crate) fn hits(&self) -> u64 {
+        self.prefixes.iter().map(|uses| uses.hits).sum()
+    }
+
     /// The most that all models together had in use: weights and caches.
     fn peak(&self) -> u64 {
         let sum = |(_, models): &(_, Vec<Sample>)| {
@@ -80,8 +88,17 @@ impl Figures {
         self.samples.iter().map(sum).max().unwrap_or(0)
     }
 
-    /// Memory by model over time, some lines of it.
-    pub(crate) fn print_memory(&self, names: &[&str]) {
+    /// The most that sequences had in common, counted once.
+    fn most_shared(&self) -> u64 {
+        let sum = |(_, models): &(_, Vec<Sample>)| {
+            let shared = models.iter().map(|sample| sample.held.shared);
+            shared.sum::<u64>()
+        };
+        self.samples.iter().map(sum).max().unwrap_or(0)
+    }
+
+    /// Memory by model over time, some lines of it, and what became of prefixes.
+    pub(crate) fn print_models(&self, names: &[&str]) {
         let apart = self.samples.len().div_ceil(SHOWN).max(1);
         for (at, samples) in self.samples.iter().step_by(apart) {
             let of = |(name, sample): (&&str, &Sample)| {
@@ -92,8 +109,12 @@ impl Figures {
                     running,
                 } = sample;
                 let asleep = if *asleep { ", asleep" } else { "" };
+                let shared = match held.shared {
+                    0 => String::new(),
+                    shared => format!(" ({} shared)", shared >> 20),
+                };
                 format!(
-                    "{name}: weights {} + caches {} + idle {} MiB, {running} run, {waiting} wait{asleep}",
+                    "{name}: weights {} + caches {}{shared} + idle {} MiB, {running} run, {waiting} wait{asleep}",
                     held.weights >> 20,
                     held.caches >> 20,
                     held.idle >> 20,
@@ -101,6 +122,13 @@ impl Figures {
             };
             let all: Vec<String> = names.iter().zip(samples).map(of).collect();
             println!("  {:6.2} s  {}", at.as_secs_f64(), all.join(" | "));
+        }
+        for (name, Uses { read, hits }) in names.iter().zip(&self.prefixes) {
+            if *read > 0 {
+                println!(
+                    "  {name}: the system prompt was read {read} times, and found {hits} times"
+                );
+            }
         }
     }
 }
@@ -118,6 +146,8 @@ pub(crate) fn table(servers: &[(&str, &Figures)]) -> anyhow::Result<Table> {
         "p99",
         "thrown out",
         "asleep",
+        "prefix hits",
+        "most shared",
         "most in use",
     ]);
     for (name, figures) in servers {
@@ -134,6 +164,8 @@ pub(crate) fn table(servers: &[(&str, &Figures)]) -> anyhow::Result<Table> {
             ms(99.)?,
             figures.thrown_out.to_string(),
             figures.slept.len().to_string(),
+            figures.hits().to_string(),
+            format!("{} MiB", figures.most_shared() >> 20),
             format!("{} MiB", figures.peak() >> 20),
         ]);
     }
@@ -157,6 +189,7 @@ mod tests {
         let mut figures = Figures {
             tokens: 300,
             first: (1..=100).rev().map(Duration::from_millis).collect(),
+            prefixes: [4, 5].map(|hits| Uses { read: 1, hits }).to_vec(),
             ..Figures::default()
         };
         figures.finish(Duration::from_secs(2));
@@ -167,6 +200,7 @@ mod tests {
         }
         let row = table(&[("one", &figures)]).unwrap().to_string();
         assert!(row.contains("one") && row.contains("150"), "{row}");
+        assert_eq!(figures.hits(), 9);
         assert_eq!(median(vec![3., 1., 2.]).unwrap(), 2.);
     }
 
@@ -177,6 +211,7 @@ mod tests {
             held: Held {
                 weights,
                 caches,
+                shared: caches / 2,
                 idle: 100,
             },
             asleep: false,
@@ -187,6 +222,6 @@ mod tests {
         figures.sample(Duration::ZERO, vec![sample(1, 2), sample(3, 4)]);
         assert!(!figures.wants_sample(APART / 2) && figures.wants_sample(APART));
         figures.sample(APART, vec![sample(0, 9), sample(0, 0)]);
-        assert_eq!(figures.peak(), 10);
+        assert_eq!((figures.peak(), figures.most_shared()), (10, 4));
     }
 }

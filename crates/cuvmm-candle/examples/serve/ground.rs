@@ -15,6 +15,7 @@ use cuvmm::{Contents, HostStore, Tenant};
 use cuvmm_candle::{Arena, Memory, Weights};
 
 use super::cache::{self, Budget, Cache, Charge, STEP};
+use super::prefix::SystemPrompt;
 use super::weights::{Source, layout};
 
 /// What has a model in memory, in bytes.
@@ -22,6 +23,8 @@ use super::weights::{Source, layout};
 pub(crate) struct Held {
     pub(crate) weights: u64,
     pub(crate) caches: u64,
+    /// Of that, what several sequences have in common.
+    pub(crate) shared: u64,
     /// Idle, for the next sequence.
     pub(crate) idle: u64,
 }
@@ -34,6 +37,9 @@ pub(crate) trait Ground {
     /// What a sequence of so many tokens takes, in bytes.
     fn sequence(&self, tokens: usize) -> u64;
 
+    /// What a fork of so many tokens takes at least, in bytes.
+    fn forked(&self, tokens: usize) -> u64;
+
     /// What it can have besides what it has, in bytes.
     fn room(&self) -> anyhow::Result<u64>;
 
@@ -43,10 +49,18 @@ pub(crate) trait Ground {
     /// What its weights take, in bytes.
     fn weights(&self) -> u64;
 
-    fn is_asleep(&self) -> bool;
+    /// What it has when it is awake and sleeps now, in bytes.
+    fn asleep(&self) -> u64;
+
+    fn is_asleep(&self) -> bool {
+        self.asleep() > 0
+    }
 
     /// Gives up what an idle model has. Whether it can.
     fn sleep(&self) -> anyhow::Result<bool>;
+
+    /// Whether caches that slept have what they had. Weights do.
+    fn keeps_caches(&self) -> bool;
 
     /// Has it back. Whether there was room.
     fn wake(&self) -> anyhow::Result<bool>;
@@ -60,6 +74,7 @@ pub(crate) struct Spec {
     pub(crate) config: Config,
     pub(crate) dtype: DType,
     pub(crate) source: Source,
+    pub(crate) system: SystemPrompt,
 }
 
 impl Spec {
@@ -77,21 +92,44 @@ impl Spec {
         (self.config.num_key_value_heads * size * self.dtype.size_in_bytes()) as u64
     }
 
+    /// Bytes of a token in a layer.
+    pub(crate) fn token(&self) -> u64 {
+        2 * self.row()
+    }
+
     /// Bytes of so many tokens where rows come in whole steps of so many bytes.
     pub(crate) fn sequence(&self, tokens: usize, step: u64) -> u64 {
         let rows = 2 * self.config.num_hidden_layers as u64;
         (tokens as u64 * self.row()).next_multiple_of(step) * rows
     }
+
+    /// Of that, what lies in steps that are not full.
+    fn boundary(&self, tokens: usize, step: u64) -> u64 {
+        match (tokens as u64 * self.row()).is_multiple_of(step) {
+            true => 0,
+            false => self.sequence(1, step),
+        }
+    }
+
+    /// Bytes of what sleeps with a model: its weights, and the caches that are kept while it is idle.
+    pub(crate) fn idle(&self, granule: u64) -> anyhow::Result<u64> {
+        let weights = self.weights()?.next_multiple_of(granule);
+        let prefix = match self.system.is_shared() {
+            true => self.sequence(self.system.tokens.len(), granule),
+            false => 0,
+        };
+        Ok(weights + prefix)
+    }
 }
 
-/// What becomes of the weights of a model that sleeps.
+/// What becomes of what a model has that sleeps.
 #[derive(Clone, Debug)]
 pub(crate) enum Asleep {
     /// It never does.
     Never,
-    /// They are kept in host memory.
+    /// It is kept in host memory.
     Keep(Rc<HostStore>),
-    /// They are made or read anew.
+    /// Weights are made or read anew, and caches are lost.
     Discard,
 }
 
@@ -132,12 +170,22 @@ impl Elastic {
 
 impl Ground for Elastic {
     fn cache(&self) -> Box<dyn Cache> {
-        cache::elastic(&self.memory, self.spec.config.max_position_embeddings)
+        let most = self.spec.config.max_position_embeddings;
+        match self.spec.system.is_shared() {
+            true => cache::forking(&self.memory, most),
+            false => cache::elastic(&self.memory, most),
+        }
     }
 
     fn sequence(&self, tokens: usize) -> u64 {
         self.spec
             .sequence(tokens, self.memory.gpu().device().granularity())
+    }
+
+    /// Whole extents are shared; that they are granules is the best that can be.
+    fn forked(&self, tokens: usize) -> u64 {
+        self.spec
+            .boundary(tokens, self.memory.gpu().device().granularity())
     }
 
     fn room(&self) -> anyhow::Result<u64> {
@@ -156,8 +204,8 @@ impl Ground for Elastic {
         self.weights.bytes().next_multiple_of(granule)
     }
 
-    fn is_asleep(&self) -> bool {
-        self.tenant().stats().asleep > 0
+    fn asleep(&self) -> u64 {
+        self.tenant().stats().asleep
     }
 
     fn sleep(&self) -> anyhow::Result<bool> {
@@ -171,6 +219,10 @@ impl Ground for Elastic {
         Ok(true)
     }
 
+    fn keeps_caches(&self) -> bool {
+        matches!(self.asleep, Asleep::Keep(_))
+    }
+
     fn wake(&self) -> anyhow::Result<bool> {
         match self.tenant().blocks().wake() {
             Ok(_) => {}
@@ -182,6 +234,7 @@ impl Ground for Elastic {
                 config,
                 dtype,
                 source,
+                ..
             } = &self.spec;
             source.each(config, *dtype, |name, tensor| {
                 let to = self.weights.get(name).context("a weight is gone")?;
@@ -198,6 +251,7 @@ impl Ground for Elastic {
         Held {
             weights,
             caches: stats.committed.saturating_sub(weights + idle),
+            shared: stats.shared,
             idle,
         }
     }
@@ -237,11 +291,16 @@ impl Plain {
 
 impl Ground for Plain {
     fn cache(&self) -> Box<dyn Cache> {
-        cache::counted(&self.budget, 2 * self.spec.row())
+        cache::counted(&self.budget, self.spec.token())
     }
 
     fn sequence(&self, tokens: usize) -> u64 {
         self.spec.sequence(tokens, STEP as u64 * self.spec.row())
+    }
+
+    /// All of it is copied.
+    fn forked(&self, tokens: usize) -> u64 {
+        self.sequence(tokens)
     }
 
     fn room(&self) -> anyhow::Result<u64> {
@@ -257,13 +316,17 @@ impl Ground for Plain {
         self.weights.bytes()
     }
 
-    fn is_asleep(&self) -> bool {
-        false
+    fn asleep(&self) -> u64 {
+        0
     }
 
     /// Nobody can take back what candle's tensors have.
     fn sleep(&self) -> anyhow::Result<bool> {
         Ok(false)
+    }
+
+    fn keeps_caches(&self) -> bool {
+        true
     }
 
     fn wake(&self) -> anyhow::Result<bool> {
@@ -275,6 +338,7 @@ impl Ground for Plain {
         Held {
             weights,
             caches: self.budget.held() - weights,
+            shared: 0,
             idle: 0,
         }
     }
@@ -291,12 +355,20 @@ mod tests {
             config: small(),
             dtype: DType::BF16,
             source: Source::Seed(1),
+            system: SystemPrompt::default(),
         };
         // 8 heads of 64 elements of 2 bytes: 2048 tokens fill a granule of 2 MiB.
         let layers = 2 * 8;
         for (tokens, granules) in [(0, 0), (1, 1), (2048, 1), (2049, 2), (8192, 4)] {
             assert_eq!(
                 spec.sequence(tokens, 2 << 20),
+                (granules * layers) << 21,
+                "{tokens}"
+            );
+        }
+        for (tokens, granules) in [(0, 0), (1, 1), (2048, 0), (2049, 1), (8192, 0)] {
+            assert_eq!(
+                spec.boundary(tokens, 2 << 20),
                 (granules * layers) << 21,
                 "{tokens}"
             );

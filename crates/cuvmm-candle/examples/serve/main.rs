@@ -11,9 +11,13 @@ pub(crate) mod cache;
 pub(crate) mod compare;
 pub(crate) mod decoder;
 mod figures;
+mod forks;
 pub(crate) mod ground;
+pub(crate) mod model;
 pub(crate) mod modes;
 pub(crate) mod options;
+pub(crate) mod prefix;
+mod relief;
 mod rotary;
 mod schedule;
 pub(crate) mod server;
@@ -26,8 +30,9 @@ use anyhow::Context as _;
 use clap::Parser as _;
 use cuvmm_candle::Gpu;
 
+use model::names;
 use options::{Mode, Options};
-use server::{Server, drawn, names};
+use server::{Server, drawn};
 use trace::Request;
 
 fn main() -> anyhow::Result<()> {
@@ -47,7 +52,7 @@ fn serve(gpu: &Gpu, options: &Options) -> anyhow::Result<()> {
     let requests = options.requests(&options.config()?, None)?;
     let (models, shared) = compare::models(gpu, options, options.mode)?;
     let served = Server::serve(&models, shared, drawn(&requests, &models))?;
-    served.figures.print_memory(&names(&models));
+    served.figures.print_models(&names(&models));
     let name = match options.mode {
         Mode::Elastic => "elastic",
         Mode::Static => "static split",
@@ -69,7 +74,7 @@ fn serve(gpu: &Gpu, options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Answers one prompt.
+/// Answers one prompt, behind the system prompt.
 fn answer(gpu: &Gpu, options: &Options, prompt: &str) -> anyhow::Result<()> {
     let tokens = bytes::encode(prompt);
     let request = Request {

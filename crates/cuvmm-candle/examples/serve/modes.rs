@@ -11,8 +11,8 @@ use cuvmm_candle::{Gpu, Memory};
 use super::cache::Budget;
 use super::decoder::Decoder;
 use super::ground::{Asleep, Elastic, Ground, Plain, Spec};
+use super::model::Model;
 use super::options::Sleep;
-use super::server::Model;
 
 /// What a model is called.
 fn name(index: usize) -> String {
@@ -31,6 +31,7 @@ fn model(
         decoder: Decoder::load(vb, &spec.config, slots)?,
         ground: Box::new(ground),
         words: spec.config.vocab_size,
+        system: spec.system.clone(),
     })
 }
 
@@ -50,10 +51,8 @@ pub(crate) fn pooled(
         Split::Shares | Split::Elastic(Sleep::Never) => Asleep::Never,
         Split::Elastic(Sleep::Discard) => Asleep::Discard,
         Split::Elastic(Sleep::Keep) => {
-            let weights = specs
-                .iter()
-                .map(|spec| Ok(spec.weights()?.next_multiple_of(granule)));
-            let bytes = weights.sum::<anyhow::Result<u64>>()?;
+            let all = specs.iter().map(|spec| spec.idle(granule));
+            let bytes = all.sum::<anyhow::Result<u64>>()?;
             let store = HostStore::builder(gpu.device()).pinned(bytes).build()?;
             Asleep::Keep(Rc::new(store))
         }

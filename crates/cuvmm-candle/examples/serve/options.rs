@@ -9,6 +9,7 @@ use candle_transformers::models::llama::{Config, LlamaConfig};
 use clap::{Parser, ValueEnum};
 
 use super::ground::Spec;
+use super::prefix::SystemPrompt;
 use super::trace::{self, Drawn, Request, Row, Turns};
 use super::weights::{Source, small};
 
@@ -43,6 +44,12 @@ pub(crate) struct Options {
     /// The type of weights and caches.
     #[arg(long, value_enum, default_value_t = Type::Bf16)]
     pub(crate) dtype: Type,
+    /// Tokens with which all prompts of a model begin: read once, and forked for each sequence.
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    pub(crate) system_prompt: usize,
+    /// Has each sequence read the system prompt by itself.
+    #[arg(long)]
+    pub(crate) no_prefix_cache: bool,
     /// Sequences of a model that run at a time at most.
     #[arg(long, default_value_t = 24)]
     pub(crate) slots: usize,
@@ -50,10 +57,12 @@ pub(crate) struct Options {
     /// MiB that all models may have together; by default what `--share` makes of it.
     #[arg(long)]
     limit: Option<u64>,
-    /// Without `--limit`: how many short sequences a model's equal share has room for beside its weights.
+    /// Without `--limit`: how many short sequences a model's equal share has room for beside its weights
+    /// and its system prompt.
     #[arg(long, default_value_t = 4)]
     share: u64,
-    /// What becomes of the weights of a model that sleeps, in the mode `elastic`.
+    /// What becomes of the weights of a model that sleeps, and of its system prompt's caches, in the mode
+    /// `elastic`.
     #[arg(long, value_enum, default_value_t = Sleep::Keep)]
     pub(crate) sleep: Sleep,
 
@@ -105,7 +114,7 @@ pub(crate) enum Mode {
 pub(crate) enum Sleep {
     /// Kept in pinned host memory.
     Keep,
-    /// Drawn or read anew.
+    /// Drawn, read or computed anew.
     Discard,
     /// Nobody sleeps.
     Never,
@@ -135,6 +144,14 @@ impl Options {
         Ok(config.into_config(false))
     }
 
+    /// The same, and each sequence reads the system prompt.
+    pub(crate) fn without_prefix_cache(&self) -> Self {
+        Self {
+            no_prefix_cache: true,
+            ..self.clone()
+        }
+    }
+
     /// The models.
     pub(crate) fn specs(&self) -> anyhow::Result<Vec<Spec>> {
         ensure!(self.models > 0, "there is one model at least");
@@ -147,6 +164,12 @@ impl Options {
             config: config.clone(),
             dtype: self.dtype.into(),
             source: source(model),
+            system: SystemPrompt::drawn(
+                self.seed + APART * model,
+                self.system_prompt,
+                config.vocab_size as u32,
+                !self.no_prefix_cache,
+            ),
         };
         Ok((0..self.models as u64).map(spec).collect())
     }
@@ -159,7 +182,8 @@ impl Options {
         let mut most = 0;
         for spec in specs {
             let weights = spec.weights()?.next_multiple_of(granule);
-            most = most.max(weights + self.share * spec.sequence(SHORT, granule));
+            let prefix = spec.sequence(self.system_prompt, granule);
+            most = most.max(weights + prefix + self.share * spec.sequence(SHORT, granule));
         }
         Ok(most * specs.len() as u64)
     }
@@ -190,12 +214,13 @@ impl Options {
                 (rows, self.speed.or(asked).unwrap_or(1.))
             }
         };
+        let longest = config.max_position_embeddings;
         let turns = Turns {
             window,
             windows: self.windows,
             speed,
             lengths: self.lengths,
-            longest: config.max_position_embeddings,
+            longest: longest.saturating_sub(self.system_prompt),
         };
         turns.requests(&rows)
     }
@@ -251,8 +276,34 @@ mod tests {
         // 16 granules a sequence: keys and values of 8 layers.
         let expected = 2 * (weights + 3 * 16 * granule);
         assert_eq!(options.limit(&specs, granule).unwrap(), expected);
+        // Two granules more, of which the second is not full.
+        let system = self::options(&["--share", "3", "--system-prompt", "3072"]);
+        let specs = system.specs().unwrap();
+        let more = expected + 2 * 2 * 16 * granule;
+        assert_eq!(system.limit(&specs, granule).unwrap(), more);
         let fixed = self::options(&["--limit", "300"]);
         assert_eq!(fixed.limit(&specs, granule).unwrap(), 300 << 20);
+    }
+
+    #[test]
+    fn system_prompts_are_a_models_own_and_leave_room_behind() {
+        let line = ["--system-prompt", "8000", "--lengths", "10"];
+        let shared = options(&line);
+        let specs = shared.specs().unwrap();
+        let [one, other] = [&specs[0].system, &specs[1].system];
+        assert_eq!((one.tokens.len(), other.tokens.len()), (8000, 8000));
+        assert!(one.is_shared() && one.tokens != other.tokens);
+        let apart = shared.without_prefix_cache().specs().unwrap();
+        assert!(!apart[0].system.is_shared());
+        assert_eq!(apart[0].system.tokens, one.tokens);
+        assert!(!options(&[]).specs().unwrap()[0].system.is_shared());
+
+        let config = shared.config().unwrap();
+        for request in shared.requests(&config, None).unwrap() {
+            assert!(request.prompt + request.answer <= 192, "{request:?}");
+        }
+        let full = options(&["--system-prompt", "8192"]);
+        assert!(full.requests(&config, None).is_err());
     }
 
     #[test]

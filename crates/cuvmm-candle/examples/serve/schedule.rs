@@ -101,6 +101,13 @@ impl Schedule {
         self.models[model].waiting.len()
     }
 
+    /// Whether somebody waits in the group and nobody runs.
+    pub(crate) fn is_still(&self, model: usize) -> bool {
+        let mut queues = self.group(model).map(|model| &self.models[model]);
+        let waits = queues.clone().any(|queue| !queue.waiting.is_empty());
+        waits && queues.all(|queue| queue.running.is_empty())
+    }
+
     /// Whether nobody waits for the model or runs in it.
     pub(crate) fn is_idle(&self, model: usize) -> bool {
         let queue = &self.models[model];
@@ -164,6 +171,20 @@ mod tests {
         );
         apart.throw_out(0, 2);
         assert_eq!((apart.victim(0), apart.victim(1)), (None, Some((1, 3))));
+    }
+
+    #[test]
+    fn a_group_is_still_that_waits_and_does_not_run() {
+        let mut apart = schedule(false);
+        assert!(apart.is_still(0) && apart.is_still(1));
+        apart.admit(1, 0);
+        assert!(apart.is_still(0) && !apart.is_still(1));
+        let mut shared = schedule(true);
+        shared.admit(1, 0);
+        assert!(!shared.is_still(0));
+        shared.throw_out(1, 0);
+        assert!(shared.is_still(0));
+        assert!(!Schedule::new(2, true, 2).is_still(0));
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! The server: it admits requests as memory allows, reads their prompts, makes steps of all that
-//! run, and when memory is short has idle models sleep and throws out the youngest.
+//! The server: it admits requests as memory allows, reads their prompts and makes steps of all that
+//! run.
 //!
-//! Nothing comes over a network. What a client would be sent is kept with the request.
+//! Who gives memory up when it is short is in [`relief`](super::relief). Nothing comes over a network:
+//! what a client would be sent is kept with the request.
 
 use std::time::{Duration, Instant};
 
@@ -10,52 +11,44 @@ use candle_core::{D, Tensor};
 
 use super::batch::Next;
 use super::cache::{Caches, is_shortage};
-use super::decoder::Decoder;
 use super::figures::{Figures, Sample};
-use super::ground::Ground;
+use super::model::Model;
+use super::prefix::Prefix;
 use super::schedule::{Id, Schedule};
 use super::trace::Request;
-
-/// A model that is served.
-pub(crate) struct Model {
-    pub(crate) name: String,
-    pub(crate) decoder: Decoder,
-    pub(crate) ground: Box<dyn Ground>,
-    /// Ids of tokens there are.
-    pub(crate) words: usize,
-}
-
-/// The names of models.
-pub(crate) fn names(models: &[Model]) -> Vec<&str> {
-    models.iter().map(|model| model.name.as_str()).collect()
-}
 
 /// Prompts that are read before those that run make a step again.
 const PROMPTS: usize = 4;
 
-/// How often a request is tried that has all memory there is.
-const TRIES: u32 = 3;
+/// How often a request is tried with nothing else running: so often with a fork of the prefix, and so
+/// often in all.
+const FORKED: u32 = 2;
+const TRIES: u32 = 4;
 
 /// A request and what has become of it.
-struct Job {
+pub(super) struct Job {
     request: Request,
-    /// Those of the prompt, and the answer as far as it goes.
-    tokens: Vec<u32>,
-    caches: Caches,
-    /// How many tokens the caches have.
-    done: usize,
+    /// Those of the prompt, and the answer as far as it goes; the system prompt is none of them.
+    pub(super) tokens: Vec<u32>,
+    pub(super) caches: Caches,
+    /// How many of them the caches have, behind the system prompt.
+    pub(super) done: usize,
     /// Since it came.
     first: Option<Duration>,
 }
 
 pub(crate) struct Server<'a> {
-    models: &'a [Model],
-    schedule: Schedule,
-    jobs: Vec<Job>,
+    pub(super) models: &'a [Model],
+    /// Of each model.
+    pub(super) prefixes: Vec<Prefix<'a>>,
+    pub(super) schedule: Schedule,
+    pub(super) jobs: Vec<Job>,
     begun: Instant,
     /// When each model last had something to do.
-    busy: Vec<Instant>,
-    figures: Figures,
+    pub(super) busy: Vec<Instant>,
+    /// Of each group, how often in a row nothing ran in it, and who waits could not begin.
+    pub(super) stuck: Vec<u32>,
+    pub(super) figures: Figures,
 }
 
 /// What was served.
@@ -105,9 +98,12 @@ impl<'a> Server<'a> {
         };
         let jobs = asked.into_iter().map(job).collect::<anyhow::Result<_>>()?;
         let begun = Instant::now();
+        let schedule = Schedule::new(models.len(), shared, slots.context("there is no model")?);
         let server = Self {
             models,
-            schedule: Schedule::new(models.len(), shared, slots.context("there is no model")?),
+            prefixes: models.iter().map(Prefix::new).collect(),
+            stuck: vec![0; schedule.groups().len()],
+            schedule,
             jobs,
             begun,
             busy: vec![begun; models.len()],
@@ -118,7 +114,6 @@ impl<'a> Server<'a> {
 
     fn run(mut self) -> anyhow::Result<Served> {
         let mut coming = 0;
-        let mut tries = 0;
         loop {
             while let Some(job) = self.jobs.get(coming) {
                 if job.request.arrival > self.begun.elapsed() {
@@ -137,7 +132,9 @@ impl<'a> Server<'a> {
                 }
                 _ => {}
             }
-            let admitted = self.admit()?;
+            let groups = self.schedule.groups();
+            let begun = groups.map(|group| self.admit(group));
+            let begun: Vec<bool> = begun.collect::<anyhow::Result<_>>()?;
             for model in 0..self.models.len() {
                 if !self.schedule.is_idle(model) {
                     self.busy[model] = Instant::now();
@@ -145,19 +142,17 @@ impl<'a> Server<'a> {
                 self.step(model)?;
             }
             self.sample();
-            let waits = |model| self.schedule.waiting(model) > 0;
-            let runs = |model| !self.schedule.running(model).is_empty();
-            let stuck = self.schedule.groups().any(|group| {
-                let mut models = self.schedule.group(group);
-                models.clone().any(waits) && !models.any(runs)
-            });
-            tries = if stuck && !admitted { tries + 1 } else { 0 };
-            if tries > TRIES {
-                bail!("a request does not fit, with all memory there is");
+            for (group, begun) in begun.into_iter().enumerate() {
+                let stuck = !begun && self.schedule.is_still(group);
+                self.stuck[group] = if stuck { self.stuck[group] + 1 } else { 0 };
+                if self.stuck[group] >= TRIES {
+                    bail!("a request does not fit, with all memory there is");
+                }
             }
         }
         let all = self.begun.elapsed();
         self.figures.finish(all);
+        self.figures.prefixes = self.prefixes.iter().map(Prefix::uses).collect();
         let answer = |job: Job| job.tokens[job.request.prompt..].to_vec();
         Ok(Served {
             figures: self.figures,
@@ -165,80 +160,53 @@ impl<'a> Server<'a> {
         })
     }
 
-    /// Reads the prompts of the oldest that wait, as far as there is memory. Whether any was read.
-    fn admit(&mut self) -> anyhow::Result<bool> {
+    /// Reads the prompts of the oldest that wait in a group, as far as there is memory. Whether any was
+    /// read.
+    fn admit(&mut self, group: usize) -> anyhow::Result<bool> {
         let mut any = false;
-        for group in self.schedule.groups() {
-            for _ in 0..PROMPTS {
-                let Some((model, id)) = self.schedule.next(group) else {
-                    break;
-                };
-                if !self.make_room(model, id)? || !self.read(model, id)? {
-                    self.models[model].ground.settle()?;
-                    break;
-                }
-                any = true;
+        for _ in 0..PROMPTS {
+            let Some((model, id)) = self.schedule.next(group) else {
+                break;
+            };
+            let may_fork = self.stuck[group] < FORKED;
+            if !may_fork {
+                self.prefixes[model].give_up();
             }
+            let fits = self.make_room(model, id, may_fork)?;
+            if fits && self.read(model, id, may_fork)? {
+                any = true;
+                continue;
+            }
+            if fits && self.stuck[group] > 0 {
+                // It takes more than was thought.
+                self.take_unused(model)?;
+            }
+            self.models[model].ground.settle()?;
+            break;
         }
         Ok(any)
     }
 
-    /// Sees to it that there is memory for a request, and wakes its model. Whether there is.
-    fn make_room(&mut self, model: usize, id: Id) -> anyhow::Result<bool> {
-        let ground = &self.models[model].ground;
-        let sequence = ground.sequence(self.jobs[id].tokens.len() + 1);
-        loop {
-            let asleep = ground.is_asleep();
-            let wanted = sequence + if asleep { ground.weights() } else { 0 };
-            if ground.room()? >= wanted {
-                if !asleep {
-                    return Ok(true);
-                }
-                let begun = Instant::now();
-                if ground.wake()? {
-                    self.figures.woken.push(begun.elapsed());
-                    return Ok(true);
-                }
-            }
-            if !self.sleep_one(model)? {
-                return Ok(false);
-            }
-        }
-    }
-
-    /// Has the model sleep that was idle the longest, of those that share their memory with one. Whether
-    /// there is one.
-    fn sleep_one(&mut self, model: usize) -> anyhow::Result<bool> {
-        let mut idle: Vec<usize> = self
-            .schedule
-            .group(model)
-            .filter(|&other| other != model && self.schedule.is_idle(other))
-            .filter(|&other| !self.models[other].ground.is_asleep())
-            .collect();
-        idle.sort_by_key(|&other| self.busy[other]);
-        for other in idle {
-            let begun = Instant::now();
-            if self.models[other].ground.sleep()? {
-                self.figures.slept.push(begun.elapsed());
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// Reads a request's prompt. Whether there was memory.
-    fn read(&mut self, model: usize, id: Id) -> anyhow::Result<bool> {
+    /// Reads a request's prompt behind the system prompt. Whether there was memory.
+    fn read(&mut self, model: usize, id: Id, may_fork: bool) -> anyhow::Result<bool> {
         let Model {
-            decoder, ground, ..
+            decoder, system, ..
         } = &self.models[model];
-        let job = &mut self.jobs[id];
-        let mut caches: Caches = (0..decoder.layers()).map(|_| ground.cache()).collect();
-        let prompt = job.request.prompt;
-        let logits = match decoder.prompt(&job.tokens[..prompt], &mut caches) {
-            Ok(logits) => logits,
+        let (prefix, job) = (&mut self.prefixes[model], &mut self.jobs[id]);
+        let hit = prefix.is_hit(may_fork);
+        let (before, prompt) = (system.tokens.len(), job.request.prompt);
+        let read = prefix.begin(may_fork).and_then(|mut caches| {
+            let logits = decoder.prompt(&job.tokens[..prompt], before, &mut caches)?;
+            Ok((caches, logits))
+        });
+        let (caches, logits) = match read {
+            Ok(read) => read,
             Err(error) if is_shortage(&error) => return Ok(false),
             Err(error) => return Err(error.into()),
         };
+        if hit {
+            prefix.hit();
+        }
         (job.caches, job.done) = (caches, prompt);
         self.schedule.admit(model, id);
         let token = likeliest(&logits)?;
@@ -248,6 +216,7 @@ impl<'a> Server<'a> {
 
     /// One token of each request that runs in a model.
     fn step(&mut self, model: usize) -> anyhow::Result<()> {
+        let before = self.models[model].system.tokens.len();
         let mut tries = 0;
         loop {
             let running: Vec<Id> = self.schedule.running(model).iter().copied().collect();
@@ -263,7 +232,7 @@ impl<'a> Server<'a> {
                 .zip(&mut caches)
                 .map(|(&id, caches)| Next {
                     token: self.jobs[id].tokens[self.jobs[id].done],
-                    position: self.jobs[id].done,
+                    position: before + self.jobs[id].done,
                     caches,
                 })
                 .collect();
@@ -283,7 +252,7 @@ impl<'a> Server<'a> {
                     for &id in &running {
                         let Job { caches, done, .. } = &mut self.jobs[id];
                         for cache in caches {
-                            cache.truncate(*done)?;
+                            cache.truncate(before + *done)?;
                         }
                     }
                     self.relieve(model, tries, error)?;
@@ -292,26 +261,6 @@ impl<'a> Server<'a> {
                 Err(error) => return Err(error.into()),
             }
         }
-    }
-
-    /// Gets memory for a step: what is on its way, then what idle models have, then what the youngest
-    /// has.
-    fn relieve(
-        &mut self,
-        model: usize,
-        tries: u32,
-        error: candle_core::Error,
-    ) -> anyhow::Result<()> {
-        if tries > 0 && !self.sleep_one(model)? {
-            let Some((other, id)) = self.schedule.victim(model) else {
-                return Err(error).context("a request has all memory there is, and wants more");
-            };
-            self.schedule.throw_out(other, id);
-            let job = &mut self.jobs[id];
-            (job.caches, job.done) = (Caches::new(), 0);
-            self.figures.thrown_out += 1;
-        }
-        self.models[model].ground.settle()
     }
 
     /// A token behind those that the caches have: the answer's next, or one that was given before the

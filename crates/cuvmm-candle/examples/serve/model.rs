@@ -1,0 +1,28 @@
+//! A model that is served: what computes, what it computes in, and with what its prompts begin.
+
+use super::cache::Caches;
+use super::decoder::Decoder;
+use super::ground::Ground;
+use super::prefix::SystemPrompt;
+
+pub(crate) struct Model {
+    pub(crate) name: String,
+    pub(crate) decoder: Decoder,
+    pub(crate) ground: Box<dyn Ground>,
+    /// Ids of tokens there are.
+    pub(crate) words: usize,
+    pub(crate) system: SystemPrompt,
+}
+
+impl Model {
+    /// Empty caches of a sequence.
+    pub(crate) fn caches(&self) -> Caches {
+        let layers = 0..self.decoder.layers();
+        layers.map(|_| self.ground.cache()).collect()
+    }
+}
+
+/// The names of models.
+pub(crate) fn names(models: &[Model]) -> Vec<&str> {
+    models.iter().map(|model| model.name.as_str()).collect()
+}

@@ -1,0 +1,116 @@
+//! Where a server has memory from when it is short. In this order: what is on its way; what idle models
+//! have; prefixes of models in which nothing runs; and for a step also what the youngest has, and at last
+//! the model's own prefix.
+//!
+//! What is computed with it is not decided here.
+
+use std::time::Instant;
+
+use anyhow::Context as _;
+
+use super::cache::Caches;
+use super::schedule::Id;
+use super::server::{Job, Server};
+
+impl Server<'_> {
+    /// Sees to it that there is memory for a request, and wakes its model. Whether there is.
+    pub(super) fn make_room(
+        &mut self,
+        model: usize,
+        id: Id,
+        may_fork: bool,
+    ) -> anyhow::Result<bool> {
+        let ground = &self.models[model].ground;
+        let sequence = self.prefixes[model].wanted(self.jobs[id].tokens.len() + 1, may_fork);
+        loop {
+            let asleep = ground.asleep();
+            if ground.room()? >= sequence + asleep {
+                if asleep == 0 {
+                    return Ok(true);
+                }
+                let begun = Instant::now();
+                if ground.wake()? {
+                    self.figures.woken.push(begun.elapsed());
+                    return Ok(true);
+                }
+            }
+            if !self.take_unused(model)? {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Takes what another model has and does not use, of those that share their memory with one. Whether
+    /// there was any.
+    pub(super) fn take_unused(&mut self, model: usize) -> anyhow::Result<bool> {
+        Ok(self.sleep_one(model)? || self.give_up_one(model))
+    }
+
+    /// Has the model sleep that was idle the longest. Where nothing runs that could end, one that has
+    /// requests waiting sleeps too.
+    fn sleep_one(&mut self, model: usize) -> anyhow::Result<bool> {
+        let stuck = self.stuck[self.schedule.group(model).start] > 0;
+        let mut idle: Vec<usize> = self
+            .unused(model)
+            .filter(|&other| stuck || self.schedule.is_idle(other))
+            .collect();
+        idle.sort_by_key(|&other| self.busy[other]);
+        for other in idle {
+            let begun = Instant::now();
+            let ground = &self.models[other].ground;
+            if ground.sleep()? {
+                self.figures.slept.push(begun.elapsed());
+                if !ground.keeps_caches() {
+                    self.prefixes[other].give_up();
+                }
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Gives up the prefix of the model that ran the longest ago.
+    fn give_up_one(&mut self, model: usize) -> bool {
+        let there = |&other: &usize| self.prefixes[other].is_there();
+        let oldest = self
+            .unused(model)
+            .filter(there)
+            .min_by_key(|&other| self.busy[other]);
+        oldest.is_some_and(|other| self.prefixes[other].give_up())
+    }
+
+    /// Those besides one that share their memory with it, are awake and have nothing running.
+    fn unused(&self, model: usize) -> impl Iterator<Item = usize> + '_ {
+        let others = self
+            .schedule
+            .group(model)
+            .filter(move |&other| other != model);
+        others
+            .filter(|&other| self.schedule.running(other).is_empty())
+            .filter(|&other| !self.models[other].ground.is_asleep())
+    }
+
+    /// Gets memory for a step.
+    pub(super) fn relieve(
+        &mut self,
+        model: usize,
+        tries: u32,
+        error: candle_core::Error,
+    ) -> anyhow::Result<()> {
+        if tries > 0 && !self.take_unused(model)? {
+            if let Some((other, id)) = self.schedule.victim(model) {
+                self.throw_out(other, id);
+            } else if !self.prefixes[model].give_up() {
+                return Err(error).context("a request has all memory there is, and wants more");
+            }
+        }
+        self.models[model].ground.settle()
+    }
+
+    fn throw_out(&mut self, model: usize, id: Id) {
+        self.schedule.throw_out(model, id);
+        let Job { caches, done, .. } = &mut self.jobs[id];
+        (*caches, *done) = (Caches::new(), 0);
+        self.figures.thrown_out += 1;
+    }
+}

@@ -10,6 +10,10 @@
     clippy::panic
 )]
 
+#[path = "serve/drowsy.rs"]
+mod drowsy;
+#[path = "serve/prefix.rs"]
+mod prefix;
 #[path = "gpu/rig.rs"]
 #[allow(dead_code, reason = "the tests of the library use the rest")]
 mod rig;
@@ -33,7 +37,7 @@ use serve::ground::{Asleep, Elastic, Ground, Plain, Spec};
 use serve::model::Model;
 use serve::modes::{self, Split};
 use serve::options::Sleep;
-use serve::prefix::SystemPrompt;
+use serve::prefix::{SystemPrompt, Uses};
 use serve::server::{Served, Server, drawn};
 use serve::trace::Request;
 use serve::weights::{Source, small};
@@ -302,10 +306,10 @@ fn generated(
     all
 }
 
-/// A tenant that has a model, of a pool with room for it and two sequences.
-fn elastic(gpu: &Gpu, spec: &Spec, asleep: Asleep) -> (Pool, Memory, Elastic, Decoder) {
+/// A tenant that has a model, of a pool of so many MiB.
+fn elastic(gpu: &Gpu, spec: &Spec, asleep: Asleep, mib: u64) -> (Pool, Memory, Elastic, Decoder) {
     let pool = Pool::builder(gpu.device())
-        .limit(Limit::Bytes(96 << 20))
+        .limit(Limit::Bytes(mib << 20))
         .build()
         .unwrap();
     let memory = Memory::new(gpu, &pool.tenant("model").register().unwrap());
@@ -319,7 +323,7 @@ fn both_caches_give_the_same_bits_while_they_grow() {
     let Some((_turn, gpu)) = rig::gpu("both_caches_give_the_same_bits_while_they_grow") else {
         return;
     };
-    let (_pool, memory, ground, decoder) = elastic(&gpu, &tiny(), Asleep::Never);
+    let (_pool, memory, ground, decoder) = elastic(&gpu, &tiny(), Asleep::Never, 96);
     let (begun, mut seen) = (memory.tenant().stats().in_use, Vec::new());
     let ours = generated(&decoder, &|| ground.cache(), |_| {
         let caches = memory.tenant().stats().in_use - begun;
@@ -341,7 +345,8 @@ fn a_generation_sleeps_and_goes_on() {
         .pinned(96 << 20)
         .build()
         .unwrap();
-    let (_pool, memory, ground, decoder) = elastic(&gpu, &tiny(), Asleep::Keep(Rc::new(store)));
+    let asleep = Asleep::Keep(Rc::new(store));
+    let (_pool, memory, ground, decoder) = elastic(&gpu, &tiny(), asleep, 96);
     let expected = generated(&decoder, &cache::candle, |_| {});
     let mut slept = 0;
     let ours = generated(&decoder, &|| ground.cache(), |index| {

@@ -268,6 +268,10 @@ mod tests {
 
     use super::*;
 
+    fn flat(tensor: &Tensor) -> Vec<f32> {
+        tensor.flatten_all().unwrap().to_vec1().unwrap()
+    }
+
     fn tokens(count: usize) -> Tensor {
         let all = Tensor::arange(0f32, (count * 8) as f32, &Device::Cpu).unwrap();
         all.reshape((1, count, 2, 4)).unwrap()
@@ -283,8 +287,51 @@ mod tests {
         let one = Tensor::zeros((1, 1, 2, 4), DType::F32, &Device::Cpu).unwrap();
         let (k, v) = Cache::append(&mut cache, &one, &one).unwrap();
         let expected = Tensor::cat(&[&tokens(2), &one], 1).unwrap();
-        let flat = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
         assert_eq!((flat(&k), flat(&v)), (flat(&expected), flat(&expected)));
+    }
+
+    #[test]
+    fn forks_of_candles_cache_are_copies() {
+        let budget = Budget::new(u64::MAX);
+        for mut root in [candle(), counted(&budget, 10)] {
+            assert!(root.fork(0).is_ok(), "nothing of nothing");
+            root.append(&tokens(5), &tokens(5)).unwrap();
+            let mut fork = root.fork(3).unwrap();
+            let [ours, theirs] =
+                [7f32, 9.].map(|all| Tensor::full(all, (1, 1, 2, 4), &Device::Cpu).unwrap());
+            // Both write to where the other would, and then read.
+            root.truncate(3).unwrap();
+            root.append(&ours, &ours).unwrap();
+            let (k, v) = fork.append(&theirs, &theirs).unwrap();
+            let (root_k, root_v) = root.append(&ours, &theirs).unwrap();
+            let expected = |more: &[&Tensor]| {
+                let begun = tokens(3);
+                flat(&Tensor::cat(&[&[&begun], more].concat(), TOKENS).unwrap())
+            };
+            assert_eq!([flat(&k), flat(&v)], [(); 2].map(|()| expected(&[&theirs])));
+            assert_eq!(flat(&root_k), expected(&[&ours, &ours]));
+            assert_eq!(flat(&root_v), expected(&[&ours, &theirs]));
+            assert!(fork.fork(5).is_err(), "it has but four");
+        }
+        assert_eq!(budget.held(), 0);
+    }
+
+    #[test]
+    fn a_fork_of_a_counted_cache_is_charged_for() {
+        let budget = Budget::new(5 * STEP as u64 * 10);
+        let mut root = counted(&budget, 10);
+        let many = tokens(STEP + 1);
+        root.append(&many, &many).unwrap();
+        let fork = root.fork(STEP + 1).unwrap();
+        assert_eq!(budget.held(), 4 * STEP as u64 * 10);
+        let refused = root.fork(STEP + 1).err().unwrap();
+        assert!(is_shortage(&refused), "{refused}");
+        let short = root.fork(STEP).unwrap();
+        assert_eq!(budget.room(), 0);
+        drop((root, short));
+        assert_eq!(budget.held(), 2 * STEP as u64 * 10);
+        drop(fork);
+        assert_eq!(budget.held(), 0);
     }
 
     #[test]

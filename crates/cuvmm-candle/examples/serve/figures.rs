@@ -89,7 +89,7 @@ impl Figures {
     }
 
     /// The most that sequences had in common, counted once.
-    fn most_shared(&self) -> u64 {
+    pub(crate) fn most_shared(&self) -> u64 {
         let sum = |(_, models): &(_, Vec<Sample>)| {
             let shared = models.iter().map(|sample| sample.held.shared);
             shared.sum::<u64>()

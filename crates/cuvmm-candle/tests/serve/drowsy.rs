@@ -1,0 +1,126 @@
+//! Models that sleep, on a host: what sleeping gives up is counted, as all memory of candle's own is.
+
+use std::cell::RefCell;
+
+use super::serve::cache::Charge;
+use super::serve::ground::Held;
+use super::*;
+
+/// What a model has that sleeping gives up, in bytes.
+const AWAKE: u64 = 1 << 20;
+
+/// candle's own memory, and some more that is there while the model is awake.
+struct Drowsy {
+    plain: Plain,
+    whole: Rc<Budget>,
+    awake: RefCell<Option<Charge>>,
+    keeps: bool,
+}
+
+impl Ground for Drowsy {
+    fn cache(&self) -> Box<dyn Cache> {
+        assert!(!self.is_asleep(), "a cache of a model that sleeps");
+        self.plain.cache()
+    }
+
+    fn sequence(&self, tokens: usize) -> u64 {
+        self.plain.sequence(tokens)
+    }
+
+    fn forked(&self, tokens: usize) -> u64 {
+        self.plain.forked(tokens)
+    }
+
+    fn room(&self) -> anyhow::Result<u64> {
+        self.plain.room()
+    }
+
+    fn settle(&self) -> anyhow::Result<()> {
+        self.plain.settle()
+    }
+
+    fn weights(&self) -> u64 {
+        self.plain.weights()
+    }
+
+    fn asleep(&self) -> u64 {
+        match *self.awake.borrow() {
+            Some(_) => 0,
+            None => AWAKE,
+        }
+    }
+
+    fn sleep(&self) -> anyhow::Result<bool> {
+        Ok(self.awake.take().is_some())
+    }
+
+    fn keeps_caches(&self) -> bool {
+        self.keeps
+    }
+
+    fn wake(&self) -> anyhow::Result<bool> {
+        let charge = Charge::new(&self.whole, AWAKE);
+        Ok(charge
+            .map(|charge| self.awake.replace(Some(charge)))
+            .is_ok())
+    }
+
+    fn held(&self) -> Held {
+        self.plain.held()
+    }
+}
+
+/// Two models that sleep, with a system prompt of two steps. Besides their weights there are so many bytes.
+fn models(limit: u64, keeps: bool) -> Vec<Model> {
+    let specs = prefix::with_system(tinier(), 700, true);
+    let weights: u64 = specs.iter().map(|spec| spec.weights().unwrap()).sum();
+    let whole = Budget::new(weights + limit);
+    let model = |spec: &Spec| {
+        let plain = Plain::new(&Device::Cpu, &whole, spec).unwrap();
+        Model {
+            name: "drowsy".into(),
+            decoder: Decoder::load(&plain.var_builder(), &spec.config, 4).unwrap(),
+            words: spec.config.vocab_size,
+            system: spec.system.clone(),
+            ground: Box::new(Drowsy {
+                plain,
+                whole: Rc::clone(&whole),
+                awake: RefCell::new(None),
+                keeps,
+            }),
+        }
+    };
+    specs.iter().map(model).collect()
+}
+
+/// Serves requests as models do that never sleep.
+fn serve_as_ever(limit: u64, keeps: bool, requests: &[Request]) -> Served {
+    let served = serve_all(&models(limit, keeps), true, requests);
+    let expected = serve_all(&prefix::plain(false, u64::MAX), true, requests);
+    assert_eq!(served.answers, expected.answers);
+    served
+}
+
+#[test]
+fn a_model_that_has_but_waiting_requests_sleeps_for_an_older_one() {
+    // Room for one that is awake, its prefix and a sequence.
+    let requests = at_once([300; 4], 5);
+    let served = serve_as_ever(AWAKE + prefix::steps(5), false, &requests);
+    let figures = served.figures;
+    assert_eq!((figures.slept.len(), figures.woken.len()), (3, 4));
+    assert_eq!(figures.prefixes, [Uses { read: 2, hits: 0 }; 2]);
+}
+
+#[test]
+fn a_prefix_that_sleep_does_not_keep_is_read_anew() {
+    let requests = at_once([300; 4], 5);
+    // Room for one that is awake, two prefixes and a sequence.
+    for (keeps, uses) in [
+        (true, Uses { read: 1, hits: 1 }),
+        (false, Uses { read: 2, hits: 0 }),
+    ] {
+        let served = serve_as_ever(AWAKE + prefix::steps(7), keeps, &requests);
+        assert_eq!(served.figures.slept.len(), 3);
+        assert_eq!(served.figures.prefixes, [uses; 2]);
+    }
+}

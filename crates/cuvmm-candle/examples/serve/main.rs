@@ -1,5 +1,5 @@
 //! A server without a network: several Llama-shaped models on one GPU under one limit, whose requests
-//! come from a trace or a seed.
+//! come from a trace or a seed, and may begin with a prompt that all of a model share.
 //!
 //! Three modes: tenants of an elastic pool, whose idle models sleep; a static split of it; candle's own
 //! memory and cache. Wants a GPU.

@@ -22,8 +22,8 @@ const PROMPTS: usize = 4;
 
 /// How often a request is tried with nothing else running: so often with a fork of the prefix, and so
 /// often in all.
-const FORKED: u32 = 2;
-const TRIES: u32 = 4;
+const FORKED: u32 = 3;
+const TRIES: u32 = 5;
 
 /// A request and what has become of it.
 pub(super) struct Job {
@@ -168,7 +168,7 @@ impl<'a> Server<'a> {
             let Some((model, id)) = self.schedule.next(group) else {
                 break;
             };
-            let may_fork = self.stuck[group] < FORKED;
+            let may_fork = any || self.stuck[group] < FORKED;
             if !may_fork {
                 self.prefixes[model].give_up();
             }

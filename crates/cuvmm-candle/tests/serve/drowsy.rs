@@ -15,6 +15,8 @@ struct Drowsy {
     whole: Rc<Budget>,
     awake: RefCell<Option<Charge>>,
     keeps: bool,
+    /// It cannot tell what caches take.
+    unsure: bool,
 }
 
 impl Ground for Drowsy {
@@ -24,11 +26,17 @@ impl Ground for Drowsy {
     }
 
     fn sequence(&self, tokens: usize) -> u64 {
-        self.plain.sequence(tokens)
+        match self.unsure {
+            true => 0,
+            false => self.plain.sequence(tokens),
+        }
     }
 
     fn forked(&self, tokens: usize) -> u64 {
-        self.plain.forked(tokens)
+        match self.unsure {
+            true => 0,
+            false => self.plain.forked(tokens),
+        }
     }
 
     fn room(&self) -> anyhow::Result<u64> {
@@ -71,7 +79,7 @@ impl Ground for Drowsy {
 }
 
 /// Two models that sleep, with a system prompt of two steps. Besides their weights there are so many bytes.
-fn models(limit: u64, keeps: bool) -> Vec<Model> {
+fn models(limit: u64, keeps: bool, unsure: bool) -> Vec<Model> {
     let specs = prefix::with_system(tinier(), 700, true);
     let weights: u64 = specs.iter().map(|spec| spec.weights().unwrap()).sum();
     let whole = Budget::new(weights + limit);
@@ -87,15 +95,16 @@ fn models(limit: u64, keeps: bool) -> Vec<Model> {
                 whole: Rc::clone(&whole),
                 awake: RefCell::new(None),
                 keeps,
+                unsure,
             }),
         }
     };
     specs.iter().map(model).collect()
 }
 
-/// Serves requests as models do that never sleep.
-fn serve_as_ever(limit: u64, keeps: bool, requests: &[Request]) -> Served {
-    let served = serve_all(&models(limit, keeps), true, requests);
+/// Serves requests, and answers as models do that never sleep.
+fn serve_as_ever(models: &[Model], requests: &[Request]) -> Served {
+    let served = serve_all(models, true, requests);
     let expected = serve_all(&prefix::plain(false, u64::MAX), true, requests);
     assert_eq!(served.answers, expected.answers);
     served
@@ -105,7 +114,8 @@ fn serve_as_ever(limit: u64, keeps: bool, requests: &[Request]) -> Served {
 fn a_model_that_has_but_waiting_requests_sleeps_for_an_older_one() {
     // Room for one that is awake, its prefix and a sequence.
     let requests = at_once([300; 4], 5);
-    let served = serve_as_ever(AWAKE + prefix::steps(5), false, &requests);
+    let models = models(AWAKE + prefix::steps(5), false, false);
+    let served = serve_as_ever(&models, &requests);
     let figures = served.figures;
     assert_eq!((figures.slept.len(), figures.woken.len()), (3, 4));
     assert_eq!(figures.prefixes, [Uses { read: 2, hits: 0 }; 2]);
@@ -119,8 +129,20 @@ fn a_prefix_that_sleep_does_not_keep_is_read_anew() {
         (true, Uses { read: 1, hits: 1 }),
         (false, Uses { read: 2, hits: 0 }),
     ] {
-        let served = serve_as_ever(AWAKE + prefix::steps(7), keeps, &requests);
+        let models = models(AWAKE + prefix::steps(7), keeps, false);
+        let served = serve_as_ever(&models, &requests);
         assert_eq!(served.figures.slept.len(), 3);
         assert_eq!(served.figures.prefixes, [uses; 2]);
     }
+}
+
+#[test]
+fn an_idle_model_sleeps_for_a_request_that_takes_more_than_was_thought() {
+    let requests = at_once([300; 2], 5);
+    // Room for both awake, both prefixes and half a sequence.
+    let models = models(2 * AWAKE + prefix::steps(5), true, true);
+    let served = serve_as_ever(&models, &requests);
+    assert_eq!(served.figures.slept.len(), 1);
+    let uses = [0, 1].map(|hits| Uses { read: 1, hits });
+    assert_eq!(served.figures.prefixes, uses);
 }

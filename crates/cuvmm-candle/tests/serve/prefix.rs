@@ -183,6 +183,28 @@ fn answers_are_the_same_with_a_prompt_that_is_shared() {
     assert!(figures.hits() > 4, "{figures:?}");
 }
 
+#[test]
+fn a_system_prompt_is_the_beginning_of_each_prompt() {
+    let requests = at_once([300, 3, 310, 8], 20);
+    // One piece, so that what is read together and apart is the same.
+    let shared = with_system(tinier(), 512, true);
+    let with = modes::plain(&Device::Cpu, &shared, 4, u64::MAX).unwrap();
+    let with = serve_all(&with, true, &requests);
+    let specs = shared.clone().map(|spec| Spec {
+        system: SystemPrompt::default(),
+        ..spec
+    });
+    let models = modes::plain(&Device::Cpu, &specs, 4, u64::MAX).unwrap();
+    let asked = drawn(&requests, &models).into_iter();
+    let asked = asked.map(|(mut request, own)| {
+        let prompt = [&shared[request.model].system.tokens[..], &own].concat();
+        request.prompt = prompt.len();
+        (request, prompt)
+    });
+    let without = Server::serve(&models, true, asked.collect()).unwrap();
+    assert_eq!(with.answers, without.answers);
+}
+
 /// One request, and what became of the first model's prefix.
 fn alone(cached: bool, limit: u64, answer: usize) -> (Vec<Vec<u32>>, Uses) {
     let requests = at_once([300], answer);

@@ -125,9 +125,8 @@ fn branches(
     root.ends_as_if_alone("the root");
     // Those it began with are gone.
     whole.steps(130, 3);
-    let again = late.fork(end - 10);
+    let mut again = late.fork(end - 10);
     late.ends_as_if_alone("the fork of a fork");
-    let mut again = again;
     again.steps(400, 2);
     again.ends_as_if_alone("a fork of what has gone");
     whole.ends_as_if_alone("the fork of the whole");

@@ -137,13 +137,19 @@ fn build(target: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The name and the place of a program, if a line of cargo's messages tells of one.
+/// The name and the place of a program, if a line of cargo's messages tells of one. An example and its
+/// tests may have one name.
 fn built(line: &str) -> Result<Option<(String, PathBuf)>> {
     let message: serde_json::Value =
         serde_json::from_str(line).with_context(|| format!("cargo said {line}"))?;
     let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
     let file = text(&message["executable"]).map(PathBuf::from);
-    Ok(text(&message["target"]["name"]).zip(file))
+    let name = text(&message["target"]["name"]);
+    let name = name.map(|name| match message["profile"]["test"] == true {
+        true => name + "-tests",
+        false => name,
+    });
+    Ok(name.zip(file))
 }
 
 fn succeed(command: &mut Command) -> Result<()> {
@@ -164,6 +170,8 @@ mod tests {
         let line =
             r#"{"reason":"compiler-artifact","executable":"/t/load-1","target":{"name":"load"}}"#;
         assert_eq!(told(line), Some(("load".into(), "/t/load-1".into())));
+        let line = r#"{"reason":"compiler-artifact","executable":"/t/gpu-1","profile":{"test":true},"target":{"name":"gpu"}}"#;
+        assert_eq!(told(line), Some(("gpu-tests".into(), "/t/gpu-1".into())));
         let line = r#"{"reason":"compiler-artifact","executable":null,"target":{"name":"cuvmm"}}"#;
         assert_eq!(told(line), None);
         assert_eq!(told(r#"{"reason":"build-finished","success":true}"#), None);

@@ -5,14 +5,15 @@ mod common;
 
 use std::sync::{Arc, Mutex};
 
+use common::books::books;
 use common::sweep::{sweep, text};
-use common::{D0, G, Rig, pool};
+use common::{D0, G, Rig, copy, mapped_pool, pool, shareable};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine, Nothing};
 use cuvmm::driver::{CUresult, Call, DeviceAddress, Driver, HandleTypes};
 use cuvmm::error::AllocateError;
-use cuvmm::pool::{BlockBuilder, PoolBuilder};
-use cuvmm::{Block, Growth, Hardened, Limit, Mapper, Pool, PoolStats, Stream, Tenant};
+use cuvmm::pool::BlockBuilder;
+use cuvmm::{Block, Growth, Hardened, Limit, Mapper, Pool, Stream, Tenant};
 
 /// From the first to the second, once it is known to be the same everywhere.
 fn stride(blocks: &[Block]) -> u64 {
@@ -26,23 +27,6 @@ fn stride(blocks: &[Block]) -> u64 {
 
 fn addresses(blocks: &[Block]) -> Vec<DeviceAddress> {
     blocks.iter().map(Block::address).collect()
-}
-
-/// The figures, which add up and are the driver's.
-fn books<B: Backing + 'static>(rig: &Rig<B>, pool: &Pool) -> PoolStats
-where
-    Machine<B>: Driver,
-{
-    let stats = pool.stats();
-    let live = rig.machine.live();
-    let parts =
-        stats.in_use + stats.padding + stats.margin + stats.warm + stats.limbo + stats.leased;
-    assert_eq!(stats.committed, parts, "{stats:#?}");
-    let held = stats.committed + stats.free + stats.quarantined;
-    assert_eq!(held, live.physical_bytes, "{stats:#?}");
-    assert_eq!(stats.mappings, live.mappings as u64);
-    assert_eq!(stats.addresses, live.reserved_bytes);
-    stats
 }
 
 /// A byte of its own for each granule of each block.
@@ -84,14 +68,6 @@ fn grow(tenant: &Tenant, blocks: &mut [Block], granules: u64) {
         .map(|block| (block, granules * G))
         .collect();
     tenant.try_grow_all(&mut pairs).unwrap();
-}
-
-fn shareable<B: Backing + 'static>(rig: &Rig<B>) -> PoolBuilder<'_>
-where
-    Machine<B>: Driver,
-{
-    let builder = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));
-    builder.shareable(HandleTypes::POSIX_FD)
 }
 
 on_both! {
@@ -308,13 +284,7 @@ on_both! {
         rows.iter().enumerate().for_each(|(row, block)| write(row, block));
         let first = rows.remove(0);
         let (gone, next) = (first.address(), rows[0].address());
-        let reads = |at: u64| {
-            let mut bytes = [0; 4];
-            // SAFETY: it is refused where nothing is mapped, and changes nothing elsewhere.
-            #[allow(unsafe_code)]
-            let copied = unsafe { rig.machine.copy_to_host(D0, &mut bytes, DeviceAddress(at)) };
-            copied.is_ok()
-        };
+        let reads = |at: u64| copy(rig, at).is_some();
         assert!(reads(next.0) && !reads(next.0 - 4) && !reads(gone.0 + 2 * G));
         drop(first);
         pool.trim(0).unwrap();
@@ -339,7 +309,7 @@ on_both! {
     }
 
     fn what_was_exported_goes_alone(rig) {
-        let pool = shareable(rig).build().unwrap();
+        let pool = shareable(rig, 64).build().unwrap();
         let tenant = pool.tenant("a").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let of = || tenant.block(2 * G).home_stream(&stream);
@@ -385,8 +355,7 @@ on_both! {
 
     fn a_mapper_places_ahead_of_each(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
-        let limit = Limit::Bytes(256 * G);
-        let pool = Pool::builder(&rig.device).limit(limit).mapper(&mapper).build().unwrap();
+        let pool = mapped_pool(rig, 256, &mapper);
         let tenant = pool.tenant("a").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let of = tenant.block(2 * G).capacity(32 * G).home_stream(&stream);

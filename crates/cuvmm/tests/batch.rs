@@ -4,7 +4,7 @@
 mod common;
 
 use common::sweep::{sweep, text};
-use common::{D0, G, Rig, pool};
+use common::{D0, G, Rig, mapped_pool, pool, until};
 use cuvmm::driver::Call;
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::Nothing;
@@ -227,18 +227,13 @@ on_both! {
 
     fn what_blocks_wrote_to_their_margin_is_nobody_elses_to_see(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
-        let limit = Limit::Bytes(8 * G);
-        let pool = Pool::builder(&rig.device).limit(limit).mapper(&mapper).build().unwrap();
+        let pool = mapped_pool(rig, 8, &mapper);
         let stream = Stream::new(&rig.device).unwrap();
         let tenant = pool.tenant("a").register().unwrap();
         let of = tenant.block(2 * G).capacity(16 * G).home_stream(&stream);
         let mut blocks = of.growth(Growth::Part(64)).try_allocate_many(2).unwrap();
         grow_all(&tenant, &mut blocks, &[3, 3]).unwrap();
-        let begun = std::time::Instant::now();
-        while tenant.stats().margin < 2 * G {
-            assert!(begun.elapsed().as_secs() < 20, "{:?}", tenant.stats());
-            std::thread::yield_now();
-        }
+        until(&pool, "placed ahead", || tenant.stats().margin >= 2 * G);
         // An extent of its own, which the driver has just zeroed.
         mapper.stop();
         rig.faults.forget();
@@ -259,8 +254,7 @@ on_both! {
 
     fn a_mapper_is_called_for_all_that_run_low(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
-        let limit = Limit::Bytes(256 * G);
-        let pool = Pool::builder(&rig.device).limit(limit).mapper(&mapper).build().unwrap();
+        let pool = mapped_pool(rig, 256, &mapper);
         let tenant = pool.tenant("a").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let mut blocks = tenant.block(2 * G).capacity(32 * G).home_stream(&stream)
@@ -268,11 +262,7 @@ on_both! {
         grow_all(&tenant, &mut blocks, &[3; 8]).unwrap();
         let own = || common::calls_without_mapper(&rig.device, &pool);
         for size in 4..16 {
-            let begun = std::time::Instant::now();
-            while tenant.stats().margin < 8 * G {
-                assert!(begun.elapsed().as_secs() < 20, "{:?}", tenant.stats());
-                std::thread::yield_now();
-            }
+            until(&pool, "placed ahead", || tenant.stats().margin >= 8 * G);
             let before = own();
             grow_all(&tenant, &mut blocks, &[size; 8]).unwrap();
             assert_eq!(own(), before, "driver calls of who only grows");

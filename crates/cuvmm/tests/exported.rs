@@ -4,40 +4,23 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use common::{D0, G, Rig, nth_of};
+use common::books::books_beside as books;
+use common::{D0, G, Rig, busy, nth_of, shareable, until};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::host::HostMemory;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Call, Driver, Exported, HandleTypes};
+use cuvmm::driver::{CUresult, Call, Exported, HandleTypes};
 use cuvmm::error::{
     AllocateError, BuildPoolError, CreateError, ExportBlockError, ExportError, ExportRegionError,
     ForkError, RelocateError,
 };
-use cuvmm::pool::PoolBuilder;
 use cuvmm::{
-    Access, Block, Extent, Hardened, Limit, Mapper, Mapping, Physical, Place, Pool, PoolStats,
-    Region, Reservation, Right, Stream,
+    Access, Block, Extent, Hardened, Mapper, Mapping, Physical, Place, Pool, Region, Reservation,
+    Right, Stream,
 };
 
 const FD: HandleTypes = HandleTypes::POSIX_FD;
-
-fn builder<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> PoolBuilder<'_>
-where
-    Machine<B>: Driver,
-{
-    Pool::builder(&rig.device)
-        .limit(Limit::Bytes(granules * G))
-        .shareable(FD)
-}
-
-fn pool<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> Pool
-where
-    Machine<B>: Driver,
-{
-    builder(rig, granules).build().unwrap()
-}
 
 /// Somebody with a driver of its own, as another process has.
 struct Peer {
@@ -106,51 +89,10 @@ fn read(block: &Block, offset: u64) -> [u8; 8] {
     bytes
 }
 
-/// The figures, which add up and are the driver's; of what is exported, `lingering` bytes have been
-/// released and live on with a peer.
-fn books<B: Backing + 'static>(rig: &Rig<B>, pool: &Pool, lingering: u64) -> PoolStats
-where
-    Machine<B>: Driver,
-{
-    let stats = pool.stats();
-    let parts =
-        stats.in_use + stats.padding + stats.margin + stats.warm + stats.limbo + stats.leased;
-    assert_eq!(stats.committed, parts, "{stats:#?}");
-    let live = rig.machine.live();
-    let held = stats.committed + stats.free + stats.quarantined;
-    assert_eq!(held + lingering, live.physical_bytes, "{stats:#?}");
-    assert_eq!(stats.mappings, live.mappings as u64);
-    assert_eq!(stats.addresses, live.reserved_bytes);
-    let exported: u64 = stats.tenants.iter().map(|tenant| tenant.exported).sum();
-    assert_eq!(stats.exported, exported);
-    stats
-}
-
-/// A kernel that is queued and held back, and will write into the whole block.
-fn busy<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, block: &Block, byte: u8)
-where
-    Machine<B>: Driver,
-{
-    rig.machine.hold(D0, stream.as_raw());
-    let writes = vec![(block.address(), block.size(), byte)];
-    rig.machine
-        .queue_kernel(D0, stream.as_raw(), vec![], writes)
-        .unwrap();
-}
-
-/// Waits until the mapper has done something; far longer than it takes.
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !done() {
-        assert!(begun.elapsed() < Duration::from_secs(20), "never {what}");
-        std::thread::sleep(Duration::from_micros(50));
-    }
-}
-
 on_both! {
     fn a_peer_sees_a_block_and_outlives_it(rig) {
         let peer = Peer::new();
-        let pool = pool(rig, 16);
+        let pool = shareable(rig, 16).build().unwrap();
         let tenant = pool.tenant("a").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let block = tenant.allocate_on(&stream, 3 * G).unwrap();
@@ -193,7 +135,7 @@ on_both! {
     }
 
     fn what_work_may_use_is_neither_released_nor_handed_on(rig) {
-        let pool = pool(rig, 8);
+        let pool = shareable(rig, 8).build().unwrap();
         let a = pool.tenant("a").register().unwrap();
         let b = pool.tenant("b").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
@@ -218,7 +160,7 @@ on_both! {
     }
 
     fn one_who_waits_for_it_gets_its_room(rig) {
-        let pool = pool(rig, 4);
+        let pool = shareable(rig, 4).build().unwrap();
         let a = pool.tenant("a").register().unwrap();
         let b = pool.tenant("b").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
@@ -241,7 +183,7 @@ on_both! {
 
     fn a_lease_keeps_it_under_its_addresses(rig) {
         let peer = Peer::new();
-        let pool = pool(rig, 8);
+        let pool = shareable(rig, 8).build().unwrap();
         let a = pool.tenant("a").register().unwrap();
         let b = pool.tenant("b").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
@@ -274,7 +216,7 @@ on_both! {
     }
 
     fn a_block_without_a_stream_is_waited_for_too(rig) {
-        let pool = pool(rig, 8);
+        let pool = shareable(rig, 8).build().unwrap();
         let tenant = pool.tenant("a").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let block = tenant.try_allocate(4 * G).unwrap();
@@ -289,7 +231,7 @@ on_both! {
     fn a_block_shrinks_and_grows_over_what_is_its_own(rig) {
         let peer = Peer::new();
         for zeroed in [false, true] {
-            let pool = builder(rig, 8).largest_extent(G).build().unwrap();
+            let pool = shareable(rig, 8).largest_extent(G).build().unwrap();
             let a = pool.tenant("a").register().unwrap();
             let b = pool.tenant("b").register().unwrap();
             let stream = Stream::new(&rig.device).unwrap();
@@ -339,7 +281,7 @@ on_both! {
 
     fn what_a_peer_wrote_ahead_of_a_block_is_no_zeros(rig) {
         let peer = Peer::new();
-        let pool = pool(rig, 64);
+        let pool = shareable(rig, 64).build().unwrap();
         let tenant = pool.tenant("a").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let block = tenant.block(32 * G).capacity(64 * G).home_stream(&stream).zeroed(true);
@@ -363,7 +305,7 @@ on_both! {
     }
 
     fn what_it_grew_by_is_kept_for_others(rig) {
-        let pool = builder(rig, 16).largest_extent(2 * G).build().unwrap();
+        let pool = shareable(rig, 16).largest_extent(2 * G).build().unwrap();
         let tenant = pool.tenant("a").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let block = tenant.block(2 * G).capacity(6 * G).home_stream(&stream);
@@ -386,7 +328,7 @@ on_both! {
 
     fn a_compaction_leaves_it_where_the_peer_has_it(rig) {
         let peer = Peer::new();
-        let pool = builder(rig, 64).largest_extent(8 * G).build().unwrap();
+        let pool = shareable(rig, 64).largest_extent(8 * G).build().unwrap();
         let tenant = pool.tenant("a").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let pieces = || {
@@ -415,7 +357,7 @@ on_both! {
 
     fn no_pattern_of_a_hardened_pool_is_seen_by_the_peer(rig) {
         let peer = Peer::new();
-        let pool = builder(rig, 8).hardened(Hardened::new()).build().unwrap();
+        let pool = shareable(rig, 8).hardened(Hardened::new()).build().unwrap();
         let tenant = pool.tenant("a").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let block = tenant.block(4 * G).home_stream(&stream);
@@ -444,7 +386,7 @@ on_both! {
 
     fn the_mapper_releases_what_nobody_comes_back_for(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = builder(rig, 16).mapper(&mapper).build().unwrap();
+        let pool = shareable(rig, 16).mapper(&mapper).build().unwrap();
         let tenant = pool.tenant("a").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let block = tenant.block(4 * G).capacity(8 * G).home_stream(&stream);
@@ -456,7 +398,7 @@ on_both! {
         assert_eq!(rig.machine.live().physical_bytes, pool.stats().committed);
         assert!(pool.stats().exported >= 5 * G);
         rig.machine.let_go_all(D0);
-        until("released", || pool.stats().committed == 0);
+        until(&pool, "released", || pool.stats().committed == 0);
         assert_eq!(books(rig, &pool, 0).exported, 0);
         drop(tenant);
         pool.close().unwrap();
@@ -464,7 +406,7 @@ on_both! {
 
     fn a_block_that_goes_while_the_mapper_is_at_it_leaves_nothing(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = builder(rig, 128).mapper(&mapper).build().unwrap();
+        let pool = shareable(rig, 128).mapper(&mapper).build().unwrap();
         let tenant = pool.tenant("a").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let block = tenant.block(32 * G).capacity(64 * G).home_stream(&stream);
@@ -472,11 +414,11 @@ on_both! {
         let slow = Fault::delay_all(Duration::from_millis(100)).of(Call::MemMap);
         rig.faults.arm(slow);
         block.try_grow_to(40 * G).unwrap();
-        until("charged", || pool.stats().committed > 40 * G);
+        until(&pool, "charged", || pool.stats().committed > 40 * G);
         drop(block.export(FD).unwrap());
         drop(block);
         assert_eq!(pool.stats().exported, 40 * G);
-        until("released", || pool.stats().committed == 0);
+        until(&pool, "released", || pool.stats().committed == 0);
         rig.faults.disarm();
         assert_eq!(books(rig, &pool, 0).exported, 0);
         drop(tenant);
@@ -484,7 +426,7 @@ on_both! {
     }
 
     fn a_capture_is_not_asked_about_it(rig) {
-        let pool = pool(rig, 8);
+        let pool = shareable(rig, 8).build().unwrap();
         let tenant = pool.tenant("a").register().unwrap();
         let block = tenant.try_allocate(4 * G).unwrap();
         let guard = pool.capture_guard();
@@ -497,7 +439,7 @@ on_both! {
     }
 
     fn a_tenant_that_goes_leaves_nothing_of_it(rig) {
-        let pool = pool(rig, 8);
+        let pool = shareable(rig, 8).build().unwrap();
         let tenant = pool.tenant("a").guarantee(8 * G).register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let block = tenant.allocate_on(&stream, 4 * G).unwrap();
@@ -511,7 +453,7 @@ on_both! {
     }
 
     fn a_refused_export_changes_nothing(rig) {
-        let pool = builder(rig, 8).largest_extent(G).build().unwrap();
+        let pool = shareable(rig, 8).largest_extent(G).build().unwrap();
         let tenant = pool.tenant("a").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let block = tenant.allocate_on(&stream, 3 * G).unwrap();
@@ -542,7 +484,7 @@ on_both! {
     }
 
     fn what_the_driver_will_not_take_back_is_nobodys_room(rig) {
-        let pool = builder(rig, 4).largest_extent(2 * G).build().unwrap();
+        let pool = shareable(rig, 4).largest_extent(2 * G).build().unwrap();
         let a = pool.tenant("a").register().unwrap();
         let b = pool.tenant("b").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();

@@ -12,6 +12,7 @@ mod common;
 
 use std::fmt::Debug;
 
+use common::books::figures;
 use common::sweep::{sweep, text};
 use common::{G, Rig};
 use cuvmm::driver::fault::Fault;
@@ -40,10 +41,7 @@ struct Books {
 }
 
 fn books(pool: &Pool) -> Books {
-    let stats = pool.stats();
-    let idle = stats.warm + stats.limbo + stats.leased;
-    let balance = stats.in_use + stats.padding + stats.margin + idle;
-    assert_eq!(stats.committed, balance, "{stats:#?}");
+    let stats = figures(pool);
     Books {
         committed: stats.committed,
         in_use: stats.in_use,

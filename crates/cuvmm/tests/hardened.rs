@@ -4,9 +4,9 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use common::{D0, G, Rig};
+use common::{D0, G, Rig, copy, until};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, CaptureMode, DeviceAddress, Driver};
@@ -32,18 +32,6 @@ where
     builder(rig, granules).build().unwrap()
 }
 
-/// Bytes by the driver's own copy, as somebody reads them who kept an address.
-fn copy<B: Backing + 'static>(rig: &Rig<B>, at: u64) -> Option<[u8; 4]>
-where
-    Machine<B>: Driver,
-{
-    let mut bytes = [0; 4];
-    // SAFETY: it is refused where nothing is mapped, and changes nothing elsewhere.
-    #[allow(unsafe_code)]
-    let copied = unsafe { rig.machine.copy_to_host(D0, &mut bytes, DeviceAddress(at)) };
-    copied.ok().map(|()| bytes)
-}
-
 /// A kernel that writes a byte to the first granule at an address.
 fn kernel<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, at: DeviceAddress, byte: u8)
 where
@@ -55,20 +43,12 @@ where
         .unwrap();
 }
 
-/// The figures, which add up and are the driver's.
+/// The figures, which add up and are the driver's; addresses that rest are nobody's.
 fn books<B: Backing + 'static>(rig: &Rig<B>, pool: &Pool) -> PoolStats
 where
     Machine<B>: Driver,
 {
-    let stats = pool.stats();
-    let parts =
-        stats.in_use + stats.padding + stats.margin + stats.warm + stats.limbo + stats.leased;
-    assert_eq!(stats.committed, parts, "{stats:#?}");
-    let live = rig.machine.live();
-    let held = stats.committed + stats.free + stats.quarantined;
-    assert_eq!(held, live.physical_bytes, "{stats:#?}");
-    assert_eq!(stats.mappings, live.mappings as u64);
-    assert_eq!(stats.addresses, live.reserved_bytes);
+    let stats = common::books::books(rig, pool);
     let tenants: u64 = stats.tenants.iter().map(|tenant| tenant.addresses).sum();
     assert_eq!(stats.addresses, tenants + stats.resting_addresses);
     stats
@@ -270,11 +250,7 @@ on_both! {
         std::thread::sleep(Duration::from_millis(5));
         assert_eq!(pool.stats().mappings, 2);
         rig.machine.let_go_all(D0);
-        let begun = Instant::now();
-        while rig.machine.live().mappings > 1 {
-            assert!(begun.elapsed() < Duration::from_secs(20), "it never came");
-            std::thread::sleep(Duration::from_micros(50));
-        }
+        until(&pool, "unmapped", || rig.machine.live().mappings == 1);
         drop((kept, tenant));
         pool.close().unwrap();
     }

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use common::books::{books, figures};
 use common::{D0, Rig, manner};
 use cuvmm::driver::Driver;
 use cuvmm::driver::host::{HostDriver, HostMemory, HostOptions};
@@ -156,10 +157,7 @@ where
 
     /// What holds at any moment.
     fn look(&self) -> PoolStats {
-        let stats = self.pool.stats();
-        let parts =
-            stats.in_use + stats.padding + stats.margin + stats.warm + stats.limbo + stats.leased;
-        assert_eq!(stats.committed, parts, "{stats:#?}");
+        let stats = figures(&self.pool);
         let held = stats.committed + stats.free + stats.quarantined;
         assert!(held <= self.limit, "{stats:#?}");
         assert!(self.rig.machine.live().physical_bytes <= self.limit);
@@ -174,15 +172,8 @@ where
 
     /// What holds when nobody is at it.
     fn books(&self) -> PoolStats {
-        let stats = self.look();
-        let live = self.rig.machine.live();
-        assert_eq!(
-            stats.committed + stats.free + stats.quarantined,
-            live.physical_bytes,
-            "{stats:#?}"
-        );
-        assert_eq!(stats.mappings, live.mappings as u64, "{stats:#?}");
-        assert_eq!(stats.addresses, live.reserved_bytes, "{stats:#?}");
+        self.look();
+        let stats = books(&self.rig, &self.pool);
         let mut mapped = self.rig.machine.snapshot().mappings;
         let count = mapped.len();
         mapped.sort_unstable_by_key(|mapping| mapping.handle.0);

@@ -3,18 +3,26 @@
 
 mod common;
 
-use std::time::Instant;
-
-use common::attention::{LAYOUTS, SMALL, assert_attends, build, fill, row};
+use common::attention::{LAYOUTS, SMALL, Scene, assert_attends, build, fill, row};
+use common::books::figures;
 use common::sweep::{sweep, text};
-use common::{D0, G, Rig, pool};
+use common::{D0, G, Rig, mapped_pool, pool, until};
+use cuvmm::driver::Driver;
+use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::error::{AllocateError, BuildKvCacheError, GrowAllError, KvCacheError};
 use cuvmm::kv::{Layout, Part, SequenceId, Shape};
-use cuvmm::{KvCache, Limit, Mapper, Pool, Stream};
+use cuvmm::{KvCache, Mapper, Pool, Stream};
+
+fn scene<B: Backing + 'static>(rig: &Rig<B>, granules: u64, layout: Layout) -> Scene
+where
+    Machine<B>: Driver,
+{
+    Scene::new(rig, pool(rig, granules), layout, build)
+}
 
 /// The tenant's memory: committed, in use, mappings, addresses.
 fn books(pool: &Pool) -> [u64; 5] {
-    let stats = pool.stats();
+    let stats = figures(pool);
     [
         stats.committed,
         stats.in_use,
@@ -27,10 +35,7 @@ fn books(pool: &Pool) -> [u64; 5] {
 on_both! {
     fn attention_reads_what_was_written_through_growth_and_reuse(rig) {
         for layout in LAYOUTS {
-            let pool = pool(rig, 128);
-            let tenant = pool.tenant("a").register().unwrap();
-            let stream = Stream::new(&rig.device).unwrap();
-            let mut cache = build(&tenant, &stream, layout);
+            let Scene { mut cache, .. } = scene(rig, 128, layout);
             let first = cache.create(10).unwrap();
             fill(&mut cache, first, 1, 0..10);
             let second = cache.create(130).unwrap();
@@ -62,10 +67,7 @@ on_both! {
     }
 
     fn a_view_says_how_the_rows_lie(rig) {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
-        let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+        let Scene { tenant, stream, mut cache, .. } = scene(rig, 64, Layout::TokenMajor);
         assert_eq!((cache.tokens_per_granule(), cache.least_memory()), (16, G));
         assert_eq!((cache.bytes_per_token(), cache.memory_of(17)), (128 << 10, 2 * G));
         let id = cache.create(3).unwrap();
@@ -85,10 +87,7 @@ on_both! {
 
     fn the_next_sequence_takes_what_one_left_without_a_driver_call(rig) {
         for layout in LAYOUTS {
-            let pool = pool(rig, 128);
-            let tenant = pool.tenant("a").register().unwrap();
-            let stream = Stream::new(&rig.device).unwrap();
-            let mut cache = build(&tenant, &stream, layout);
+            let Scene { pool, mut cache, .. } = scene(rig, 128, layout);
             let ids = [300, 200, 120].map(|tokens| cache.create(tokens).unwrap());
             for id in ids {
                 cache.free(id).unwrap();
@@ -111,10 +110,7 @@ on_both! {
     }
 
     fn an_id_is_never_anothers(rig) {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
-        let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+        let Scene { tenant, stream, mut cache, .. } = scene(rig, 64, Layout::TokenMajor);
         let mut twin = build(&tenant, &stream, Layout::TokenMajor);
         let gone = cache.create(20).unwrap();
         let foreign = twin.create(20).unwrap();
@@ -141,10 +137,7 @@ on_both! {
 
     fn a_decode_step_is_all_or_nothing(rig) {
         for layout in LAYOUTS {
-            let pool = pool(rig, 40);
-            let tenant = pool.tenant("a").register().unwrap();
-            let stream = Stream::new(&rig.device).unwrap();
-            let mut cache = build(&tenant, &stream, layout);
+            let Scene { pool, mut cache, .. } = scene(rig, 40, layout);
             let ids = [16, 16, 16].map(|tokens| cache.create(tokens).unwrap());
             fill(&mut cache, ids[1], 5, 0..16);
             let before = (books(&pool), cache.stats());
@@ -281,10 +274,7 @@ on_both! {
     }
 
     fn a_graph_may_hold_a_sequence(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
-        let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+        let Scene { pool, mut cache, .. } = scene(rig, 16, Layout::TokenMajor);
         let id = cache.create(20).unwrap();
         let other = Stream::new(&rig.device).unwrap();
         cache.record_use(id, &other).unwrap();
@@ -371,11 +361,8 @@ on_both! {
 
     fn a_decode_step_makes_no_driver_call_with_a_mapper(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
-        let limit = Limit::Bytes(160 * G);
-        let pool = Pool::builder(&rig.device).limit(limit).mapper(&mapper).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
-        let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+        let pool = mapped_pool(rig, 160, &mapper);
+        let Scene { pool, tenant, mut cache, .. } = Scene::new(rig, pool, Layout::TokenMajor, build);
         let prompts = [20u64, 27, 32, 41, 48, 55];
         let ids = prompts.map(|tokens| cache.create(tokens).unwrap());
         let own = || common::calls_without_mapper(&rig.device, &pool);
@@ -384,11 +371,7 @@ on_both! {
             // A sequence has a granule ahead from four tokens before its first one ends.
             let ahead = prompts.iter().filter(|&&prompt| prompt.next_multiple_of(16) < prompt + n + 4);
             let ahead = ahead.count() as u64;
-            let begun = Instant::now();
-            while tenant.stats().margin < ahead * G {
-                assert!(begun.elapsed().as_secs() < 20, "{ahead}: {:?}", tenant.stats());
-                std::thread::yield_now();
-            }
+            until(&pool, "placed ahead", || tenant.stats().margin >= ahead * G);
             cache.append(&ids.map(|id| (id, 1))).unwrap();
             assert!(tenant.stats().margin <= 12 * G);
         }
@@ -409,10 +392,9 @@ fn every_driver_call_failed_once() {
     for (layout, creating, appending) in [(Layout::TokenMajor, 7, 9), (Layout::LayerMajor, 32, 48)]
     {
         let world = |rig: &Rig<_>| {
-            let pool = pool(rig, 128);
-            let tenant = pool.tenant("a").register().unwrap();
-            let stream = Stream::new(&rig.device).unwrap();
-            let mut cache = build(&tenant, &stream, layout);
+            let Scene {
+                pool, mut cache, ..
+            } = scene(rig, 128, layout);
             let ids = vec![cache.create(10).unwrap(), cache.create(120).unwrap()];
             World { pool, cache, ids }
         };

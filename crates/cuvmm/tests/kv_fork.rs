@@ -6,9 +6,10 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::attention::{LAYOUTS, SMALL, assert_attends, fill};
+use common::attention::{LAYOUTS, SMALL, Scene, assert_attends, fill, salts};
+use common::books::figures;
 use common::sweep::{sweep, text};
-use common::{D0, G, Rig, pool};
+use common::{D0, G, Rig, mapped_pool, pool, until};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, DeviceAddress, Driver};
@@ -21,18 +22,17 @@ fn build(tenant: &Tenant, stream: &Stream, layout: Layout) -> KvCache {
     builder.may_fork(true).build().unwrap()
 }
 
-/// So many tokens by one salt and the rest by another.
-fn salts(parts: &[(u32, usize)]) -> Vec<u32> {
-    let parts = parts.iter();
-    parts.flat_map(|&(salt, count)| vec![salt; count]).collect()
+fn scene<B: Backing + 'static>(rig: &Rig<B>, granules: u64, layout: Layout) -> Scene
+where
+    Machine<B>: Driver,
+{
+    Scene::new(rig, pool(rig, granules), layout, build)
 }
 
 /// Committed, in use, shared, idle, free, mappings, addresses.
 fn books(pool: &Pool) -> [u64; 7] {
-    let stats = pool.stats();
+    let stats = figures(pool);
     let idle = stats.warm + stats.limbo + stats.leased;
-    let balance = stats.in_use + stats.padding + stats.margin + idle + stats.shared;
-    assert_eq!(stats.committed, balance, "{stats:#?}");
     [
         stats.committed,
         stats.in_use,
@@ -57,6 +57,17 @@ fn address(cache: &KvCache, id: SequenceId) -> DeviceAddress {
     cache.view(id).unwrap().key(0).unwrap().address()
 }
 
+/// A kernel on a stream, held back, that is to read so many tokens of a sequence.
+fn reads_late<B: Backing>(rig: &Rig<B>, on: &Stream, cache: &KvCache, id: SequenceId, tokens: u64)
+where
+    Machine<B>: Driver,
+{
+    rig.machine.hold(D0, on.as_raw());
+    let reads = vec![(address(cache, id), tokens << 17)];
+    let queued = rig.machine.queue_kernel(D0, on.as_raw(), reads, vec![]);
+    queued.unwrap();
+}
+
 fn append_refused(outcome: Result<(), KvCacheError>) -> AllocateError {
     match outcome.unwrap_err() {
         KvCacheError::Append {
@@ -70,10 +81,7 @@ fn append_refused(outcome: Result<(), KvCacheError>) -> AllocateError {
 on_both! {
     fn forks_read_the_prefix_and_grow_apart(rig) {
         for layout in LAYOUTS {
-            let pool = pool(rig, 160);
-            let tenant = pool.tenant("a").register().unwrap();
-            let stream = Stream::new(&rig.device).unwrap();
-            let mut cache = build(&tenant, &stream, layout);
+            let Scene { mut cache, .. } = scene(rig, 160, layout);
             let root = cache.create(300).unwrap();
             fill(&mut cache, root, 1, 0..300);
             let at = address(&cache, root);
@@ -114,10 +122,7 @@ on_both! {
     }
 
     fn a_prefix_is_held_once(rig) {
-        let pool = pool(rig, 160);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
-        let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+        let Scene { pool, tenant, mut cache, .. } = scene(rig, 160, Layout::TokenMajor);
         // 25 granules: six extents of 4 and one of 1.
         let root = cache.create(400).unwrap();
         assert_held(rig, &cache, 25 * G);
@@ -153,10 +158,7 @@ on_both! {
     }
 
     fn what_was_shared_is_warm_when_one_is_left(rig) {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
-        let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+        let Scene { mut cache, .. } = scene(rig, 64, Layout::TokenMajor);
         let root = cache.create(400).unwrap();
         let fork = cache.fork(root, 400).unwrap();
         cache.free(fork).unwrap();
@@ -176,10 +178,7 @@ on_both! {
     }
 
     fn a_fork_may_only_read_what_it_shares(rig) {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
-        let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+        let Scene { mut cache, .. } = scene(rig, 64, Layout::TokenMajor);
         let root = cache.create(100).unwrap();
         let fork = cache.fork(root, 90).unwrap();
         let right_at = |at: DeviceAddress| {
@@ -209,10 +208,7 @@ on_both! {
 
     fn who_is_cut_in_the_prefix_gets_memory_of_its_own(rig) {
         for layout in LAYOUTS {
-            let pool = pool(rig, 160);
-            let tenant = pool.tenant("a").register().unwrap();
-            let stream = Stream::new(&rig.device).unwrap();
-            let mut cache = build(&tenant, &stream, layout);
+            let Scene { pool, mut cache, .. } = scene(rig, 160, layout);
             let root = cache.create(390).unwrap();
             fill(&mut cache, root, 1, 0..390);
             let one = cache.fork(root, 390).unwrap();
@@ -238,7 +234,7 @@ on_both! {
                 assert_attends(rig, &cache, one, &salts(&[(1, 76), (8, 1), (9, 12)]));
                 assert_attends(rig, &cache, two, &salts(&[(1, 255), (8, 1), (9, 12)]));
             }
-            books(&pool);
+            figures(&pool);
         }
     }
 
@@ -254,9 +250,7 @@ on_both! {
         // Work that still reads it, on another stream.
         let other = Stream::new(&rig.device).unwrap();
         cache.record_use(fork, &other).unwrap();
-        rig.machine.hold(D0, other.as_raw());
-        let at = address(&cache, fork);
-        rig.machine.queue_kernel(D0, other.as_raw(), vec![(at, 120 << 17)], vec![]).unwrap();
+        reads_late(rig, &other, &cache, fork, 120);
         cache.truncate(fork, 60).unwrap();
         let before = books(&pool);
         let refused = append_refused(cache.try_append(&[(fork, 1), (root, 1)]));
@@ -284,17 +278,12 @@ on_both! {
     }
 
     fn memory_stays_until_all_who_show_it_have_passed(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
-        let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+        let Scene { pool, mut cache, .. } = scene(rig, 16, Layout::TokenMajor);
         let root = cache.create(120).unwrap();
         let fork = cache.fork(root, 120).unwrap();
         let other = Stream::new(&rig.device).unwrap();
         cache.record_use(fork, &other).unwrap();
-        rig.machine.hold(D0, other.as_raw());
-        let at = address(&cache, fork);
-        rig.machine.queue_kernel(D0, other.as_raw(), vec![(at, 120 << 17)], vec![]).unwrap();
+        reads_late(rig, &other, &cache, fork, 120);
         cache.free(fork).unwrap();
         cache.free(root).unwrap();
         let needy = pool.tenant("b").register().unwrap();
@@ -337,10 +326,7 @@ on_both! {
     }
 
     fn admission_counts_what_must_be_replaced(rig) {
-        let pool = pool(rig, 24);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
-        let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+        let Scene { pool, mut cache, .. } = scene(rig, 24, Layout::TokenMajor);
         let root = cache.create(200).unwrap();
         let fork = cache.fork(root, 200).unwrap();
         assert_eq!(cache.stats().held, 14 * G);
@@ -413,10 +399,7 @@ on_both! {
     }
 
     fn compaction_leaves_what_is_shared(rig) {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
-        let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+        let Scene { pool, mut cache, .. } = scene(rig, 64, Layout::TokenMajor);
         // Granule by granule.
         let root = cache.create(16).unwrap();
         for _ in 0..8 {
@@ -444,9 +427,7 @@ on_both! {
         let limit = Limit::Bytes(64 * G);
         let pool = Pool::builder(&rig.device).limit(limit).hardened(Hardened::new());
         let pool = pool.build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
-        let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+        let Scene { pool, mut cache, .. } = Scene::new(rig, pool, Layout::TokenMajor, build);
         let root = cache.create(200).unwrap();
         fill(&mut cache, root, 1, 0..200);
         let one = cache.fork(root, 200).unwrap();
@@ -467,26 +448,17 @@ on_both! {
 
     fn with_a_mapper_nobody_makes_driver_calls_for_what_forks_left(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
-        let limit = Limit::Bytes(64 * G);
-        let pool = Pool::builder(&rig.device).limit(limit).mapper(&mapper).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
-        let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+        let pool = mapped_pool(rig, 64, &mapper);
+        let Scene { pool, tenant, stream, mut cache } = Scene::new(rig, pool, Layout::TokenMajor, build);
         let root = cache.create(200).unwrap();
         let forks = [200, 190, 100].map(|at| cache.fork(root, at).unwrap());
-        rig.machine.hold(D0, stream.as_raw());
-        let at = address(&cache, forks[1]);
-        rig.machine.queue_kernel(D0, stream.as_raw(), vec![(at, 190 << 17)], vec![]).unwrap();
+        reads_late(rig, &stream, &cache, forks[1], 190);
         for id in forks {
             cache.free(id).unwrap();
         }
         assert!(pool.stats().mappings > 4);
         rig.machine.let_go_all(D0);
-        let begun = Instant::now();
-        while pool.stats().shared > 0 {
-            assert!(begun.elapsed().as_secs() < 20, "{:#?}", pool.stats());
-            std::thread::yield_now();
-        }
+        until(&pool, "unmapped", || pool.stats().shared == 0);
         // The last to leave may be a moment behind it.
         let _ = common::calls_without_mapper(&rig.device, &pool);
         assert_eq!(cache.stats().held - cache.stats().margin, 13 * G);
@@ -496,10 +468,7 @@ on_both! {
     }
 
     fn a_tenant_ends_with_its_last_fork(rig) {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
-        let mut cache = build(&tenant, &stream, Layout::LayerMajor);
+        let Scene { pool, tenant, mut cache, .. } = scene(rig, 64, Layout::LayerMajor);
         let root = cache.create(270).unwrap();
         let fork = cache.fork(root, 260).unwrap();
         drop(tenant.clone());
@@ -524,10 +493,9 @@ struct World {
 }
 
 fn world(rig: &Rig<cuvmm::driver::model::Nothing>, layout: Layout) -> World {
-    let pool = pool(rig, 160);
-    let tenant = pool.tenant("a").register().unwrap();
-    let stream = Stream::new(&rig.device).unwrap();
-    let mut cache = build(&tenant, &stream, layout);
+    let Scene {
+        pool, mut cache, ..
+    } = scene(rig, 160, layout);
     let ids = vec![cache.create(300).unwrap()];
     World { pool, cache, ids }
 }

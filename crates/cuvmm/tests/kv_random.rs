@@ -6,6 +6,7 @@ mod common;
 
 use std::collections::HashSet;
 
+use common::books::balanced;
 use common::{G, Rig};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
@@ -336,15 +337,8 @@ where
     }
 
     fn check(&self) {
-        let pools = self.pool.stats();
-        let obtained = pools.committed + pools.free + pools.quarantined;
-        assert!(obtained <= LIMIT * G);
-        let idle = pools.warm + pools.limbo + pools.leased;
-        let balance = pools.in_use + pools.padding + pools.margin + idle + pools.shared;
-        assert_eq!(pools.committed, balance, "{pools:#?}");
-        let live = self.rig.machine.live();
-        assert_eq!(live.physical_bytes, obtained, "{pools:#?}");
-        assert_eq!(live.mappings as u64, pools.mappings, "{pools:#?}");
+        let pools = balanced(self.rig, &self.pool);
+        assert!(pools.committed + pools.free + pools.quarantined <= LIMIT * G);
         for (index, cache) in self.caches.iter().enumerate() {
             let known = &self.known[index];
             let tokens: u64 = known.iter().map(|known| known.tokens.len() as u64).sum();
@@ -423,11 +417,7 @@ where
             }
             rig.faults.disarm();
             drop(world);
-            // What a drop could not give back because its one call was failed is counted.
-            let live = rig.machine.live();
-            let left = live.reservations + live.mappings + live.streams + live.events;
-            let counted = rig.device.drop_failures();
-            assert_eq!(left as u64 + live.references, counted, "{live:?}");
+            common::only_counted_left(&rig);
             Ok(())
         })
         .unwrap();

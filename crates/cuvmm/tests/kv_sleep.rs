@@ -6,10 +6,12 @@ mod common;
 
 use std::cell::Cell;
 
-use common::attention::{LAYOUTS, SMALL, assert_attends, fill};
-use common::{G, pool};
+use common::attention::{LAYOUTS, SMALL, Scene, assert_attends, fill, salts};
+use common::books::{balanced, figures};
+use common::{G, Rig, pool};
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::{CUresult, Call};
+use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::{CUresult, Call, Driver};
 use cuvmm::error::{AllocateError, KvCacheError, SleepError, WakeError};
 use cuvmm::kv::{Layout, SequenceId};
 use cuvmm::sleep::Progress;
@@ -20,17 +22,16 @@ fn build(tenant: &Tenant, stream: &Stream, layout: Layout) -> KvCache {
     builder.tag("kv").may_fork(true).build().unwrap()
 }
 
-fn salts(parts: &[(u32, usize)]) -> Vec<u32> {
-    let parts = parts.iter();
-    parts.flat_map(|&(salt, count)| vec![salt; count]).collect()
+fn scene<B: Backing + 'static>(rig: &Rig<B>, granules: u64, layout: Layout) -> Scene
+where
+    Machine<B>: Driver,
+{
+    Scene::new(rig, pool(rig, granules), layout, build)
 }
 
-/// Committed, shared, asleep; the books are balanced.
+/// Committed, shared, asleep.
 fn books(pool: &Pool) -> [u64; 3] {
-    let stats = pool.stats();
-    let idle = stats.warm + stats.limbo + stats.leased;
-    let balance = stats.in_use + stats.padding + stats.margin + idle + stats.shared;
-    assert_eq!(stats.committed, balance, "{stats:#?}");
+    let stats = figures(pool);
     [stats.committed, stats.shared, stats.asleep]
 }
 
@@ -110,11 +111,8 @@ on_both! {
     }
 
     fn forks_that_were_not_to_sleep_after_all_share_as_before(rig) {
-        let pool = pool(rig, 240);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
         let store = HostStore::builder(&rig.device).pinned(240 * G).build().unwrap();
-        let mut cache = build(&tenant, &stream, Layout::TokenMajor);
+        let Scene { pool, tenant, mut cache, .. } = scene(rig, 240, Layout::TokenMajor);
         let family = family(&mut cache);
         let before = (books(&pool), rig.machine.snapshot());
         let calls = Cell::new(0);
@@ -144,15 +142,17 @@ on_both! {
 }
 
 /// A tenant with a family of forks, and what they hold.
-fn world(rig: &common::Rig<cuvmm::driver::model::Nothing>) -> (KvCache, HostStore, Pool, Tenant) {
-    let pool = pool(rig, 240);
-    let tenant = pool.tenant("a").register().unwrap();
-    let stream = Stream::new(&rig.device).unwrap();
+fn world(rig: &Rig<cuvmm::driver::model::Nothing>) -> (KvCache, HostStore, Pool, Tenant) {
+    let Scene {
+        pool,
+        tenant,
+        stream,
+        mut cache,
+    } = scene(rig, 240, Layout::TokenMajor);
     let store = HostStore::builder(&rig.device)
         .pinned(32 * G)
         .build()
         .unwrap();
-    let mut cache = build(&tenant, &stream, Layout::TokenMajor);
     let root = cache.create(120).unwrap();
     let fork = cache.fork(root, 100).unwrap();
     cache.fork(fork, 70).unwrap();
@@ -202,12 +202,7 @@ fn a_family_of_which_some_stay_asleep_wakes_whole() {
             Err(SleepError::Call(_)) => {}
             other => panic!("{other:?}"),
         }
-        let stats = pool.stats();
-        let live = rig.machine.live();
-        let held = stats.committed + stats.free + stats.quarantined;
-        assert_eq!(held, live.physical_bytes, "{nth}: {stats:#?}");
-        assert_eq!(stats.mappings, live.mappings as u64, "{nth}: {stats:#?}");
-        books(&pool);
+        balanced(&rig, &pool);
         match tenant.blocks().wake() {
             Ok(_) => {}
             Err(WakeError::Memory { .. }) => panic!("{nth}: there is room"),

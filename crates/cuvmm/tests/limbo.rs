@@ -5,24 +5,11 @@ mod common;
 
 use std::time::Duration;
 
-use common::{D0, G, Rig, pool};
+use common::{D0, G, busy, pool};
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, CaptureMode, Driver};
 use cuvmm::error::{AllocateError, CopyError, FreeRefusal};
-use cuvmm::{Block, CallError, Stream};
-
-/// A kernel that is queued and held back, and will write into the whole block.
-fn busy<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, block: &Block, byte: u8)
-where
-    Machine<B>: Driver,
-{
-    rig.machine.hold(D0, stream.as_raw());
-    let writes = vec![(block.address(), block.size(), byte)];
-    rig.machine
-        .queue_kernel(D0, stream.as_raw(), vec![], writes)
-        .unwrap();
-}
+use cuvmm::{CallError, Stream};
 
 fn limbo(error: &AllocateError) -> u64 {
     match error {

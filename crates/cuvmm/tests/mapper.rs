@@ -3,39 +3,19 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use common::{D0, G, Rig};
+use common::books::figures;
+use common::{D0, G, mapped_pool, until};
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Call, Driver};
+use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::{BuildPoolError, StartMapperError};
 use cuvmm::{Limit, Mapper, Pool, Stream};
-
-fn pool<B: Backing + 'static>(rig: &Rig<B>, granules: u64, mapper: &Mapper) -> Pool
-where
-    Machine<B>: Driver,
-{
-    Pool::builder(&rig.device)
-        .limit(Limit::Bytes(granules * G))
-        .mapper(mapper)
-        .build()
-        .unwrap()
-}
-
-/// Waits until the mapper has done something; far longer than it takes.
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !done() {
-        assert!(begun.elapsed() < Duration::from_secs(20), "never: {what}");
-        std::thread::sleep(Duration::from_micros(50));
-    }
-}
 
 on_both! {
     fn a_growing_block_finds_memory_that_another_thread_mapped(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = pool(rig, 256, &mapper);
+        let pool = mapped_pool(rig, 256, &mapper);
         let tenant = pool.tenant("a").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let block = tenant.block(32 * G).capacity(256 * G).home_stream(&stream);
@@ -44,7 +24,7 @@ on_both! {
         block.try_grow_to(33 * G).unwrap();
         let before = own();
         for granules in 34..=256 {
-            until("margin", || {
+            until(&pool, "margin", || {
                 let stats = tenant.stats();
                 stats.margin > 0 || stats.committed == 256 * G
             });
@@ -61,7 +41,7 @@ on_both! {
 
     fn a_mapper_hears_whoever_rings_rarely_and_whoever_hurries(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = pool(rig, 256, &mapper);
+        let pool = mapped_pool(rig, 256, &mapper);
         let tenant = pool.tenant("a").register().unwrap();
         let mut block = tenant.block(8 * G).capacity(128 * G).try_allocate().unwrap();
         let mut size = 8 * G;
@@ -70,7 +50,7 @@ on_both! {
             std::thread::sleep(Duration::from_millis(pause));
             size += G;
             block.try_grow_to(size).unwrap();
-            until("margin", || tenant.stats().margin > 0);
+            until(&pool, "margin", || tenant.stats().margin > 0);
         }
         drop(block);
         drop(tenant);
@@ -80,7 +60,7 @@ on_both! {
     fn everything_goes_on_when_the_mapper_stops(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
         assert!(matches!(Mapper::start(&rig.device), Err(StartMapperError::Running)));
-        let pool = pool(rig, 128, &mapper);
+        let pool = mapped_pool(rig, 128, &mapper);
         let tenant = pool.tenant("a").register().unwrap();
         let mut block = tenant.block(16 * G).capacity(128 * G).try_allocate().unwrap();
         block.try_grow_to(20 * G).unwrap();
@@ -98,14 +78,14 @@ on_both! {
     fn a_pool_is_closed_or_given_back_while_the_mapper_serves_it(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
         for _ in 0..50 {
-            let pool = pool(rig, 64, &mapper);
+            let pool = mapped_pool(rig, 64, &mapper);
             let tenant = pool.tenant("a").register().unwrap();
             let mut block = tenant.block(8 * G).capacity(64 * G).try_allocate().unwrap();
             block.try_grow_to(9 * G).unwrap();
             let pool = pool.close().unwrap_err().owner;
             // It is served again after the refusal.
             block.try_grow_to(13 * G).unwrap();
-            until("margin", || tenant.stats().margin > 0);
+            until(&pool, "margin", || tenant.stats().margin > 0);
             drop((block, tenant));
             pool.close().unwrap();
         }
@@ -124,22 +104,21 @@ on_both! {
 
     fn margin_made_ahead_goes_to_whoever_needs_memory(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = pool(rig, 64, &mapper);
+        let pool = mapped_pool(rig, 64, &mapper);
         let a = pool.tenant("a").register().unwrap();
         let b = pool.tenant("b").register().unwrap();
         let mut block = a.block(32 * G).capacity(64 * G).try_allocate().unwrap();
         block.try_grow_to(40 * G).unwrap();
-        until("margin", || a.stats().margin > 0);
+        until(&pool, "margin", || a.stats().margin > 0);
         // No more than a granule or so is stuck in one extent with the block's end.
         let size = 64 * G - 40 * G - pool.stats().stranded;
-        until("the mapper to be done", || b.try_allocate(size).is_ok());
-        let stats = pool.stats();
-        assert_eq!(stats.committed, stats.in_use + stats.padding + stats.margin + stats.warm + stats.limbo);
+        until(&pool, "the mapper to be done", || b.try_allocate(size).is_ok());
+        assert_eq!(figures(&pool).leased, 0);
     }
 
     fn what_a_tenant_left_behind_is_unmapped_without_anybody_asking(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = pool(rig, 16, &mapper);
+        let pool = mapped_pool(rig, 16, &mapper);
         let tenant = pool.tenant("a").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let block = tenant.allocate_on(&stream, 16 * G).unwrap();
@@ -150,7 +129,7 @@ on_both! {
         std::thread::sleep(Duration::from_millis(5));
         assert_eq!(pool.stats().limbo, 16 * G, "a kernel may still write there");
         rig.machine.let_go(D0, stream.as_raw());
-        until("the tenant to be gone", || pool.stats().tenants.is_empty());
+        until(&pool, "the tenant to be gone", || pool.stats().tenants.is_empty());
         assert_eq!((pool.stats().committed, pool.stats().free), (0, 16 * G));
     }
 
@@ -165,7 +144,7 @@ on_both! {
         drop(blocks);
         // An allocation lets the mapper see it.
         drop(a.try_allocate(4 * G).unwrap());
-        until("8 granules to be ready", || pool.stats().free >= 8 * G);
+        until(&pool, "8 granules to be ready", || pool.stats().free >= 8 * G);
         assert!(a.stats().committed >= 20 * G, "a guarantee is not touched");
     }
 
@@ -176,7 +155,7 @@ on_both! {
             (Call::MemSetAccess, CUresult::CUDA_ERROR_OUT_OF_MEMORY),
         ] {
             let mapper = Mapper::start(&rig.device).unwrap();
-            let pool = pool(rig, 64, &mapper);
+            let pool = mapped_pool(rig, 64, &mapper);
             let tenant = pool.tenant("a").register().unwrap();
             let mut block = tenant.block(31 * G).capacity(64 * G).try_allocate().unwrap();
             rig.faults.forget();
@@ -184,7 +163,7 @@ on_both! {
             // No more is committed here: the failure is the mapper's.
             block.shrink_to(30 * G).unwrap();
             block.try_grow_to(31 * G).unwrap();
-            until("the mapper to fail", || rig.faults.injected() > 0);
+            until(&pool, "the mapper to fail", || rig.faults.injected() > 0);
             // It tries again when the block grows, not by itself.
             std::thread::sleep(Duration::from_millis(20));
             assert!(rig.faults.injected() <= 2, "{} attempts", rig.faults.injected());

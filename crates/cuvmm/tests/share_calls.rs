@@ -25,11 +25,10 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{G, Rig};
-use cuvmm::driver::HandleTypes;
+use common::{G, Rig, shareable_region};
 use cuvmm::driver::host::HostMemory;
 use cuvmm::share::{Listener, Manifest, Publisher, Subscriber, Users, sweep};
-use cuvmm::{Attachment, Channel, Offer, Region};
+use cuvmm::{Attachment, Channel, Offer};
 use nix::libc::user_regs_struct;
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, raise};
@@ -270,16 +269,6 @@ fn given_back(rig: Rig<HostMemory>) {
     assert_eq!(live.exported_only, 0);
 }
 
-fn region(rig: &Rig<HostMemory>) -> Region {
-    let mut region = Region::builder(&rig.device, 2 * G)
-        .largest_extent(G)
-        .shareable(HandleTypes::POSIX_FD)
-        .reserve()
-        .unwrap();
-    region.commit(0..2 * G).unwrap();
-    region
-}
-
 fn over(socket: OwnedFd) -> Result<Channel, String> {
     let mut channel = Channel::over(socket, &Users::own()).map_err(text)?;
     channel.set_timeout(PATIENCE);
@@ -292,7 +281,7 @@ fn text(error: impl std::fmt::Display) -> String {
 
 fn give(side: &mut Side<'_>) {
     let rig = common::host();
-    let region = region(&rig);
+    let region = shareable_region(&rig, 2);
     // Moved in: it keeps the handles that it made.
     let offer = Offer::region(&region, 0..2 * G).unwrap();
     side.does(move |side| {
@@ -336,7 +325,7 @@ fn listen(side: &mut Side<'_>) {
 /// Connects where somebody listens, and gives.
 fn give_there(side: &mut Side<'_>) {
     let rig = common::host();
-    let region = region(&rig);
+    let region = shareable_region(&rig, 2);
     let offer = Offer::region(&region, 0..2 * G).unwrap();
     side.begin();
     side.does(move |side| {
@@ -351,7 +340,7 @@ fn give_there(side: &mut Side<'_>) {
 
 fn publish(side: &mut Side<'_>) {
     let rig = common::host();
-    let region = region(&rig);
+    let region = shareable_region(&rig, 2);
     side.does(|side| {
         let publisher = Publisher::bind(side.path()).map_err(text)?;
         publisher

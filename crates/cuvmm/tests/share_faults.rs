@@ -8,8 +8,7 @@ mod share_support;
 use std::thread;
 
 use common::sweep::{sweep, text};
-use common::{G, Rig};
-use cuvmm::driver::HandleTypes;
+use common::{G, Rig, shareable_region};
 use cuvmm::driver::model::Nothing;
 use cuvmm::error::{GiveError, SubscribeError, TakeError};
 use cuvmm::share::{Manifest, Parcel, Publication, Publisher, Subscriber};
@@ -25,17 +24,7 @@ const EXTENTS: u64 = 3;
 const MANY: u64 = 65;
 
 fn region(rig: &Model) -> Region {
-    region_of(rig, EXTENTS)
-}
-
-fn region_of(rig: &Model, extents: u64) -> Region {
-    let mut region = Region::builder(&rig.device, extents * G)
-        .largest_extent(G)
-        .shareable(HandleTypes::POSIX_FD)
-        .reserve()
-        .unwrap();
-    region.commit(0..extents * G).unwrap();
-    region
+    shareable_region(rig, EXTENTS)
 }
 
 fn offer(region: &Region) -> Offer {
@@ -231,7 +220,7 @@ fn attaching() {
 
         let world = |rig: &Model| {
             let reader = common::model();
-            let shop = Shop::of(region_of(rig, MANY));
+            let shop = Shop::of(shareable_region(rig, MANY));
             (shop.reader(), shop, reader)
         };
         type Serving = (Subscriber, Shop, Model);

@@ -9,15 +9,14 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{G, Rig, cases};
-use cuvmm::driver::model::Nothing;
+use common::{G, cases, shareable_region};
 use cuvmm::driver::{Exported, HandleTypes, LocationKind};
 use cuvmm::error::{
     AttachError, ChannelError, DescriptionError, GiveError, ImportError, ManifestError,
     SubscribeError, TakeError,
 };
 use cuvmm::share::Subscriber;
-use cuvmm::{Attachment, Channel, Device, Offer, Physical, Region};
+use cuvmm::{Attachment, Channel, Device, Offer, Physical};
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use share_support::{
@@ -26,16 +25,6 @@ use share_support::{
 };
 
 const FD: HandleTypes = HandleTypes::POSIX_FD;
-
-fn region(rig: &Rig<Nothing>, granules: u64) -> Region {
-    let mut region = Region::builder(&rig.device, granules * G)
-        .largest_extent(G)
-        .shareable(FD)
-        .reserve()
-        .unwrap();
-    region.commit(0..granules * G).unwrap();
-    region
-}
 
 /// A handle of memory.
 fn handle(device: &Device, size: u64) -> OwnedFd {
@@ -565,7 +554,7 @@ fn silence_and_closing_at_each_step_of_a_taking() {
 /// What a giver of forty granules makes of what somebody says, and what that has heard by then.
 fn give_to(said: impl FnOnce(&mut Raw)) -> GiveError {
     let giver = common::model();
-    let region = region(&giver, 40);
+    let region = shareable_region(&giver, 40);
     let before = giver.machine.snapshot();
     let offer = Offer::region(&region, 0..40 * G).unwrap();
     let (mut channel, mut peer) = Raw::pair();
@@ -640,7 +629,7 @@ fn takers_that_are_wrong_silent_or_gone() {
 fn a_description_that_nobody_reads() {
     leaves_nothing_open(|| {
         let giver = common::model();
-        let region = region(&giver, 16 << 10);
+        let region = shareable_region(&giver, 16 << 10);
         let offer = Offer::region(&region, 0..region.size()).unwrap();
         assert!(offer.description().to_bytes().len() > 5 * MOST_BODY);
         let (mut channel, peer) = Raw::pair();
@@ -823,7 +812,7 @@ proptest! {
     fn a_peer_that_says_anything(script in proptest::collection::vec(0u8..24, 0..40)) {
         leaves_nothing_open(|| {
             let (giver, taker) = (common::model(), common::model());
-            let mine = region(&giver, 3);
+            let mine = shareable_region(&giver, 3);
             let offer = Offer::region(&mine, 0..3 * G).unwrap();
             let (told, handles) = offer.parcel().unwrap().into_parts();
             let handles = handles.into_iter().map(|handle| match handle {

@@ -19,8 +19,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{G, Rig};
-use cuvmm::driver::HandleTypes;
+use common::{G, Rig, shareable_region};
 use cuvmm::driver::host::HostMemory;
 use cuvmm::error::{ChannelError, GiveError, SubscribeError, TakeError};
 use cuvmm::share::{Listener, Manifest, Publication, Publisher, Subscriber, sweep};
@@ -53,12 +52,7 @@ fn granule(stamp: Stamp, number: u64) -> Vec<u8> {
 
 /// Memory whose every word says whose it is, which edition, and where it lies.
 fn stamped(rig: &Rig<HostMemory>, stamp: Stamp) -> Region {
-    let mut region = Region::builder(&rig.device, GRANULES * G)
-        .largest_extent(G)
-        .shareable(HandleTypes::POSIX_FD)
-        .reserve()
-        .unwrap();
-    region.commit(0..GRANULES * G).unwrap();
+    let region = shareable_region(rig, GRANULES);
     let stream = Stream::legacy(&rig.device);
     for number in 0..GRANULES {
         let bytes = granule(stamp, number);

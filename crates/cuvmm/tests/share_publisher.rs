@@ -8,8 +8,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{G, Rig};
-use cuvmm::driver::HandleTypes;
+use common::{G, Rig, shareable_region};
 use cuvmm::driver::host::HostMemory;
 use cuvmm::error::{ChannelError, ManifestError, PublishRefusal, SubscribeError};
 use cuvmm::share::{Listener, Manifest, Publication, Publisher, Subscriber};
@@ -24,12 +23,7 @@ type Host = Rig<HostMemory>;
 
 /// Two extents with a text at the beginning.
 fn edition(rig: &Host, text: &[u8]) -> Region {
-    let mut region = Region::builder(&rig.device, 2 * G)
-        .largest_extent(G)
-        .shareable(HandleTypes::POSIX_FD)
-        .reserve()
-        .unwrap();
-    region.commit(0..2 * G).unwrap();
+    let region = shareable_region(rig, 2);
     let stream = Stream::legacy(&rig.device);
     region.write(&stream, 0, text).unwrap();
     region

@@ -19,12 +19,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{G, Rig};
-use cuvmm::driver::HandleTypes;
-use cuvmm::driver::host::HostMemory;
+use common::{G, shareable_region};
 use cuvmm::error::{AttachError, ChannelError, GiveError, OfferError, SubscribeError, TakeError};
 use cuvmm::share::{Listener, Manifest, Publisher, Subscriber, Users, sweep};
-use cuvmm::{Attachment, Channel, Offer, Region};
+use cuvmm::{Attachment, Channel, Offer};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit, umask};
@@ -33,20 +31,8 @@ use share_support::{
     open_files,
 };
 
-const FD: HandleTypes = HandleTypes::POSIX_FD;
-
 /// What a child ends with where it may not do what it should.
 const MAY_NOT: i32 = 77;
-
-fn region(rig: &Rig<HostMemory>, granules: u64) -> Region {
-    let mut region = Region::builder(&rig.device, granules * G)
-        .largest_extent(G)
-        .shareable(FD)
-        .reserve()
-        .unwrap();
-    region.commit(0..granules * G).unwrap();
-    region
-}
 
 fn folder() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
@@ -351,7 +337,7 @@ fn a_taker_that_may_open_few_files() {
             let giving = fork(|| {
                 drop_in_child(&here);
                 let giver = common::host();
-                let region = region(&giver, 80);
+                let region = shareable_region(&giver, 80);
                 let offer = Offer::region(&region, 0..80 * G).unwrap();
                 let given = there.give(&offer).unwrap_err();
                 let right = matches!(
@@ -384,7 +370,7 @@ fn a_taker_that_may_open_few_files() {
 fn a_giver_that_may_open_few_files() {
     in_a_child(|| {
         let (giver, taker) = (common::host(), common::host());
-        let region = region(&giver, 80);
+        let region = shareable_region(&giver, 80);
         let offer = Offer::region(&region, 0..80 * G).unwrap();
         let (mut here, mut there) = Channel::pair().unwrap();
         let before = open_files();
@@ -412,7 +398,7 @@ fn ten_readers_of_many_extents_at_once() {
     in_a_child(|| {
         let (_folder, path) = folder();
         let writer = common::host();
-        let region = region(&writer, EXTENTS);
+        let region = shareable_region(&writer, EXTENTS);
         allow_more_files(400);
         let publisher = Publisher::bind(&path).unwrap();
         publisher
@@ -477,7 +463,7 @@ fn signals_end_no_wait() {
     in_a_child(|| {
         let (_folder, path) = folder();
         let (giver, taker) = (common::host(), common::host());
-        let region = region(&giver, 40);
+        let region = shareable_region(&giver, 40);
         let offer = Offer::region(&region, 0..40 * G).unwrap();
         let listener = Listener::bind(&path).unwrap();
         // Until one more has to wait to be accepted.

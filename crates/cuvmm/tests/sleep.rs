@@ -6,7 +6,8 @@ mod common;
 use std::cell::Cell;
 use std::time::Duration;
 
-use common::{D0, G, Rig};
+use common::books::books;
+use common::{D0, G, Rig, mapped_pool, shareable};
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{Driver, HandleTypes};
 use cuvmm::error::{
@@ -14,9 +15,7 @@ use cuvmm::error::{
     SleepError, WakeError,
 };
 use cuvmm::sleep::{Slept, Woken};
-use cuvmm::{
-    Block, Contents, Device, HostStore, Limit, Mapper, Offer, Pool, PoolStats, Stream, Tenant,
-};
+use cuvmm::{Block, Contents, Device, HostStore, Mapper, Offer, Stream, Tenant};
 
 fn store(device: &Device, granules: u64) -> HostStore {
     let builder = HostStore::builder(device).pinned(granules * G);
@@ -39,30 +38,12 @@ where
 {
     let mut bytes = vec![0; block.size() as usize];
     block.read(0, &mut bytes).unwrap();
-    if rig.machine.kind() == cuvmm::driver::DriverKind::Host {
+    if rig.keeps_bytes() {
         assert!(
             bytes == pattern(block.size(), seed),
             "other bytes than were kept"
         );
     }
-}
-
-/// The figures, which add up and are the driver's.
-fn books<B: Backing + 'static>(rig: &Rig<B>, pool: &Pool) -> PoolStats
-where
-    Machine<B>: Driver,
-{
-    let stats = pool.stats();
-    let parts =
-        stats.in_use + stats.padding + stats.margin + stats.warm + stats.limbo + stats.leased;
-    assert_eq!(stats.committed, parts, "{stats:#?}");
-    let live = rig.machine.live();
-    let held = stats.committed + stats.free + stats.quarantined;
-    assert_eq!(held, live.physical_bytes, "{stats:#?}");
-    assert_eq!(stats.mappings, live.mappings as u64, "{stats:#?}");
-    let asleep: u64 = stats.tenants.iter().map(|tenant| tenant.asleep).sum();
-    assert_eq!(stats.asleep, asleep);
-    stats
 }
 
 fn sleeps(tenant: &Tenant, contents: Contents<'_>) -> Slept {
@@ -274,9 +255,7 @@ on_both! {
     }
 
     fn a_sleeping_block_does_nothing_but_go(rig) {
-        let limit = Limit::Bytes(32 * G);
-        let builder = Pool::builder(&rig.device).limit(limit).shareable(HandleTypes::POSIX_FD);
-        let pool = builder.build().unwrap();
+        let pool = shareable(rig, 32).build().unwrap();
         let tenant = pool.tenant("model").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let mut block = tenant.block(3 * G).capacity(9 * G).home_stream(&stream).allocate().unwrap();
@@ -318,9 +297,7 @@ on_both! {
     }
 
     fn exported_blocks_stay_awake(rig) {
-        let limit = Limit::Bytes(32 * G);
-        let builder = Pool::builder(&rig.device).limit(limit).shareable(HandleTypes::POSIX_FD);
-        let pool = builder.build().unwrap();
+        let pool = shareable(rig, 32).build().unwrap();
         let tenant = pool.tenant("model").register().unwrap();
         let block = tenant.allocate(3 * G).unwrap();
         let other = tenant.allocate(G).unwrap();
@@ -481,8 +458,7 @@ on_both! {
 
     fn a_mapper_puts_nothing_under_a_sleeper(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
-        let builder = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G)).mapper(&mapper);
-        let pool = builder.build().unwrap();
+        let pool = mapped_pool(rig, 64, &mapper);
         let tenant = pool.tenant("model").register().unwrap();
         let mut block = tenant.block(G).capacity(48 * G).allocate().unwrap();
         for size in 2..20 {

@@ -6,11 +6,13 @@ mod common;
 
 use std::time::Duration;
 
+use common::books::balanced;
 use common::{D0, G, Rig, cases};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Driver};
 use cuvmm::error::{AllocateError, SleepError, WakeError};
+use cuvmm::sleep::{Blocks, Progress};
 use cuvmm::{Block, Contents, HostStore, Pool, Stream, Tenant};
 use proptest::prelude::*;
 
@@ -79,6 +81,14 @@ fn step() -> impl Strategy<Value = Step> {
         }),
         1 => (1..9u64).prop_map(Step::Fail),
     ]
+}
+
+/// Who stops an operation on so many bytes after so many granules.
+fn watch(bytes: u64, stop: Option<u64>) -> impl Fn(&Progress) -> bool {
+    move |progress| {
+        assert_eq!(progress.total, bytes);
+        stop.is_none_or(|stop| progress.done < stop * G)
+    }
 }
 
 /// A block, and what is known of it.
@@ -233,6 +243,19 @@ where
             .collect()
     }
 
+    fn bytes(&self, chosen: &[usize]) -> u64 {
+        let sizes = chosen.iter().map(|&index| self.blocks[index].block.size());
+        sizes.sum()
+    }
+
+    fn blocks(&self, tenant: usize, tag: Option<usize>) -> Blocks<'_> {
+        let blocks = self.tenants[tenant].blocks();
+        match tag {
+            Some(tag) => blocks.tag(TAGS[tag]),
+            None => blocks,
+        }
+    }
+
     fn sleep(
         &mut self,
         tenant: usize,
@@ -242,19 +265,9 @@ where
         stop: Option<u64>,
     ) {
         let chosen = self.chosen(tenant, tag, false);
-        let bytes: u64 = chosen
-            .iter()
-            .map(|&index| self.blocks[index].block.size())
-            .sum();
-        let watch = |progress: &cuvmm::sleep::Progress| {
-            assert_eq!(progress.total, bytes);
-            stop.is_none_or(|stop| progress.done < stop * G)
-        };
-        let blocks = self.tenants[tenant].blocks().release(release).watch(&watch);
-        let blocks = match tag {
-            Some(tag) => blocks.tag(TAGS[tag]),
-            None => blocks,
-        };
+        let bytes = self.bytes(&chosen);
+        let watch = watch(bytes, stop);
+        let blocks = self.blocks(tenant, tag).release(release).watch(&watch);
         let contents = match keep {
             true => Contents::Keep(&self.store),
             false => Contents::Discard,
@@ -277,20 +290,9 @@ where
 
     fn wake(&mut self, tenant: usize, tag: Option<usize>, stop: Option<u64>) {
         let chosen = self.chosen(tenant, tag, true);
-        let bytes: u64 = chosen
-            .iter()
-            .map(|&index| self.blocks[index].block.size())
-            .sum();
-        let watch = |progress: &cuvmm::sleep::Progress| {
-            assert_eq!(progress.total, bytes);
-            stop.is_none_or(|stop| progress.done < stop * G)
-        };
-        let blocks = self.tenants[tenant].blocks().watch(&watch);
-        let blocks = match tag {
-            Some(tag) => blocks.tag(TAGS[tag]),
-            None => blocks,
-        };
-        match blocks.wake() {
+        let bytes = self.bytes(&chosen);
+        let watch = watch(bytes, stop);
+        match self.blocks(tenant, tag).watch(&watch).wake() {
             Ok(woken) => {
                 assert_eq!(woken.blocks, chosen.len() as u64);
                 for index in chosen {
@@ -309,14 +311,8 @@ where
     }
 
     fn check(&mut self) {
-        let stats = self.pool.stats();
-        let parts =
-            stats.in_use + stats.padding + stats.margin + stats.warm + stats.limbo + stats.leased;
-        assert_eq!(stats.committed, parts, "{stats:#?}");
-        let live = self.rig.machine.live();
-        let held = stats.committed + stats.free + stats.quarantined;
-        assert_eq!(held, live.physical_bytes, "{stats:#?}");
-        assert!(held <= LIMIT * G);
+        let stats = balanced(self.rig, &self.pool);
+        assert!(stats.committed + stats.free + stats.quarantined <= LIMIT * G);
         let (mut in_use, mut asleep, mut kept) = (0, 0, 0);
         for known in &self.blocks {
             assert_eq!(known.block.is_asleep(), known.asleep);
@@ -415,11 +411,7 @@ where
         world.blocks.retain(|known| known.tenant != tenant);
     }
     drop(world);
-    // What a drop could not give back because its call was failed is counted.
-    let live = rig.machine.live();
-    let things = live.reservations + live.mappings + live.streams + live.events + live.allocations;
-    let left = things as u64 + live.references;
-    assert_eq!(left, rig.device.drop_failures(), "{live:?}");
+    common::only_counted_left(&rig);
 }
 
 fn run(count: u32, program: impl Fn(&[Step])) {

@@ -4,7 +4,7 @@
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{DeviceAddress, Driver};
 use cuvmm::kv::{KvTensor, Layout, Part, SequenceId, Shape};
-use cuvmm::{KvCache, Stream, Tenant};
+use cuvmm::{KvCache, Pool, Stream, Tenant};
 
 use super::{D0, Rig};
 
@@ -23,6 +23,42 @@ pub const LAYOUTS: [Layout; 2] = [Layout::TokenMajor, Layout::LayerMajor];
 pub fn build(tenant: &Tenant, stream: &Stream, layout: Layout) -> KvCache {
     let builder = KvCache::builder(tenant, stream, SMALL);
     builder.layout(layout).build().unwrap()
+}
+
+/// A tenant of a pool, and its cache on a stream of its own.
+pub struct Scene {
+    pub pool: Pool,
+    pub tenant: Tenant,
+    pub stream: Stream,
+    pub cache: KvCache,
+}
+
+impl Scene {
+    pub fn new<B: Backing + 'static>(
+        rig: &Rig<B>,
+        pool: Pool,
+        layout: Layout,
+        build: impl FnOnce(&Tenant, &Stream, Layout) -> KvCache,
+    ) -> Self
+    where
+        Machine<B>: Driver,
+    {
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let cache = build(&tenant, &stream, layout);
+        Self {
+            pool,
+            tenant,
+            stream,
+            cache,
+        }
+    }
+}
+
+/// So many tokens by one salt, and so many by the next.
+pub fn salts(parts: &[(u32, usize)]) -> Vec<u32> {
+    let parts = parts.iter();
+    parts.flat_map(|&(salt, count)| vec![salt; count]).collect()
 }
 
 /// A row of small numbers that no other token, layer or part has.

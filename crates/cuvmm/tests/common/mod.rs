@@ -9,16 +9,19 @@
 )]
 
 pub mod attention;
+pub mod books;
 mod manner;
 pub mod sweep;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use cuvmm::driver::fault::{Fault, FaultDriver};
 use cuvmm::driver::host::{HostDriver, HostOptions};
 use cuvmm::driver::model::{Backing, Machine, ModelDriver, ModelOptions};
-use cuvmm::driver::{CUresult, Call, Driver, Ordinal};
-use cuvmm::{Device, Limit, Pool};
+use cuvmm::driver::{CUresult, Call, DeviceAddress, Driver, HandleTypes, Ordinal};
+use cuvmm::pool::PoolBuilder;
+use cuvmm::{Block, Device, Limit, Mapper, Pool, Region, Stream};
 
 pub use manner::manner;
 
@@ -96,8 +99,78 @@ pub fn pool<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> Pool
 where
     Machine<B>: Driver,
 {
+    limited(rig, granules).build().unwrap()
+}
+
+/// One with a mapper.
+pub fn mapped_pool<B: Backing + 'static>(rig: &Rig<B>, granules: u64, mapper: &Mapper) -> Pool
+where
+    Machine<B>: Driver,
+{
+    limited(rig, granules).mapper(mapper).build().unwrap()
+}
+
+/// One whose blocks can be exported, and which else is to be settled.
+pub fn shareable<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> PoolBuilder<'_>
+where
+    Machine<B>: Driver,
+{
+    limited(rig, granules).shareable(HandleTypes::POSIX_FD)
+}
+
+fn limited<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> PoolBuilder<'_>
+where
+    Machine<B>: Driver,
+{
     let limit = Limit::Bytes(granules * G);
-    Pool::builder(&rig.device).limit(limit).build().unwrap()
+    Pool::builder(&rig.device).limit(limit)
+}
+
+/// A region that can be given to others, all in extents of a granule.
+pub fn shareable_region<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> Region
+where
+    Machine<B>: Driver,
+{
+    let builder = Region::builder(&rig.device, granules * G).largest_extent(G);
+    let mut region = builder.shareable(HandleTypes::POSIX_FD).reserve().unwrap();
+    region.commit(0..granules * G).unwrap();
+    region
+}
+
+/// A kernel that is queued and held back, and will write into the whole block.
+pub fn busy<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, block: &Block, byte: u8)
+where
+    Machine<B>: Driver,
+{
+    rig.machine.hold(D0, stream.as_raw());
+    let writes = vec![(block.address(), block.size(), byte)];
+    let queued = rig
+        .machine
+        .queue_kernel(D0, stream.as_raw(), vec![], writes);
+    queued.unwrap();
+}
+
+/// Bytes by the driver's own copy, as somebody reads them who kept an address; nothing where
+/// nothing is mapped.
+pub fn copy<B: Backing + 'static>(rig: &Rig<B>, at: u64) -> Option<[u8; 4]>
+where
+    Machine<B>: Driver,
+{
+    let mut bytes = [0; 4];
+    // SAFETY: it is refused where nothing is mapped, and changes nothing elsewhere.
+    #[allow(unsafe_code)]
+    let copied = unsafe { rig.machine.copy_to_host(D0, &mut bytes, DeviceAddress(at)) };
+    copied.ok().map(|()| bytes)
+}
+
+/// Waits until the pool's mapper has done something; far longer than it takes.
+pub fn until(pool: &Pool, what: &str, mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        let waited = begun.elapsed();
+        assert!(waited.as_secs() < 20, "never {what}: {:#?}", pool.stats());
+        std::thread::sleep(Duration::from_micros(50));
+    }
 }
 
 /// Driver calls through a pool's device that its mapper's thread did not make. The two counters
@@ -106,7 +179,7 @@ pub fn calls_without_mapper(device: &Device, pool: &Pool) -> u64 {
     let read = || (pool.calls().total(), device.mapper_calls().total());
     let mut last = read();
     loop {
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        std::thread::sleep(Duration::from_millis(1));
         let now = read();
         if now == last {
             return now.0 - now.1;
@@ -169,4 +242,17 @@ where
     let live = rig.machine.live();
     assert!(live.is_nothing(), "left behind: {live:?}");
     assert_eq!(rig.device.drop_failures(), 0);
+}
+
+/// What a drop could not give back because its call was failed has been counted, and nothing else
+/// is left. Returns how much that is.
+pub fn only_counted_left<B: Backing>(rig: &Rig<B>) -> u64
+where
+    Machine<B>: Driver,
+{
+    let live = rig.machine.live();
+    let things = live.reservations + live.mappings + live.streams + live.events + live.allocations;
+    let left = things as u64 + live.references;
+    assert_eq!(left, rig.device.drop_failures(), "left behind: {live:?}");
+    left
 }

@@ -23,6 +23,7 @@ mod host;
 mod manner;
 
 use std::io::Write as _;
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -37,6 +38,9 @@ pub const D0: Ordinal = Ordinal(0);
 /// What the driver may keep for itself of memory that was given back: streams and launches take
 /// some of the device when they are first used.
 const SLACK: u64 = 64 << 20;
+
+/// What a process of a test's own says when it has come to its end.
+const ENDED: &str = "the context was lost and the process went on";
 
 /// What a device is asked to do, in the order of a stream. Whether memory lies at the addresses is
 /// what the tests are about, so nobody checks that.
@@ -233,6 +237,24 @@ impl Stage {
         }
     }
 
+    /// Has the ignored test `in_a_process_of_its_own` of the same file run in one, with the GPU
+    /// for itself; fails unless it [says that it came to its end](say_ended).
+    pub fn leave_to_a_process_of_its_own(self) {
+        drop(self);
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args([
+            "--ignored",
+            "--exact",
+            "--nocapture",
+            "in_a_process_of_its_own",
+        ]);
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let complained = String::from_utf8_lossy(&output.stderr);
+        let success = output.status.success() && said.contains(ENDED);
+        assert!(success, "{}\n{said}\n{complained}", output.status);
+    }
+
     /// The end of a test: nothing is lost, wrong or left.
     pub fn finish(self) {
         self.settle();
@@ -250,6 +272,12 @@ impl Stage {
             bytes,
         }
     }
+}
+
+/// Says that a test which has a process of its own has come to its end there.
+pub fn say_ended() {
+    let said = writeln!(std::io::stdout(), "{ENDED}");
+    drop(said);
 }
 
 /// What of a size is whole words.

@@ -1,0 +1,71 @@
+//! The books of a pool, which balance: its figures add up, and are the driver's.
+
+use cuvmm::driver::Driver;
+use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::{Pool, PoolStats, TenantStats};
+
+use super::Rig;
+
+/// A pool's figures, which add up, for each of its tenants too.
+pub fn figures(pool: &Pool) -> PoolStats {
+    let stats = pool.stats();
+    let idle = stats.warm + stats.limbo + stats.leased;
+    let parts = stats.in_use + stats.padding + stats.margin + idle + stats.shared;
+    assert_eq!(stats.committed, parts, "{stats:#?}");
+    for one in &stats.tenants {
+        let idle = one.warm + one.limbo + one.leased;
+        let parts = one.in_use + one.padding + one.margin + idle + one.shared;
+        assert_eq!(one.committed, parts, "{one:#?}");
+    }
+    let sum = |of: fn(&TenantStats) -> u64| stats.tenants.iter().map(of).sum::<u64>();
+    assert_eq!(stats.exported, sum(|tenant| tenant.exported), "{stats:#?}");
+    assert_eq!(stats.asleep, sum(|tenant| tenant.asleep), "{stats:#?}");
+    stats
+}
+
+/// The figures of the only pool of a driver, whose memory and mappings are the driver's.
+pub fn balanced<B: Backing + 'static>(rig: &Rig<B>, pool: &Pool) -> PoolStats
+where
+    Machine<B>: Driver,
+{
+    balanced_beside(rig, pool, 0)
+}
+
+/// The same where nobody else reserves addresses either.
+pub fn books<B: Backing + 'static>(rig: &Rig<B>, pool: &Pool) -> PoolStats
+where
+    Machine<B>: Driver,
+{
+    books_beside(rig, pool, 0)
+}
+
+/// The same where so many bytes were exported, have been released, and live on with a peer.
+pub fn books_beside<B: Backing + 'static>(rig: &Rig<B>, pool: &Pool, lingering: u64) -> PoolStats
+where
+    Machine<B>: Driver,
+{
+    let stats = balanced_beside(rig, pool, lingering);
+    let reserved = rig.machine.live().reserved_bytes;
+    assert_eq!(stats.addresses, reserved, "{stats:#?}");
+    stats
+}
+
+fn balanced_beside<B: Backing + 'static>(rig: &Rig<B>, pool: &Pool, lingering: u64) -> PoolStats
+where
+    Machine<B>: Driver,
+{
+    let stats = figures(pool);
+    are_the_drivers(rig, &stats, lingering);
+    stats
+}
+
+/// Figures of memory and mappings are the driver's, whether they add up or not.
+pub fn are_the_drivers<B: Backing + 'static>(rig: &Rig<B>, stats: &PoolStats, lingering: u64)
+where
+    Machine<B>: Driver,
+{
+    let live = rig.machine.live();
+    let held = stats.committed + stats.free + stats.quarantined;
+    assert_eq!(held + lingering, live.physical_bytes, "{stats:#?}");
+    assert_eq!(stats.mappings, live.mappings as u64, "{stats:#?}");
+}

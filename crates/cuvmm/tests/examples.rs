@@ -6,6 +6,9 @@
     clippy::duplicate_mod
 )]
 
+#[path = "../examples/adjacent_blocks.rs"]
+mod adjacent_blocks;
+
 #[path = "../examples/device_vec.rs"]
 mod device_vec;
 
@@ -63,6 +66,11 @@ mod sparse_array;
 mod striping;
 #[path = "../examples/unified_buffer.rs"]
 mod unified_buffer;
+
+#[test]
+fn rows_of_a_tensor_grow_together() {
+    adjacent_blocks::main().unwrap();
+}
 
 #[test]
 fn a_vector_never_moves() {

@@ -4,6 +4,7 @@
 
 mod common;
 
+use common::books::books;
 use common::sweep::{sweep, text};
 use common::{G, Rig, pool};
 use cuvmm::driver::fault::Fault;
@@ -18,22 +19,6 @@ use proptest::test_runner::{Config, TestRunner};
 
 /// What a block is written in and held against.
 const CELL: u64 = G / 2;
-
-/// The figures, which add up and are the driver's.
-fn books<B: Backing + 'static>(rig: &Rig<B>, pool: &Pool) -> PoolStats
-where
-    Machine<B>: Driver,
-{
-    let stats = pool.stats();
-    let idle = stats.warm + stats.limbo + stats.leased;
-    let parts = stats.in_use + stats.padding + stats.margin + idle + stats.shared;
-    assert_eq!(stats.committed, parts, "{stats:#?}");
-    let live = rig.machine.live();
-    let held = stats.committed + stats.free + stats.quarantined;
-    assert_eq!(held, live.physical_bytes, "{stats:#?}");
-    assert_eq!(stats.mappings, live.mappings as u64, "{stats:#?}");
-    stats
-}
 
 /// Writes a byte to each cell from one on: the salt and which cell it is.
 fn write(block: &Block, salt: u8, from: u64) {
@@ -651,11 +636,7 @@ where
     let outcome = runner.run(&steps, |steps| {
         let rig = rig();
         run(&rig, hardened, &steps);
-        let live = rig.machine.live();
-        let left = live.reservations + live.mappings + live.streams + live.events;
-        let left = left + live.allocations;
-        let counted = rig.device.drop_failures();
-        assert_eq!(left as u64 + live.references, counted, "{live:?}");
+        common::only_counted_left(&rig);
         Ok(())
     });
     outcome.unwrap();

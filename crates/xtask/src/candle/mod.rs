@@ -1,12 +1,15 @@
 //! The crate `cuvmm-candle`, which the workspace leaves out: candle's `cuda` feature wants nvcc.
 //!
-//! `check` gets by without a toolkit, since nobody looks at what a kernel's compiler made before it is
-//! linked. `build` has a real one, from the path or from PyPI. The two keep their files apart: what was
-//! built for the one is of no use to the other.
+//! `check` gets by without a toolkit, since nobody looks at what a kernel's compiler made before it runs on
+//! a GPU. So does `test`, which links with stand-ins for CUDA's libraries and loads them: it is for the
+//! tests that need no GPU, and does the same on every machine. Whoever has a GPU and a toolkit runs `cargo
+//! test` in the crate's folder, and everything runs. `build` has a real toolkit, from the path or from PyPI,
+//! and keeps its files apart: what was built for the one is of no use to the other.
 
 mod stand_in;
 mod toolkit;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -15,7 +18,7 @@ use anyhow::{Context as _, Result, ensure};
 use crate::cargo;
 use toolkit::Toolkit;
 
-/// Check or build the crate cuvmm-candle.
+/// Check, test or build the crate cuvmm-candle.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Candle {
     #[command(subcommand)]
@@ -26,6 +29,8 @@ pub(crate) struct Candle {
 enum Task {
     /// Check its format, types, lints and documentation. Wants no toolkit.
     Check,
+    /// Run its tests as where there is no GPU, even if there is one. Wants no toolkit.
+    Test,
     /// Find a toolkit, or put one together from PyPI, and print what a shell is told to use it.
     Toolkit,
     /// Build its examples and GPU tests in release, stripped, for a machine without cargo.
@@ -40,6 +45,7 @@ impl Candle {
         let target = target()?;
         match self.task {
             Task::Check => check(&target),
+            Task::Test => test(&target),
             Task::Toolkit => {
                 for (name, value) in Toolkit::find(&target)?.environment() {
                     println!("export {name}={value:?}");
@@ -73,9 +79,20 @@ fn command(target: &Path) -> Command {
     command
 }
 
+/// Where the toolkit that does nothing lies.
+fn stub(target: &Path) -> PathBuf {
+    target.join("stub")
+}
+
+/// Cargo with that one. What it builds lies in one folder, since `check` and `test` have much in common.
+fn without_toolkit(target: &Path, arguments: &[&str]) -> Result<Command> {
+    let toolkit = toolkit::stub(&stub(target))?;
+    let mut command = command(&target.join("check"));
+    command.args(arguments).envs(toolkit.environment());
+    Ok(command)
+}
+
 fn check(target: &Path) -> Result<()> {
-    let stub = toolkit::stub(&target.join("stub"))?;
-    let target = target.join("check");
     for arguments in [
         &["fmt", "--check"][..],
         &[
@@ -86,13 +103,36 @@ fn check(target: &Path) -> Result<()> {
             "-D",
             "warnings",
         ],
-        &["doc", "--locked", "--no-deps"],
+        // With the examples come the features of what they depend on, as for the lints. Without them all of
+        // candle would be checked a second time, for the features that are left.
+        &["doc", "--locked", "--no-deps", "--lib", "--examples"],
     ] {
-        let mut command = command(&target);
-        command.args(arguments).envs(stub.environment());
+        let mut command = without_toolkit(target, arguments)?;
         succeed(command.env("RUSTDOCFLAGS", "-D warnings"))?;
     }
     Ok(())
+}
+
+fn test(target: &Path) -> Result<()> {
+    let libraries = toolkit::libraries(&stub(target));
+    stand_in::to_run(&libraries)?;
+    let path = before(libraries, "LD_LIBRARY_PATH");
+    // The examples are parts of the tests here, and programs of their own for `build`.
+    for targets in ["--tests", "--doc"] {
+        let mut command = without_toolkit(target, &["test", "--locked", targets])?;
+        succeed(command.env("LD_LIBRARY_PATH", &path))?;
+    }
+    Ok(())
+}
+
+/// A folder before those that a variable lists.
+fn before(folder: PathBuf, variable: &str) -> OsString {
+    let mut folders = folder.into_os_string();
+    if let Some(rest) = std::env::var_os(variable).filter(|rest| !rest.is_empty()) {
+        folders.push(":");
+        folders.push(rest);
+    }
+    folders
 }
 
 fn build(target: &Path, folder: &Path) -> Result<()> {

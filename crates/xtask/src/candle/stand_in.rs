@@ -1,25 +1,166 @@
-//! Libraries of CUDA's to link with and never to run: their names, and every function that cudarc
-//! knows of them, doing nothing.
+//! Stand-ins for CUDA's libraries: their names, and every function that can be linked with.
 //!
-//! What is linked asks for the real ones by these names where it runs.
+//! A function answers that it is a stub, as those of NVIDIA's own stubs do, or what its library has
+//! nearest to that. Where they are loaded, whoever opens a GPU is so told why there is none.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
+use cuvmm_sys::{CUresult, SYMBOLS, Symbol};
 use serde::Deserialize;
+use syn::visit::{self, Visit};
 
 use super::{command, succeed};
 
-/// cudarc's module, the library, and the name under which it is loaded.
-const LIBRARIES: &[(&str, &str, &str)] = &[
-    ("driver", "libcuda.so", "libcuda.so.1"),
-    ("cublas", "libcublas.so", "libcublas.so.13"),
-    ("cublaslt", "libcublasLt.so", "libcublasLt.so.13"),
-    ("curand", "libcurand.so", "libcurand.so.10"),
-    ("nvrtc", "libnvrtc.so", "libnvrtc.so.13"),
+struct Library {
+    /// The name under which it is linked with, and the one under which it is loaded.
+    file: &'static str,
+    name: &'static str,
+    /// The package that declares its functions, and the file in it.
+    declared: (&'static str, &'static str),
+    /// Those that this project's own loader looks for besides.
+    symbols: &'static [Symbol],
+    /// What its functions answer.
+    answer: i32,
+}
+
+/// Those that a toolkit from PyPI lacks.
+const LIBRARIES: &[Library] = &[
+    Library {
+        file: "libcuda.so",
+        name: "libcuda.so.1",
+        declared: ("cudarc", "src/driver/sys/mod.rs"),
+        symbols: SYMBOLS,
+        answer: CUresult::CUDA_ERROR_STUB_LIBRARY.0,
+    },
+    Library {
+        file: "libcublas.so",
+        name: "libcublas.so.13",
+        declared: ("cudarc", "src/cublas/sys/mod.rs"),
+        symbols: &[],
+        answer: 1, // CUBLAS_STATUS_NOT_INITIALIZED
+    },
+    Library {
+        file: "libcublasLt.so",
+        name: "libcublasLt.so.13",
+        declared: ("cudarc", "src/cublaslt/sys/mod.rs"),
+        symbols: &[],
+        answer: 1, // the same
+    },
+    Library {
+        file: "libcurand.so",
+        name: "libcurand.so.10",
+        declared: ("cudarc", "src/curand/sys/mod.rs"),
+        symbols: &[],
+        answer: 203, // CURAND_STATUS_INITIALIZATION_FAILED
+    },
+    Library {
+        file: "libnvrtc.so",
+        name: "libnvrtc.so.13",
+        declared: ("cudarc", "src/nvrtc/sys/mod.rs"),
+        symbols: &[],
+        answer: 11, // NVRTC_ERROR_INTERNAL_ERROR
+    },
 ];
+
+/// Only what nvcc compiled calls the runtime, and where nvcc does nothing nobody does. But somebody has
+/// to have the functions of what it would have compiled, and this is linked right behind it.
+const RUNTIME: Library = Library {
+    file: "libcudart.so",
+    name: "libcudart.so.13",
+    declared: ("candle-kernels", "src/ffi.rs"),
+    symbols: &[],
+    answer: 34, // cudaErrorStubLibrary
+};
+
+/// Makes in a folder those that a toolkit from PyPI lacks, to be linked with only. Nobody finds them
+/// there under the names of the real ones, for which what is linked asks where it runs.
+pub(super) fn to_link(folder: &Path) -> Result<()> {
+    let packages = packages()?;
+    std::fs::create_dir_all(folder)?;
+    for library in LIBRARIES {
+        make(folder, library, &packages)?;
+    }
+    Ok(())
+}
+
+/// Makes in a folder all that candle is linked with, to be loaded too.
+pub(super) fn to_run(folder: &Path) -> Result<()> {
+    let packages = packages()?;
+    std::fs::create_dir_all(folder)?;
+    for library in LIBRARIES.iter().chain([&RUNTIME]) {
+        make(folder, library, &packages)?;
+        let name = folder.join(library.name);
+        if !name.is_symlink() {
+            symlink(library.file, name).with_context(|| library.name)?;
+        }
+    }
+    Ok(())
+}
+
+fn make(folder: &Path, library: &Library, packages: &BTreeMap<String, PathBuf>) -> Result<()> {
+    let (package, source) = library.declared;
+    let source = packages
+        .get(package)
+        .with_context(|| format!("the crate has no {package}"))?
+        .join(source);
+    let source = std::fs::read_to_string(&source).with_context(|| source.display().to_string())?;
+    let mut functions = functions(&source)?;
+    ensure!(
+        !functions.is_empty(),
+        "{package} declares no functions of {} any more",
+        library.file
+    );
+    functions.extend(
+        library
+            .symbols
+            .iter()
+            .map(|symbol| (symbol.name.into(), Answer::Code)),
+    );
+    compile(folder, library, &functions)
+}
+
+/// What a function returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    /// A code, or nothing that anybody looks at.
+    Code,
+    /// A string.
+    Text,
+}
+
+fn compile(folder: &Path, library: &Library, functions: &BTreeMap<String, Answer>) -> Result<()> {
+    let mut text = String::new();
+    for (function, answer) in functions {
+        match answer {
+            Answer::Code => {
+                writeln!(
+                    text,
+                    "int {function}(void) {{ return {}; }}",
+                    library.answer
+                )?;
+            }
+            Answer::Text => writeln!(
+                text,
+                "const char *{function}(void) {{ return \"a stand-in\"; }}"
+            )?,
+        }
+    }
+    let code = folder.join("library.c");
+    std::fs::write(&code, text).with_context(|| code.display().to_string())?;
+    succeed(
+        Command::new("cc")
+            .args(["-shared", "-fPIC", "-o"])
+            .arg(folder.join(library.file))
+            .arg(format!("-Wl,-soname,{}", library.name))
+            .arg(&code),
+    )?;
+    Ok(std::fs::remove_file(code)?)
+}
 
 #[derive(Deserialize)]
 struct Metadata {
@@ -32,46 +173,8 @@ struct Package {
     manifest_path: PathBuf,
 }
 
-/// Makes all of them in a folder, or leaves no folder.
-pub(super) fn make(folder: &Path) -> Result<()> {
-    let cudarc = cudarc()?;
-    let parent = folder.parent().context("the folder lies in one")?;
-    let work = tempdir_in(parent)?;
-    for &(module, file, name) in LIBRARIES {
-        let source = cudarc.join("src").join(module).join("sys/mod.rs");
-        let source =
-            std::fs::read_to_string(&source).with_context(|| source.display().to_string())?;
-        let functions = functions(&source);
-        ensure!(
-            !functions.is_empty(),
-            "cudarc declares no functions of {file} any more"
-        );
-        let mut text = String::new();
-        for function in functions {
-            writeln!(text, "int {function}(void) {{ return 0; }}")?;
-        }
-        let code = work.join("library.c");
-        std::fs::write(&code, text)?;
-        succeed(
-            Command::new("cc")
-                .args(["-shared", "-fPIC", "-o"])
-                .arg(work.join(file))
-                .arg(format!("-Wl,-soname,{name}"))
-                .arg(&code),
-        )?;
-        std::fs::remove_file(code)?;
-    }
-    std::fs::rename(&work, folder).context("moving the libraries to their place")
-}
-
-fn tempdir_in(parent: &Path) -> Result<PathBuf> {
-    let work = parent.join(format!("stubs-{}", std::process::id()));
-    std::fs::create_dir_all(&work)?;
-    Ok(work)
-}
-
-/// The folder of cudarc's source, in the version that the crate has.
-fn cudarc() -> Result<PathBuf> {
+/// The folders of the packages that the crate is made of, by their names.
+fn packages() -> Result<BTreeMap<String, PathBuf>> {
     let output = command(Path::new("."))
         .args(["metadata", "--locked", "--format-version", "1"])
         .output()
@@ -82,32 +185,40 @@ fn cudarc() -> Result<PathBuf> {
         String::from_utf8_lossy(&output.stderr)
     );
     let metadata: Metadata = serde_json::from_slice(&output.stdout)?;
-    let cudarc = metadata
-        .packages
-        .into_iter()
-        .find(|package| package.name == "cudarc");
-    let mut path = cudarc.context("the crate has no cudarc")?.manifest_path;
-    path.pop();
-    Ok(path)
+    let folder = |mut package: Package| {
+        package.manifest_path.pop();
+        (package.name, package.manifest_path)
+    };
+    Ok(metadata.packages.into_iter().map(folder).collect())
 }
 
-/// The names that a file of bindings declares in `extern` blocks.
-fn functions(source: &str) -> Vec<&str> {
-    let mut found: Vec<&str> = source
-        .split("extern \"C\" {")
-        .skip(1)
-        .filter_map(|block| {
-            let (_, rest) = block.split_once("fn ")?;
-            rest.split_once('(').map(|(name, _)| name)
-        })
-        .collect();
-    found.sort_unstable();
-    found.dedup();
-    found
+/// The functions that a file of bindings declares in `extern` blocks.
+fn functions(source: &str) -> syn::Result<BTreeMap<String, Answer>> {
+    struct Declared(BTreeMap<String, Answer>);
+
+    impl<'ast> Visit<'ast> for Declared {
+        fn visit_foreign_item_fn(&mut self, function: &'ast syn::ForeignItemFn) {
+            let signature = &function.sig;
+            let answer = match &signature.output {
+                syn::ReturnType::Type(_, kind) if matches!(**kind, syn::Type::Ptr(_)) => {
+                    Answer::Text
+                }
+                _ => Answer::Code,
+            };
+            self.0.insert(signature.ident.to_string(), answer);
+            visit::visit_foreign_item_fn(self, function);
+        }
+    }
+
+    let mut declared = Declared(BTreeMap::new());
+    declared.visit_file(&syn::parse_file(source)?);
+    Ok(declared.0)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     #[test]
     fn functions_are_found() {
         let source = r#"
@@ -118,9 +229,58 @@ mod tests {
                 }
                 cuInit(flags)
             }
-            pub unsafe fn cuCtxCreate_v4(x: u32) { extern "C" { fn cuCtxCreate_v4(x: u32); } }
+            extern "C" {
+                // fn of_no_matter();
+                pub fn launch(on: *mut c_void, hook: Option<unsafe extern "C" fn(i32)>);
+                #[cfg(feature = "more")]
+                pub fn nvrtcGetErrorString(code: u32) -> *const c_char;
+            }
         "#;
-        assert_eq!(super::functions(source), ["cuCtxCreate_v4", "cuInit"]);
-        assert!(super::functions("fn nothing() {}").is_empty());
+        let found: Vec<_> = functions(source).expect("it is Rust").into_iter().collect();
+        let expected = [
+            ("cuInit", Answer::Code),
+            ("launch", Answer::Code),
+            ("nvrtcGetErrorString", Answer::Text),
+        ];
+        assert_eq!(found, expected.map(|(name, answer)| (name.into(), answer)));
+        assert!(functions("fn nothing() {}").expect("Rust").is_empty());
+        assert!(functions("int cuInit(int);").is_err());
+    }
+
+    /// A program links with one, loads it under its other name, and is answered.
+    #[test]
+    fn a_stand_in_is_linked_with_and_answers() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = folder.path();
+        let cuda = &LIBRARIES[0];
+        let mut functions: BTreeMap<_, _> = cuda
+            .symbols
+            .iter()
+            .map(|symbol| (symbol.name.to_owned(), Answer::Code))
+            .collect();
+        functions.insert("text".into(), Answer::Text);
+        compile(at, cuda, &functions).expect("made");
+
+        let program = r#"
+            int cuInit(unsigned), cuDevicePrimaryCtxRelease(int);
+            const char *text(void);
+            int main(void) {
+                return text()[0] == 'a' && cuDevicePrimaryCtxRelease(0) == cuInit(0) ? cuInit(0) : 1;
+            }
+        "#;
+        std::fs::write(at.join("program.c"), program).expect("written");
+        let cc = Command::new("cc")
+            .current_dir(at)
+            .args(["-o", "program", "program.c", "-L.", "-lcuda"])
+            .status();
+        assert!(cc.expect("it runs").success());
+        let run = || {
+            let mut program = Command::new(at.join("program"));
+            program.env("LD_LIBRARY_PATH", at);
+            program.output().expect("it starts").status.code()
+        };
+        assert_ne!(run(), Some(34), "a stand-in to link with was loaded");
+        symlink(cuda.file, at.join(cuda.name)).expect("linked");
+        assert_eq!(run(), Some(34));
     }
 }

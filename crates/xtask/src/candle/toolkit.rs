@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use super::{stand_in, succeed};
+use super::{before, stand_in, succeed};
 
 /// What nvcc is made of. They are of one release, and CUDA's minor versions may differ from the driver's.
 const WHEELS: &[&str] = &[
@@ -22,7 +22,8 @@ const WHEELS: &[&str] = &[
 /// H100's and H200's.
 const CAPABILITY: &str = "90";
 
-/// Answers what build scripts ask of nvcc, and makes the files that they ask for, with nothing in them.
+/// Answers what build scripts ask of nvcc, and makes the files that they ask for, with nothing in them. A
+/// static library with nothing in it is not an empty file: not every linker takes one.
 const STUB: &str = r#"#!/bin/sh
 file= folder= source=
 while [ $# -gt 0 ]; do
@@ -40,7 +41,11 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-[ -z "$file" ] || : >"$file"
+case $file in
+'') ;;
+*.a) echo '!<arch>' >"$file" ;;
+*) : >"$file" ;;
+esac
 [ -z "$folder" ] || : >"$folder/$(basename "${source%.cu}").ptx"
 "#;
 
@@ -60,7 +65,7 @@ impl Toolkit {
         let folder = target.join("toolkit");
         let home = folder.join("nvidia/cu13");
         // Made last, so that a toolkit that was left half-way is made again.
-        if !home.join("lib/stubs").exists() {
+        if !libraries(&home).join("stubs").exists() {
             install(&folder, &home)?;
         }
         Ok(Self { home: Some(home) })
@@ -70,13 +75,17 @@ impl Toolkit {
     pub(super) fn environment(&self) -> Vec<(&'static str, OsString)> {
         let mut variables = Vec::new();
         if let Some(home) = &self.home {
-            let mut path = home.join("bin").into_os_string();
-            if let Some(rest) = std::env::var_os("PATH") {
-                path.push(":");
-                path.push(rest);
+            variables.push(("PATH", before(home.join("bin"), "PATH")));
+            variables.push(("NVCC", home.join("bin/nvcc").into_os_string()));
+            // Any of them may be set, to another toolkit's.
+            for name in [
+                "CUDA_HOME",
+                "CUDA_PATH",
+                "CUDA_ROOT",
+                "CUDA_TOOLKIT_ROOT_DIR",
+            ] {
+                variables.push((name, home.clone().into_os_string()));
             }
-            variables.push(("PATH", path));
-            variables.push(("CUDA_HOME", home.clone().into_os_string()));
         }
         let asked = Command::new("nvidia-smi").output().is_ok();
         if std::env::var_os("CUDA_COMPUTE_CAP").is_none() && (self.home.is_some() || !asked) {
@@ -86,16 +95,23 @@ impl Toolkit {
     }
 }
 
-/// A toolkit whose nvcc does nothing, in a folder.
+/// A toolkit whose nvcc does nothing, in a folder. Its libraries are for [`stand_in`] to make where they are
+/// wanted; the folder is there, since build scripts look for it.
 pub(super) fn stub(home: &Path) -> Result<Toolkit> {
     let bin = home.join("bin");
     std::fs::create_dir_all(&bin)?;
+    std::fs::create_dir_all(libraries(home))?;
     let nvcc = bin.join("nvcc");
     std::fs::write(&nvcc, STUB)?;
     std::fs::set_permissions(&nvcc, std::fs::Permissions::from_mode(0o755))?;
     Ok(Toolkit {
         home: Some(home.to_owned()),
     })
+}
+
+/// Where a toolkit has its libraries.
+pub(super) fn libraries(home: &Path) -> PathBuf {
+    home.join("lib")
 }
 
 fn install(folder: &Path, home: &Path) -> Result<()> {
@@ -117,10 +133,12 @@ fn install(folder: &Path, home: &Path) -> Result<()> {
             .arg(folder)
             .args(WHEELS),
     )?;
-    let lib = home.join("lib");
+    let lib = libraries(home);
     // The wheel has it for programs to load, and not to be linked with.
     symlink("libcudart.so.13", lib.join("libcudart.so"))?;
-    stand_in::make(&lib.join("stubs"))
+    let made = lib.join("stand-ins");
+    stand_in::to_link(&made)?;
+    std::fs::rename(made, lib.join("stubs")).context("moving the libraries to their place")
 }
 
 #[cfg(test)]
@@ -147,6 +165,24 @@ mod tests {
         assert_eq!(release, Some("release 13.0"), "{version}");
         nvcc(&["-O3", "-o", "made.o", "one.cu"]);
         nvcc(&["--ptx", "--output-directory", ".", "src/two.cu"]);
-        assert!(at.join("made.o").is_file() && at.join("two.ptx").is_file());
+        nvcc(&["--lib", "-o", "libmade.a", "made.o"]);
+        let made = |file| std::fs::read_to_string(at.join(file)).expect("it was made");
+        assert_eq!((made("made.o"), made("two.ptx")), Default::default());
+        assert_eq!(made("libmade.a"), "!<arch>\n");
+    }
+
+    #[test]
+    fn a_build_is_told_of_this_toolkit_and_of_no_other() {
+        let home = PathBuf::from("/a/toolkit");
+        let told = Toolkit {
+            home: Some(home.clone()),
+        };
+        let told: std::collections::BTreeMap<_, _> = told.environment().into_iter().collect();
+        for name in ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"] {
+            assert_eq!(told[name], home, "{name}");
+        }
+        assert_eq!(told["NVCC"], home.join("bin/nvcc"));
+        let first = std::env::split_paths(&told["PATH"]).next();
+        assert_eq!(first, Some(home.join("bin")));
     }
 }

@@ -11,9 +11,9 @@ use common::{D0, G, Rig, copy, mapped_pool, pool, shareable};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine, Nothing};
 use cuvmm::driver::{CUresult, Call, DeviceAddress, Driver, HandleTypes};
-use cuvmm::error::AllocateError;
+use cuvmm::error::{AllocateError, GrowAllError};
 use cuvmm::pool::BlockBuilder;
-use cuvmm::{Block, Growth, Hardened, Limit, Mapper, Pool, Stream, Tenant};
+use cuvmm::{Block, Contents, Growth, Hardened, HostStore, Limit, Mapper, Pool, Stream, Tenant};
 
 /// From the first to the second, once it is known to be the same everywhere.
 fn stride(blocks: &[Block]) -> u64 {
@@ -332,6 +332,39 @@ on_both! {
         drop((two, single, tenant));
         rig.device.synchronize().unwrap();
         assert_eq!(books(rig, &pool).addresses, 0);
+    }
+
+    fn rows_sleep_and_wake_where_they_lie(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let rows = tenant.block(2 * G).capacity(6 * G).home_stream(&stream).tag("cache");
+        let mut rows = rows.try_allocate_adjacent(3).unwrap();
+        let single = tenant.block(2 * G).tag("state").try_allocate().unwrap();
+        rows.iter().enumerate().for_each(|(row, block)| write(row, block));
+        let before = addresses(&rows);
+        let store = HostStore::builder(&rig.device).pinned(6 * G).build().unwrap();
+        let cache = tenant.blocks().tag("cache");
+        assert_eq!(cache.sleep(Contents::Keep(&store)).unwrap().given, 6 * G);
+        let asleep = books(rig, &pool);
+        assert_eq!((asleep.committed, asleep.addresses), (2 * G, 26 * G));
+        // Neither their addresses nor memory beside them is anybody's, and none of them grows.
+        let others = of(&tenant, &stream, 3).try_allocate_adjacent(2).unwrap();
+        assert!(addresses(&others).iter().all(|address| !(before[0]..=before[2]).contains(address)));
+        drop(others);
+        let [one, two, three] = &mut rows[..] else { panic!("three rows") };
+        let refused = tenant.try_grow_all(&mut [(one, 3 * G), (two, 3 * G), (three, 3 * G)]);
+        assert!(matches!(
+            refused,
+            Err(GrowAllError::Refused { index: 0, size, cause: AllocateError::Asleep { .. } }) if size == 3 * G
+        ), "{refused:?}");
+        assert_eq!(cache.wake().unwrap().restored, 6 * G);
+        assert_eq!((addresses(&rows), stride(&rows)), (before, 8 * G));
+        rows.iter().enumerate().for_each(|(row, block)| holds(rig, row, block));
+        grow(&tenant, &mut rows, 4);
+        rows.iter().enumerate().for_each(|(row, block)| write(row, block));
+        rows.iter().enumerate().for_each(|(row, block)| holds(rig, row, block));
+        drop((rows, single));
     }
 
     fn a_compaction_stays_within_each(rig) {

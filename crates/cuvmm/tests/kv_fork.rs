@@ -253,7 +253,9 @@ on_both! {
         reads_late(rig, &other, &cache, fork, 120);
         cache.truncate(fork, 60).unwrap();
         let before = books(&pool);
+        let begun = Instant::now();
         let refused = append_refused(cache.try_append(&[(fork, 1), (root, 1)]));
+        assert!(begun.elapsed() < Duration::from_secs(10), "it may not wait");
         assert!(matches!(
             refused,
             AllocateError::SharedInUse { offset, others: 1, .. } if offset == 60 << 17

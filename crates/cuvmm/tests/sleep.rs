@@ -157,7 +157,7 @@ on_both! {
         let tenant = pool.tenant("model").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let idle = Stream::new(&rig.device).unwrap();
-        let block = tenant.allocate_on(&stream, 4 * G).unwrap();
+        let block = tenant.allocate_on(&stream, 4 * G - 1).unwrap();
         let other = tenant.allocate_on(&idle, G).unwrap();
         write(&other, 7);
         let store = store(&rig.device, 8);
@@ -165,7 +165,7 @@ on_both! {
         let before = (books(rig, &pool).committed, rig.machine.snapshot());
         for contents in [Contents::Discard, Contents::Keep(&store)] {
             let refused = tenant.blocks().sleep(contents);
-            assert!(matches!(refused, Err(SleepError::Leased { blocks: 1, bytes }) if bytes == 4 * G));
+            assert!(matches!(refused, Err(SleepError::Leased { blocks: 1, bytes }) if bytes == 4 * G - 1));
         }
         drop(lease);
         rig.machine.hold(D0, stream.as_raw());
@@ -173,7 +173,7 @@ on_both! {
         rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
         for contents in [Contents::Discard, Contents::Keep(&store)] {
             let refused = tenant.blocks().sleep(contents);
-            assert!(matches!(refused, Err(SleepError::Busy { blocks: 1, bytes }) if bytes == 4 * G));
+            assert!(matches!(refused, Err(SleepError::Busy { blocks: 1, bytes }) if bytes == 4 * G - 1));
         }
         assert_eq!((books(rig, &pool).committed, rig.machine.snapshot()), before);
         assert_eq!(store.free(), 8 * G);
@@ -190,7 +190,7 @@ on_both! {
         tenant.blocks().wake().unwrap();
         if rig.keeps_bytes() {
             let mut bytes = [0; 3];
-            block.read(4 * G - 3, &mut bytes).unwrap();
+            block.read(4 * G - 4, &mut bytes).unwrap();
             assert_eq!(bytes, [9; 3], "the kernel came before the copy");
         }
         // And so is a lease.

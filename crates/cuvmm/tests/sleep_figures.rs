@@ -1,0 +1,115 @@
+//! What falling asleep and waking say and keep to: how far they have come, how long they wait, whose
+//! memory goes to the driver, what a store is made of.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use std::cell::RefCell;
+
+use common::{G, MIB, pool};
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::{CUresult, Call};
+use cuvmm::error::BuildStoreError;
+use cuvmm::sleep::Progress;
+use cuvmm::{Contents, HostStore};
+
+on_both! {
+    fn whoever_watches_hears_how_far_it_is(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("model").register().unwrap();
+        let sizes = [9 * G, 10 * G - 5, 8 * G];
+        let blocks = sizes.map(|size| tenant.allocate(size).unwrap());
+        let store = HostStore::builder(&rig.device).pinned(27 * G).build().unwrap();
+        let told = RefCell::new(vec![]);
+        let watch = |progress: &Progress| {
+            assert_eq!(progress.total, 27 * G - 5);
+            told.borrow_mut().push(progress.done);
+            true
+        };
+        let watched = tenant.blocks().watch(&watch);
+        // From one time to the next.
+        let steps = || -> Vec<u64> {
+            let told = told.take();
+            assert_eq!(told.last(), Some(&(27 * G - 5)));
+            let before = [0].into_iter().chain(told.iter().copied());
+            before.zip(&told).map(|(before, now)| now - before).collect()
+        };
+        for contents in [Contents::Discard, Contents::Keep(&store)] {
+            let kept = matches!(contents, Contents::Keep(_));
+            let right = |mut steps: Vec<u64>| {
+                steps.sort_unstable();
+                match kept {
+                    true => assert!(steps.iter().all(|step| (1..=16 * MIB).contains(step)), "{steps:?}"),
+                    // Block by block.
+                    false => assert_eq!(steps, [8 * G, 9 * G, 10 * G - 5]),
+                }
+            };
+            watched.sleep(contents).unwrap();
+            right(steps());
+            watched.wake().unwrap();
+            right(steps());
+        }
+        drop(blocks);
+    }
+
+    fn a_store_is_what_was_asked_for(rig) {
+        let live = || {
+            let live = rig.machine.live();
+            (live.allocations, live.streams)
+        };
+        let of = || HostStore::builder(&rig.device);
+        let before = live();
+        // Pinned memory is one allocation, and so is the arena that ordinary memory is reached
+        // through, of which each stream has a part at least.
+        for (builder, capacity, pinned, streams) in [
+            (of().pinned(7 * G), 7 * G, 1, None),
+            (of().ordinary(5 * G - 1).staging(1), 5 * G, 1, Some(1)),
+            (of().ordinary(G + 1).staging(3 * G).pinned(1), 3 * G, 2, Some(3)),
+        ] {
+            let store = builder.build().unwrap();
+            assert_eq!(store.device(), &rig.device);
+            assert_eq!((store.capacity(), store.free()), (capacity, capacity));
+            let has = live();
+            assert_eq!(has.0 - before.0, pinned);
+            assert!(streams.is_none_or(|streams| has.1 - before.1 == streams), "{has:?}");
+            // It does its work, however small its arena is.
+            let pool = pool(rig, 16);
+            let tenant = pool.tenant("model").register().unwrap();
+            let block = tenant.allocate(capacity - 3).unwrap();
+            let bytes: Vec<u8> = (0..capacity - 3).map(|at| (at / 911) as u8).collect();
+            block.write(0, &bytes).unwrap();
+            tenant.blocks().sleep(Contents::Keep(&store)).unwrap();
+            assert_eq!(store.free(), 0);
+            tenant.blocks().wake().unwrap();
+            let mut seen = vec![1; bytes.len()];
+            block.read(0, &mut seen).unwrap();
+            assert!(!rig.keeps_bytes() || seen == bytes);
+            drop((block, tenant, pool));
+            // It lives as long as a clone does.
+            let clone = store.clone();
+            drop(store);
+            assert_eq!((clone.free(), live().0), (capacity, has.0));
+            drop(clone);
+            assert_eq!(live(), before);
+        }
+    }
+
+    fn a_store_that_cannot_be_had_leaves_nothing(rig) {
+        let builder = HostStore::builder(&rig.device).pinned(3 * G).ordinary(G).staging(G);
+        for (call, nth) in [(Call::MemHostAlloc, 1), (Call::MemHostAlloc, 2), (Call::StreamCreate, 1)] {
+            rig.faults.forget();
+            rig.faults.arm(Fault::nth(nth, CUresult::CUDA_ERROR_OUT_OF_MEMORY).of(call));
+            let refused = builder.build();
+            rig.faults.disarm();
+            match refused.unwrap_err() {
+                BuildStoreError::Pinned { bytes, .. } => {
+                    assert_eq!((call, bytes), (Call::MemHostAlloc, if nth == 1 { G } else { 3 * G }));
+                }
+                BuildStoreError::Call(_) => assert_eq!(call, Call::StreamCreate),
+                other => panic!("{other}"),
+            }
+            assert!(rig.machine.live().is_nothing());
+        }
+        drop(builder.build().unwrap());
+    }
+}

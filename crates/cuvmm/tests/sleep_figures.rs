@@ -5,6 +5,7 @@
 mod common;
 
 use std::cell::RefCell;
+use std::time::Duration;
 
 use common::{G, MIB, pool};
 use cuvmm::driver::fault::Fault;
@@ -14,6 +15,30 @@ use cuvmm::sleep::Progress;
 use cuvmm::{Contents, HostStore};
 
 on_both! {
+    fn a_deadline_that_is_as_good_as_never_is_waited_for(rig) {
+        let pool = pool(rig, 16);
+        let tenant = pool.tenant("model").register().unwrap();
+        let block = tenant.allocate(10 * G).unwrap();
+        let patient = tenant.blocks().deadline(Duration::MAX);
+        std::thread::scope(|scope| {
+            let lease = block.lease();
+            scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(30));
+                drop(lease);
+            });
+            assert_eq!(patient.sleep(Contents::Discard).unwrap().blocks, 1);
+        });
+        let other = pool.tenant("other").register().unwrap();
+        let theirs = other.allocate(10 * G).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(30));
+                drop(theirs);
+            });
+            assert_eq!(patient.wake().unwrap().blocks, 1);
+        });
+    }
+
     fn whoever_watches_hears_how_far_it_is(rig) {
         let pool = pool(rig, 64);
         let tenant = pool.tenant("model").register().unwrap();

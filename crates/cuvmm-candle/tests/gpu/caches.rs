@@ -543,6 +543,9 @@ fn what_cannot_be_forked_is_refused_and_changes_nothing() {
     plain.append(&k, &v).unwrap();
     assert!(matches!(plain.fork(1), Err(CacheError::MayNotFork)));
     drop(plain);
+    rig.gpu.device().synchronize().unwrap();
+    rig.gpu.sweep();
+    rig.pool.trim(0).unwrap();
     let cache = KvCache::new(&rig.memory, 2, 60_000).with_order(Order::Tokens);
     let mut cache = cache.with_forks();
     assert_eq!(cache.fork(0).unwrap().current_seq_len(), 0);

@@ -22,7 +22,7 @@ use crate::own::{Span, Stream};
 use crate::region::{Extent, Registration};
 
 /// The moment so long from now, or one that is as good as never.
-pub(super) fn after(wait: Duration) -> Instant {
+pub(crate) fn after(wait: Duration) -> Instant {
     let now = Instant::now();
     let century = Duration::from_secs(100 * 365 * 86_400);
     now.checked_add(wait.min(century)).unwrap_or(now)

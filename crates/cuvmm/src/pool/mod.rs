@@ -108,6 +108,7 @@ use crate::region::{DEFAULT_LARGEST_EXTENT, Mapper};
 
 pub(crate) use asleep::{Bed, Choice};
 pub use block::Block;
+pub(crate) use block::after;
 pub use builder::BlockBuilder;
 pub use capture::CaptureGuard;
 pub use compact::Compaction;

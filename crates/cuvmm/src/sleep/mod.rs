@@ -57,7 +57,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::{SleepError, WakeError};
-use crate::pool::{Choice, Tenant};
+use crate::pool::{Choice, Tenant, after};
 use crate::store::HostStore;
 
 /// What becomes of what sleeping blocks hold.
@@ -193,8 +193,7 @@ impl<'a> Blocks<'a> {
     }
 
     fn until(&self) -> Option<Instant> {
-        // One that is too far away to be a moment is as good as none.
-        self.wait.and_then(|wait| Instant::now().checked_add(wait))
+        self.wait.map(after)
     }
 
     fn goes_on(&self, done: u64, total: u64) -> bool {

@@ -7,12 +7,13 @@ mod common;
 use std::cell::RefCell;
 use std::time::Duration;
 
+use common::books::books;
 use common::{G, MIB, pool};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::{CUresult, Call};
-use cuvmm::error::BuildStoreError;
+use cuvmm::error::{AllocateError, BuildStoreError, WakeError};
 use cuvmm::sleep::Progress;
-use cuvmm::{Contents, HostStore};
+use cuvmm::{Block, Contents, HostStore};
 
 on_both! {
     fn a_deadline_that_is_as_good_as_never_is_waited_for(rig) {
@@ -75,6 +76,34 @@ on_both! {
             right(steps());
         }
         drop(blocks);
+    }
+
+    fn a_driver_without_memory_is_told_of_with_all_that_was_to_wake(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("model").register().unwrap();
+        let blocks = [6 * G, 4 * G - 1].map(|size| tenant.allocate(size).unwrap());
+        let store = HostStore::builder(&rig.device).pinned(10 * G).build().unwrap();
+        for contents in [Contents::Discard, Contents::Keep(&store)] {
+            tenant.blocks().release(true).sleep(contents).unwrap();
+            let free = store.free();
+            let before = rig.machine.snapshot();
+            // Some of it is to be had.
+            rig.faults.forget();
+            let code = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+            rig.faults.arm(Fault::from(2, code).of(Call::MemCreate));
+            let refused = tenant.blocks().wake();
+            rig.faults.disarm();
+            assert!(matches!(
+                refused,
+                Err(WakeError::Memory { bytes, cause: AllocateError::DriverOutOfMemory { .. } })
+                    if bytes == 10 * G
+            ), "{refused:?}");
+            assert!(blocks.iter().all(Block::is_asleep));
+            assert_eq!((store.free(), rig.machine.snapshot().mappings), (free, before.mappings));
+            let stats = books(rig, &pool);
+            assert_eq!((stats.committed, stats.asleep), (0, 10 * G));
+            assert_eq!(tenant.blocks().wake().unwrap().mapped, 10 * G);
+        }
     }
 
     fn a_store_is_what_was_asked_for(rig) {

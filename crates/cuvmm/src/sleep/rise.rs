@@ -1,17 +1,17 @@
 //! Waking blocks.
 
 use super::{Blocks, Woken};
-use crate::error::{AllocateError, WakeError};
+use crate::error::WakeError;
 use crate::pool::Rising;
 use crate::store::{Direction, Job, copy};
 
 pub(super) fn wake(blocks: &Blocks<'_>) -> Result<Woken, WakeError> {
     let rising = blocks.tenant.rise(blocks.choice(), blocks.until())?;
-    let total = rising.iter().map(Rising::bytes).sum();
     let mut waking = Waking {
         blocks,
         done: 0,
-        total,
+        total: rising.iter().map(Rising::bytes).sum(),
+        used: rising.iter().map(Rising::used).sum(),
     };
     let store = |one: &Rising| one.kept_in().map(|store| store.identity());
     let (mut kept, mut bare): (Vec<Rising>, Vec<Rising>) =
@@ -32,6 +32,8 @@ struct Waking<'a, 'b> {
     blocks: &'a Blocks<'b>,
     done: u64,
     total: u64,
+    /// The total in whole granules.
+    used: u64,
 }
 
 impl Waking<'_, '_> {
@@ -45,7 +47,9 @@ impl Waking<'_, '_> {
 
     /// Gives a block memory of which nothing was kept.
     fn furnish(&mut self, one: &mut Rising) -> Result<(), WakeError> {
-        one.furnish().map_err(|cause| refused(one.used(), cause))?;
+        let bytes = self.used;
+        one.furnish()
+            .map_err(|cause| WakeError::Memory { bytes, cause })?;
         self.has_done(one.bytes())
     }
 
@@ -55,6 +59,7 @@ impl Waking<'_, '_> {
         let Some(store) = group.iter().find_map(Rising::kept_in) else {
             return Ok(());
         };
+        let bytes = self.used;
         let contents = group.iter_mut().filter_map(Rising::contents);
         copy(&store, Direction::In, |copies| {
             for (index, (bed, saved)) in contents.enumerate() {
@@ -62,7 +67,7 @@ impl Waking<'_, '_> {
                 let mut end = 0;
                 while end < bed.used() {
                     let furnished = bed.furnish_next();
-                    end = furnished.map_err(|cause| refused(bed.used(), cause))?;
+                    end = furnished.map_err(|cause| WakeError::Memory { bytes, cause })?;
                     while let Some(job) = jobs.next_if(|job| job.end() <= end) {
                         copies.add(job);
                     }
@@ -74,10 +79,6 @@ impl Waking<'_, '_> {
             Ok(())
         })
     }
-}
-
-const fn refused(bytes: u64, cause: AllocateError) -> WakeError {
-    WakeError::Memory { bytes, cause }
 }
 
 /// All memory is there, and shows what was kept.

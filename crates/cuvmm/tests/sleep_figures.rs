@@ -78,6 +78,28 @@ on_both! {
         drop(blocks);
     }
 
+    fn only_what_slept_goes_to_the_driver(rig) {
+        let pool = pool(rig, 64);
+        let [tenant, other] = ["model", "other"].map(|name| pool.tenant(name).register().unwrap());
+        let theirs = other.allocate(4 * G).unwrap();
+        other.blocks().sleep(Contents::Discard).unwrap();
+        assert_eq!(books(rig, &pool).free, 4 * G);
+        let weights = tenant.block(8 * G).tag("weights").allocate().unwrap();
+        let rest = tenant.allocate(G).unwrap();
+        drop(tenant.allocate(3 * G).unwrap());
+        // What it took of the stock was there already.
+        let held = rig.machine.live().physical_bytes;
+        let of_weights = tenant.blocks().tag("weights").release(true);
+        assert_eq!(of_weights.sleep(Contents::Discard).unwrap().given, 8 * G);
+        assert_eq!(rig.machine.live().physical_bytes, held - 8 * G);
+        let stock = books(rig, &pool).free;
+        let slept = tenant.blocks().release(true).sleep(Contents::Discard).unwrap();
+        assert_eq!((slept.blocks, slept.given), (1, 4 * G));
+        let stats = books(rig, &pool);
+        assert_eq!((stats.committed, stats.free), (0, stock));
+        drop((weights, rest, theirs));
+    }
+
     fn a_driver_without_memory_is_told_of_with_all_that_was_to_wake(rig) {
         let pool = pool(rig, 64);
         let tenant = pool.tenant("model").register().unwrap();

@@ -71,10 +71,10 @@ impl Tenant {
     pub(crate) fn give_up_idle(&self, release: bool) -> Result<u64, CallError> {
         let owner = self.owner();
         let mut state = owner.core.lock();
+        let stock = state.stock.bytes();
         let given = state.take_back_all_of(owner.tenant);
-        if let (true, Ok(given)) = (release, &given) {
-            let keep = state.stock.bytes().saturating_sub(*given);
-            state.release_stock(keep);
+        if release {
+            state.release_growth(stock);
         }
         drop(state);
         owner.core.announce();

@@ -225,7 +225,7 @@ impl State {
             self.abandon(id, (index, &mut slot), offset, piece);
         }
         if release {
-            self.release_stock(stock);
+            self.release_growth(stock);
         }
         let given = held - self.budget.account(id).held;
         // What it wakes to is its own.

@@ -167,6 +167,16 @@ impl State {
         }
         released
     }
+
+    /// Gives to the driver what the stock has grown by since it was `before` bytes, in pieces that
+    /// make up so much: what lay there before stays.
+    pub(crate) fn release_growth(&mut self, before: u64) {
+        let mut left = self.stock.bytes().saturating_sub(before);
+        while let Some(piece) = self.stock.take_within(left, None, true) {
+            left -= piece.size();
+            self.release(piece);
+        }
+    }
 }
 
 impl Policy {

@@ -4,10 +4,11 @@
 mod common;
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use common::books::books;
 use common::sweep::{sweep, text};
-use common::{D0, G, Rig, copy, mapped_pool, pool, shareable};
+use common::{D0, G, Rig, busy, copy, mapped_pool, pool, shareable};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine, Nothing};
 use cuvmm::driver::{CUresult, Call, DeviceAddress, Driver, HandleTypes};
@@ -172,9 +173,89 @@ on_both! {
         assert_eq!((stats.blocks, stats.addresses), (4, 7 * 8 * G));
         drop(small);
         // Another class is another row's.
-        let large = of(1).largest_extent(2 * G).try_allocate_adjacent(4).unwrap();
+        let large = of(4).largest_extent(2 * G).try_allocate_adjacent(4).unwrap();
         assert!(addresses(&large).iter().all(|address| !first.contains(address)));
         drop(large);
+    }
+
+    fn of_several_rows_the_best_serves(rig) {
+        // Granules of each block of some rows, how many of them there are, whether other work is
+        // to pass first, and which of the rows serves two blocks of three granules.
+        for (rows, best) in [
+            ([(2, 2, false), (6, 2, false)], Some(1)), // too little is worse than too much
+            ([(6, 2, false), (4, 2, false)], Some(1)), // what differs least
+            ([(1, 2, false), (2, 2, false)], Some(1)), // the same of too little
+            ([(3, 2, true), (4, 2, false)], Some(1)),  // and a fence is worse than too much
+            ([(2, 2, false), (3, 2, true)], Some(1)),  // but better than too little
+            ([(3, 4, false), (3, 2, false)], Some(1)), // a long row stays whole
+            ([(3, 2, false), (3, 4, false)], Some(0)),
+            ([(3, 1, false), (3, 1, false)], None),    // two halves are no row
+        ] {
+            let pool = pool(rig, 64);
+            let tenant = pool.tenant("a").register().unwrap();
+            let [stream, other] = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
+            let of = |granules: u64| {
+                let block = tenant.block(granules * G).capacity(8 * G);
+                block.largest_extent(G).home_stream(&stream)
+            };
+            let made = rows.map(|(granules, count, late)| {
+                let row = of(granules).try_allocate_adjacent(count).unwrap();
+                if late {
+                    row.iter().for_each(|block| block.record_use(&other).unwrap());
+                }
+                row
+            });
+            let places = made.each_ref().map(|row| addresses(row));
+            drop(made);
+            let two = of(3).try_allocate_adjacent(2).unwrap();
+            let found = places.iter().position(|place| place.contains(&two[0].address()));
+            assert_eq!(found, best, "{rows:?}");
+            books(rig, &pool);
+        }
+    }
+
+    fn memory_that_would_be_stranded_serves_no_row(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let of = |granules: u64| tenant.block(granules * G).capacity(8 * G).home_stream(&stream);
+        let rows = of(8).try_allocate_adjacent(2).unwrap();
+        let first = addresses(&rows);
+        drop(rows);
+        // An extent of eight lies under each.
+        let small = of(2).try_allocate_adjacent(2).unwrap();
+        assert!(addresses(&small).iter().all(|address| !first.contains(address)));
+        assert_eq!(tenant.stats().stranded, 0);
+        let large = of(7).try_allocate_adjacent(2).unwrap();
+        assert_eq!((addresses(&large), tenant.stats().stranded), (first, 2 * G));
+    }
+
+    fn what_others_were_promised_or_still_have_serves_no_row(rig) {
+        let promising = pool(rig, 24);
+        let stream = Stream::new(&rig.device).unwrap();
+        let early = promising.tenant("early").register().unwrap();
+        let of = |granules: u64| early.block(granules * G).capacity(16 * G).home_stream(&stream);
+        drop(of(10).try_allocate_adjacent(2).unwrap());
+        // Idle and charged to it, but only 12 are left for it.
+        let late = promising.tenant("late").guarantee(12 * G).register().unwrap();
+        let refused = of(10).try_allocate_adjacent(2);
+        assert!(matches!(refused, Err(AllocateError::OutOfMemory(_))), "{refused:?}");
+        let rows = of(6).try_allocate_adjacent(2).unwrap();
+        drop((late.try_allocate(12 * G).unwrap(), rows));
+        drop((early, late));
+        promising.close().unwrap();
+        // A peer writes to what was exported, whoever has its addresses.
+        let pool = shareable(rig, 64).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let of = || tenant.block(2 * G).home_stream(&stream);
+        let rows = of().try_allocate_adjacent(3).unwrap();
+        let row = addresses(&rows);
+        drop(rows[1].export(HandleTypes::POSIX_FD).unwrap());
+        busy(rig, &stream, &rows[1], 9);
+        drop(rows);
+        let next = of().try_allocate_adjacent(3).unwrap();
+        assert!(addresses(&next).iter().all(|address| !row.contains(address)));
+        rig.machine.let_go_all(D0);
     }
 
     fn a_single_block_leaves_rows_whole_if_it_can(rig) {
@@ -242,6 +323,26 @@ on_both! {
         assert!(!rig.keeps_bytes() || seen == [0; 64]);
         assert_eq!(other.stats().committed, 0);
         drop(rows);
+    }
+
+    fn who_may_wait_waits_for_room_for_all(rig) {
+        let pool = pool(rig, 16);
+        let stream = Stream::new(&rig.device).unwrap();
+        let other = pool.tenant("b").register().unwrap();
+        let theirs = other.allocate_on(&stream, 12 * G).unwrap();
+        busy(rig, &stream, &theirs, 9);
+        drop(theirs);
+        let tenant = pool.tenant("a").register().unwrap();
+        let of = tenant.block(5 * G).deadline(Duration::from_secs(60));
+        assert!(of.clone().try_allocate_adjacent(3).is_err());
+        let waiting = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(30));
+                rig.machine.let_go_all(D0);
+            });
+            of.allocate_adjacent(3)
+        });
+        assert_eq!(stride(&waiting.unwrap()), 8 * G);
     }
 
     fn memory_that_is_being_zeroed_is_not_pulled_away_by_a_refusal(rig) {

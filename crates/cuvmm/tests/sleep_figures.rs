@@ -11,7 +11,7 @@ use common::books::books;
 use common::{G, MIB, pool};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::{CUresult, Call};
-use cuvmm::error::{AllocateError, BuildStoreError, WakeError};
+use cuvmm::error::{AllocateError, BuildStoreError, SleepError, WakeError};
 use cuvmm::sleep::Progress;
 use cuvmm::{Block, Contents, HostStore};
 
@@ -126,6 +126,37 @@ on_both! {
             assert_eq!((stats.committed, stats.asleep), (0, 10 * G));
             assert_eq!(tenant.blocks().wake().unwrap().mapped, 10 * G);
         }
+    }
+
+    fn what_a_block_held_that_cannot_stay_awake_comes_back(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("model").register().unwrap();
+        let blocks = [4 * G, 8 * G - 9].map(|size| tenant.allocate(size).unwrap());
+        for block in &blocks {
+            let bytes: Vec<u8> = (0..block.size()).map(|at| (at / 911) as u8).collect();
+            block.write(0, &bytes).unwrap();
+        }
+        let store = HostStore::builder(&rig.device).pinned(12 * G).build().unwrap();
+        // The second's one extent cannot be unmapped, and the first's not be put back.
+        rig.faults.forget();
+        let code = CUresult::CUDA_ERROR_UNKNOWN;
+        rig.faults.arm(Fault::nth(2, code).of(Call::MemUnmap));
+        rig.faults.arm(Fault::nth(1, code).of(Call::MemMap));
+        let outcome = tenant.blocks().sleep(Contents::Keep(&store)).unwrap_err();
+        rig.faults.disarm();
+        let SleepError::Stayed { blocks: stayed, bytes, cause } = outcome else { panic!("{outcome}") };
+        assert!(matches!(*cause, SleepError::Call(_)), "{cause}");
+        let asleep: Vec<&Block> = blocks.iter().filter(|block| block.is_asleep()).collect();
+        assert_eq!((stayed, asleep.len(), bytes), (1, 1, asleep[0].size()));
+        assert_eq!(store.free(), 12 * G - asleep[0].size().next_multiple_of(G));
+        assert_eq!(tenant.blocks().wake().unwrap().restored, bytes);
+        for block in &blocks {
+            let mut bytes = vec![1; block.size() as usize];
+            block.read(0, &mut bytes).unwrap();
+            let right = bytes.iter().enumerate().all(|(at, &byte)| byte == (at / 911) as u8);
+            assert!(right || !rig.keeps_bytes());
+        }
+        assert_eq!(store.free(), 12 * G);
     }
 
     fn a_store_is_what_was_asked_for(rig) {

@@ -55,7 +55,7 @@ on_both! {
             assert_eq!((cache.shape(), cache.layout(), cache.home_stream()), (shape, layout, &stream));
             assert_eq!(cache.tenant().stats().name, tenant.stats().name);
             assert_eq!((cache.tokens_per_granule(), cache.least_memory()), (tokens, ranges * G));
-            assert_eq!(cache.bytes_per_token(), u64::from(shape.layers) * 32 << 10);
+            assert_eq!(cache.bytes_per_token(), (u64::from(shape.layers) * 32) << 10);
             let id = cache.create(1).unwrap();
             let held = |cache: &KvCache| (cache.stats().held, rig.machine.live().physical_bytes);
             assert_eq!(held(&cache), (ranges * G, ranges * G));

@@ -99,7 +99,7 @@ fn sequences_grow_and_never_move() {
 }
 
 #[test]
-fn sequences_share_a_prefix() {
+fn versions_share_what_did_not_change() {
     block_fork::main().unwrap();
 }
 

@@ -7,7 +7,7 @@ mod common;
 use common::attention::{LAYOUTS, SMALL, Scene, build};
 use common::{G, MIB, pool};
 use cuvmm::kv::{KvCacheBuilder, KvTensor, Layout, Part, Shape};
-use cuvmm::{Growth, KvCache};
+use cuvmm::{Growth, KvCache, Stream, Tenant};
 
 on_both! {
     fn no_two_rows_share_a_byte_and_all_have_memory(rig) {
@@ -18,8 +18,8 @@ on_both! {
             }
             let mut heads = vec![];
             for view in cache.views() {
-                let layers = (0..SMALL.layers).flat_map(|layer| [Part::Key, Part::Value].map(|part| (layer, part)));
-                for (layer, part) in layers {
+                let parts = |layer| [Part::Key, Part::Value].map(|part| (layer, part));
+                for (layer, part) in (0..SMALL.layers).flat_map(parts) {
                     let tensor = view.tensor(layer, part).unwrap();
                     let named = match part {
                         Part::Key => view.key(layer),
@@ -36,7 +36,10 @@ on_both! {
             heads.sort_unstable();
             assert!(heads.windows(2).all(|two| two[1] - two[0] >= size), "{layout:?}");
             let mapped = rig.machine.snapshot().mappings;
-            let has_memory = |at: u64| mapped.iter().any(|it| (it.address.0..it.address.0 + it.size).contains(&at));
+            let has_memory = |at: u64| {
+                let mut mapped = mapped.iter().map(|it| it.address.0..it.address.0 + it.size);
+                mapped.any(|range| range.contains(&at))
+            };
             assert!(heads.iter().all(|&at| has_memory(at) && has_memory(at + size - 1)), "{layout:?}");
         }
     }
@@ -49,13 +52,12 @@ on_both! {
             (odd, Layout::TokenMajor, 12, 1),
             (odd, Layout::LayerMajor, 128, 10),
         ] {
-            let Scene { mut cache, stream, tenant, .. } = Scene::new(rig, pool(rig, 64), layout, |tenant, stream, layout| {
-                KvCache::builder(tenant, stream, shape).layout(layout).build().unwrap()
-            });
+            let scene = Scene::new(rig, pool(rig, 64), layout, of(shape, |cache| cache));
+            let Scene { mut cache, stream, tenant, .. } = scene;
             assert_eq!((cache.shape(), cache.layout(), cache.home_stream()), (shape, layout, &stream));
             assert_eq!(cache.tenant().stats().name, tenant.stats().name);
             assert_eq!((cache.tokens_per_granule(), cache.least_memory()), (tokens, ranges * G));
-            assert_eq!(cache.bytes_per_token(), (u64::from(shape.layers) * 32) << 10);
+            assert_eq!(cache.bytes_per_token(), u64::from(shape.layers) * (32 << 10));
             let id = cache.create(1).unwrap();
             let held = |cache: &KvCache| (cache.stats().held, rig.machine.live().physical_bytes);
             assert_eq!(held(&cache), (ranges * G, ranges * G));
@@ -71,9 +73,8 @@ on_both! {
     fn one_token_may_take_more_than_a_granule(rig) {
         let shape = Shape { layers: 1, kv_heads: 1, head_size: 1 << 20, ..SMALL };
         for (layout, least) in [(Layout::TokenMajor, G), (Layout::LayerMajor, 2 * G)] {
-            let Scene { mut cache, .. } = Scene::new(rig, pool(rig, 64), layout, |tenant, stream, layout| {
-                KvCache::builder(tenant, stream, shape).layout(layout).build().unwrap()
-            });
+            let scene = Scene::new(rig, pool(rig, 64), layout, of(shape, |cache| cache));
+            let mut cache = scene.cache;
             assert_eq!((cache.tokens_per_granule(), cache.least_memory()), (0, least));
             assert_eq!((cache.bytes_per_token(), cache.memory_of(3)), (8 * MIB, 24 * MIB));
             let id = cache.create(2).unwrap();
@@ -95,9 +96,8 @@ on_both! {
             (|cache| cache.largest_extent(16 * G).may_fork(true), 4, 17, 0),
         ];
         for (change, extents, held, margin) in changes {
-            let Scene { tenant, mut cache, .. } = Scene::new(rig, pool(rig, 64), Layout::TokenMajor, |tenant, stream, _| {
-                change(KvCache::builder(tenant, stream, SMALL)).build().unwrap()
-            });
+            let scene = Scene::new(rig, pool(rig, 64), Layout::TokenMajor, of(SMALL, change));
+            let Scene { tenant, mut cache, .. } = scene;
             let id = cache.create(256).unwrap();
             assert_eq!(tenant.stats().mappings, extents);
             cache.append(&[(id, 1)]).unwrap();
@@ -110,6 +110,14 @@ on_both! {
 }
 
 type Change = for<'a> fn(KvCacheBuilder<'a>) -> KvCacheBuilder<'a>;
+
+/// Builds a cache of a shape, with some options changed.
+fn of(shape: Shape, change: Change) -> impl Fn(&Tenant, &Stream, Layout) -> KvCache {
+    move |tenant, stream, layout| {
+        let builder = KvCache::builder(tenant, stream, shape).layout(layout);
+        change(builder).build().unwrap()
+    }
+}
 
 /// Where each head of each token begins.
 fn heads_of(tensor: KvTensor<'_>) -> Vec<u64> {

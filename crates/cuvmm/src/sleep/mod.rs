@@ -149,8 +149,9 @@ impl<'a> Blocks<'a> {
         self
     }
 
-    /// A function that is told how far it has come, about every 16 MiB, and says whether to go on.
-    /// If not, everything is made as it was, and the operation fails with `Cancelled`.
+    /// A function that is told how far it has come, about every 16 MiB that are copied and block by
+    /// block where nothing is, and says whether to go on. If not, everything is made as it was, and
+    /// the operation fails with `Cancelled`.
     pub const fn watch(mut self, watch: &'a dyn Fn(&Progress) -> bool) -> Self {
         self.watch = Some(watch);
         self

@@ -45,6 +45,18 @@ where
     }
 }
 
+fn plain_or_hardened<B: Backing + 'static>(rig: &Rig<B>, granules: u64, hardened: bool) -> Pool
+where
+    Machine<B>: Driver,
+{
+    let builder = Pool::builder(&rig.device).limit(Limit::Bytes(granules * G));
+    let builder = match hardened {
+        true => builder.hardened(Hardened::new()),
+        false => builder,
+    };
+    builder.build().unwrap()
+}
+
 /// A block that is made to be forked: extents of two granules.
 fn allocate(tenant: &Tenant, stream: &Stream, size: u64) -> Block {
     let builder = tenant.block(size).capacity(32 * G).largest_extent(2 * G);
@@ -222,12 +234,7 @@ on_both! {
 
     fn forks_of_adjacent_blocks_are_adjacent(rig) {
         for hardened in [false, true] {
-            let builder = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));
-            let builder = match hardened {
-                true => builder.hardened(Hardened::new()),
-                false => builder,
-            };
-            let pool = builder.build().unwrap();
+            let pool = plain_or_hardened(rig, 64, hardened);
             let tenant = pool.tenant("a").register().unwrap();
             let stream = Stream::new(&rig.device).unwrap();
             let builder = tenant.block(5 * G).capacity(8 * G).largest_extent(2 * G);
@@ -460,12 +467,7 @@ fn run<B: Backing + 'static>(rig: &Rig<B>, hardened: bool, steps: &[Step])
 where
     Machine<B>: Driver,
 {
-    let builder = Pool::builder(&rig.device).limit(Limit::Bytes(40 * G));
-    let builder = match hardened {
-        true => builder.hardened(Hardened::new()),
-        false => builder,
-    };
-    let pool = builder.build().unwrap();
+    let pool = plain_or_hardened(rig, 40, hardened);
     let tenant = pool.tenant("a").register().unwrap();
     let stream = Stream::new(&rig.device).unwrap();
     let mut known: Vec<Known> = Vec::new();

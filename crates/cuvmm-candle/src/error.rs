@@ -133,15 +133,6 @@ pub enum CacheError {
     /// It lies on another device.
     #[error("what is appended lies on another device than the cache")]
     WrongDevice,
-    /// Rows lie at distances of a power of two granules, which these tokens do not divide: take
-    /// [`Order::Tokens`](crate::Order::Tokens).
-    #[error("rows {stride} bytes apart are not whole tokens of {token} bytes")]
-    UnevenRows {
-        /// From one row to the next, in bytes.
-        stride: u64,
-        /// Bytes of a token in a row.
-        token: u64,
-    },
     /// candle's kernels count elements with 32 bits, and a cache this wide would have more between its
     /// first and its last: fewer tokens at most, a smaller batch, or
     /// [`Order::Tokens`](crate::Order::Tokens).

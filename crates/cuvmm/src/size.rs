@@ -108,6 +108,22 @@ impl Granularity {
             None => None,
         }
     }
+
+    /// The class of blocks that lie side by side, with `between` bytes (whole granules) from one's
+    /// end to the next one's beginning, so that from beginning to beginning is a whole number of
+    /// elements of `element` bytes: the usual one if that is so, or else with a power of two of the
+    /// least distances that could be. Nothing on overflow or where an element has no size.
+    #[must_use]
+    pub(crate) fn class_apart(self, bytes: u64, between: u64, element: u64) -> Option<u64> {
+        let class = self.class(bytes)?;
+        if class.checked_add(between)?.checked_rem(element)? == 0 {
+            return Some(class);
+        }
+        let least = self.round_up_for(1, element)?;
+        let wanted = self.round_up(bytes.max(1))?.checked_add(between)?;
+        let distances = wanted.div_ceil(least).checked_next_power_of_two()?;
+        least.checked_mul(distances)?.checked_sub(between)
+    }
 }
 
 /// The size of a sparse array's tiles: whole granules and whole elements, at least one of each.
@@ -195,6 +211,27 @@ mod tests {
         assert_eq!(G.class(0), Some(G.0));
         assert_eq!(G.class(3 * G.0), Some(4 * G.0));
         assert_eq!(G.class(4 * G.0 + 1), Some(8 * G.0));
+    }
+
+    #[test]
+    fn blocks_side_by_side_are_whole_elements_apart() {
+        let granules = |class: Option<u64>| class.map(|bytes| bytes / G.0);
+        let apart =
+            |bytes, between, element| granules(G.class_apart(bytes * G.0, between, element));
+        // What divides is left as it is, be it because of what lies between.
+        assert_eq!(apart(5, 0, 256), Some(8));
+        assert_eq!(apart(7, 4 * G.0, 3 * G.0), Some(8));
+        // Heads of 96 and of 80 elements of two bytes.
+        assert_eq!((apart(1, 0, 192), apart(4, 0, 192)), (Some(3), Some(6)));
+        assert_eq!((apart(5, 0, 160), apart(11, 0, 160)), (Some(5), Some(20)));
+        assert_eq!(apart(8, 2 * G.0, 192), Some(10));
+        assert_eq!(apart(0, 0, 3), Some(3));
+        assert_eq!(
+            (apart(1, 0, 0), G.class_apart(1, 0, u64::MAX)),
+            (None, None)
+        );
+        assert_eq!(G.class_apart(u64::MAX / 2 + 2, 0, 3), None);
+        assert_eq!(G.class_apart(1, u64::MAX, 1), None);
     }
 
     #[test]

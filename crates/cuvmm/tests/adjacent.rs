@@ -178,6 +178,61 @@ on_both! {
         drop(large);
     }
 
+    fn rows_lie_a_multiple_of_their_elements_apart(rig) {
+        for guard in [0, G] {
+            let builder = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));
+            let builder = match guard {
+                0 => builder,
+                guard => builder.hardened(Hardened::new().guard(guard).rest_blocks(0)),
+            };
+            let pool = builder.build().unwrap();
+            let tenant = pool.tenant("a").register().unwrap();
+            let stream = Stream::new(&rig.device).unwrap();
+            // Heads of 96, 80 and 112 elements of two bytes, and what is no odd multiple.
+            for (element, capacity, apart) in
+                [(192, 5, 6), (160, 5, 5), (224, 2, 7), (G, 5, 8), (3 * G, 7, 12)]
+            {
+                let of = |granules: u64| {
+                    let block = tenant.block(granules * G).capacity(capacity * G);
+                    block.stride_multiple(element).home_stream(&stream)
+                };
+                let mut rows = of(1).allocate_adjacent(3).unwrap();
+                let distance = stride(&rows);
+                assert_eq!(distance % element, 0);
+                if guard == 0 {
+                    assert_eq!(distance, apart * G);
+                }
+                let mut grown: Vec<_> = rows.iter_mut().map(|row| (row, 2 * G)).collect();
+                tenant.try_grow_all(&mut grown).unwrap();
+                rows.iter().enumerate().for_each(|(row, block)| write(row, block));
+                rows.iter().enumerate().for_each(|(row, block)| holds(rig, row, block));
+                let forks: Vec<&Block> = rows.iter().collect();
+                let forks = tenant.fork_all(&forks, 2 * G, 2 * G).unwrap();
+                assert_eq!(stride(&forks), distance);
+                let first = rows[0].address();
+                drop((forks, rows));
+                if guard == 0 {
+                    // What lay so serves whoever wants the same.
+                    pool.trim(64 * G).unwrap();
+                    assert_eq!(of(2).allocate_adjacent(3).unwrap()[0].address(), first);
+                    let refused = of(capacity + 1).try_allocate_adjacent(2);
+                    assert!(matches!(refused, Err(AllocateError::OverCapacity { .. })));
+                }
+            }
+            let before = books(rig, &pool);
+            let wide = |element| tenant.block(G).stride_multiple(element);
+            let refused = wide(0).try_allocate_adjacent(2);
+            assert!(matches!(refused, Err(AllocateError::ZeroStride)), "{refused:?}");
+            let refused = wide(u64::MAX).try_allocate_adjacent(2);
+            assert!(matches!(refused, Err(AllocateError::TooLarge { .. })), "{refused:?}");
+            // More addresses than there are: a prime number of granules, and only where it matters.
+            let refused = wide((1 << 40) + 15).try_allocate_adjacent(2);
+            assert!(refused.is_err());
+            assert_eq!(books(rig, &pool).committed, before.committed);
+            wide((1 << 40) + 15).try_allocate().unwrap();
+        }
+    }
+
     fn of_several_rows_the_best_serves(rig) {
         // Granules of each block of some rows, how many of them there are, whether other work is
         // to pass first, and which of the rows serves two blocks of three granules.

@@ -194,6 +194,7 @@ impl Cache {
         geometry.check_stride(most)?;
         let size = self.whole(geometry.row(wanted)?, most);
         let block = self.memory.block(size, "kv").capacity(most);
+        let block = block.stride_multiple(geometry.token_bytes());
         let block = match self.may_fork {
             true => block.largest_extent(self.memory.gpu().device().granularity().max(SHARED)),
             false => block,

@@ -222,6 +222,9 @@ pub enum AllocateError {
         /// The granule in bytes.
         granularity: u64,
     },
+    /// Blocks side by side are to lie a multiple of no bytes apart.
+    #[error("blocks that lie a multiple of zero bytes apart")]
+    ZeroStride,
     /// The stream belongs to another device.
     #[error("the home stream belongs to another device than the pool")]
     WrongDevice,

@@ -28,7 +28,7 @@ impl State {
         wanted: &Wanted<'_>,
         count: usize,
     ) -> Result<Vec<Place>, AllocateError> {
-        let needs = self.needs(id, wanted)?;
+        let needs = self.needs_apart(id, wanted)?;
         self.retire_some();
         // A shelf hands out single blocks: what lies there is to be had for this only from the pool.
         self.sweep(id);
@@ -63,6 +63,22 @@ impl State {
         let places = slots.iter().map(place).collect();
         self.put_row(id, slots, new);
         Ok(places)
+    }
+
+    /// What blocks need that lie at the distance which is wanted.
+    fn needs_apart(&self, id: TenantId, wanted: &Wanted<'_>) -> Result<Needs, AllocateError> {
+        if wanted.stride == 0 {
+            return Err(AllocateError::ZeroStride);
+        }
+        let mut needs = self.needs(id, wanted)?;
+        let guards = self.guard().saturating_mul(2);
+        let granule = self.device.granule();
+        needs.class.size = granule
+            .class_apart(wanted.capacity, guards, wanted.stride)
+            .ok_or(AllocateError::TooLarge {
+                size: wanted.capacity,
+            })?;
+        Ok(needs)
     }
 
     /// The vacant part of a row that serves best, ordered before the work of `home`.

@@ -35,6 +35,7 @@ impl<'a> BlockBuilder<'a> {
                 largest: None,
             },
             snug: false,
+            stride: 1,
         };
         Self {
             owner,
@@ -92,6 +93,16 @@ impl<'a> BlockBuilder<'a> {
     /// the default. Small extents cost more driver calls and strand less.
     pub const fn largest_extent(mut self, bytes: u64) -> Self {
         self.wanted.grain.largest = Some(bytes);
+        self
+    }
+
+    /// Has blocks that are allocated [side by side](Self::allocate_adjacent) lie a multiple of so many
+    /// bytes apart, so that rows of elements of that size are one tensor of them. By default that is
+    /// the elements whose size is a power of two, up to a granule. Others take more addresses: up to
+    /// twice the capacity and twice the least number of granules that is a multiple.
+    #[doc(alias = "pitch")]
+    pub const fn stride_multiple(mut self, bytes: u64) -> Self {
+        self.wanted.stride = bytes;
         self
     }
 
@@ -163,7 +174,8 @@ impl<'a> BlockBuilder<'a> {
     /// them together.
     ///
     /// The distance is that of the first two addresses: the capacity, rounded up to a power of two
-    /// granules, and in a [hardened pool](super#hardened-pools) two guards. Between a block's end and
+    /// granules or to what makes it a [multiple](Self::stride_multiple), and in a
+    /// [hardened pool](super#hardened-pools) two guards. Between a block's end and
     /// the next block nothing of another is ever mapped.
     ///
     /// Each is a block like any other. Where as many lay side by side that are gone, and nobody has

@@ -46,6 +46,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) grain: Grain,
     /// Idle memory serves only where nothing of an extent is left over behind the block.
     pub(crate) snug: bool,
+    /// What the distance of blocks side by side is a multiple of, in bytes.
+    pub(crate) stride: u64,
 }
 
 /// What a block's memory comes in, where that is another thing than the pool says.

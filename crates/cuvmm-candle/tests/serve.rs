@@ -31,14 +31,14 @@ use cuvmm_candle::{Gpu, Memory};
 
 use serve::batch::Next;
 use serve::cache::{self, Budget, Cache, Caches};
-use serve::compare::bits;
-use serve::decoder::Decoder;
+use serve::decoder::{Decoder, bits};
 use serve::ground::{Asleep, Elastic, Ground, Plain, Spec};
 use serve::model::Model;
 use serve::modes::{self, Split};
 use serve::options::Sleep;
-use serve::prefix::{SystemPrompt, Uses};
+use serve::prefix::Uses;
 use serve::server::{Served, Server, drawn};
+use serve::system::SystemPrompt;
 use serve::trace::Request;
 use serve::weights::{Source, small};
 

@@ -3,13 +3,12 @@
 use std::time::Instant;
 
 use anyhow::ensure;
-use candle_core::Tensor;
 use cuvmm::{Limit, Pool};
 use cuvmm_candle::{Gpu, Memory};
 
 use super::batch::Next;
 use super::cache::{self, Cache, Caches, STEP};
-use super::decoder::Decoder;
+use super::decoder::{Decoder, bits};
 use super::figures::{self, median};
 use super::forks;
 use super::ground::Plain;
@@ -127,12 +126,6 @@ fn generate(
         last: last.as_ref().map(bits).transpose()?.unwrap_or_default(),
         rate,
     })
-}
-
-/// The elements of logits, bit for bit.
-pub(crate) fn bits(logits: &Tensor) -> candle_core::Result<Vec<u32>> {
-    let all = logits.flatten_all()?.to_vec1::<f32>()?;
-    Ok(all.into_iter().map(f32::to_bits).collect())
 }
 
 /// All modes with the same requests under the same limit.

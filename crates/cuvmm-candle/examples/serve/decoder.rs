@@ -157,3 +157,9 @@ impl Layer {
 fn norm(config: &Config, vb: &VarBuilder<'_>) -> Result<RmsNorm> {
     candle_nn::rms_norm(config.hidden_size, config.rms_norm_eps, vb.clone())
 }
+
+/// The elements of logits, bit for bit.
+pub(crate) fn bits(logits: &Tensor) -> Result<Vec<u32>> {
+    let all = logits.flatten_all()?.to_vec1::<f32>()?;
+    Ok(all.into_iter().map(f32::to_bits).collect())
+}

@@ -8,8 +8,7 @@ use cuvmm_candle::{Gpu, Memory};
 
 use super::batch::Next;
 use super::cache::{self, Budget, Cache, Caches};
-use super::compare::bits;
-use super::decoder::Decoder;
+use super::decoder::{Decoder, bits};
 use super::figures::median;
 use super::ground::Spec;
 use super::options::Options;

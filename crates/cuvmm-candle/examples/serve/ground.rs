@@ -15,7 +15,7 @@ use cuvmm::{Contents, HostStore, Tenant};
 use cuvmm_candle::{Arena, Memory, Weights};
 
 use super::cache::{self, Budget, Cache, Charge, STEP};
-use super::prefix::SystemPrompt;
+use super::system::SystemPrompt;
 use super::weights::{Source, layout};
 
 /// What has a model in memory, in bytes.

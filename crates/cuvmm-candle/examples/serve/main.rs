@@ -21,6 +21,7 @@ mod relief;
 mod rotary;
 mod schedule;
 pub(crate) mod server;
+pub(crate) mod system;
 pub(crate) mod trace;
 pub(crate) mod weights;
 

@@ -3,7 +3,7 @@
 use super::cache::Caches;
 use super::decoder::Decoder;
 use super::ground::Ground;
-use super::prefix::SystemPrompt;
+use super::system::SystemPrompt;
 
 pub(crate) struct Model {
     pub(crate) name: String,

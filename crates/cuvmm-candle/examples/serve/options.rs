@@ -9,7 +9,7 @@ use candle_transformers::models::llama::{Config, LlamaConfig};
 use clap::{Parser, ValueEnum};
 
 use super::ground::Spec;
-use super::prefix::SystemPrompt;
+use super::system::SystemPrompt;
 use super::trace::{self, Drawn, Request, Row, Turns};
 use super::weights::{Source, small};
 

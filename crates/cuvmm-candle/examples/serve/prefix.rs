@@ -1,5 +1,4 @@
-//! The system prompt, with which all prompts of a model begin: it is read once, and every sequence begins
-//! with a fork of its caches.
+//! The caches of a model's system prompt: it is read once, and every sequence begins with a fork of them.
 //!
 //! It is read by itself and a request's own tokens behind it, forked or not, so what is computed for a
 //! sequence is the same, bit for bit. When its memory has to go is not decided here.
@@ -8,31 +7,6 @@ use candle_core::Result;
 
 use super::cache::Caches;
 use super::model::Model;
-
-/// With what all prompts of a model begin; with nothing by default.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct SystemPrompt {
-    pub(crate) tokens: Vec<u32>,
-    /// Whether its caches are kept and forked; else each sequence reads it.
-    pub(crate) cached: bool,
-}
-
-impl SystemPrompt {
-    /// So many tokens of so many words.
-    pub(crate) fn drawn(seed: u64, tokens: usize, words: u32, cached: bool) -> Self {
-        // What prompts are drawn from are small numbers.
-        let mut random = fastrand::Rng::with_seed(!seed);
-        Self {
-            tokens: (0..tokens).map(|_| random.u32(..words)).collect(),
-            cached,
-        }
-    }
-
-    /// Whether there is something to fork.
-    pub(crate) fn is_shared(&self) -> bool {
-        self.cached && !self.tokens.is_empty()
-    }
-}
 
 /// What became of a prefix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

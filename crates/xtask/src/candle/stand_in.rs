@@ -80,7 +80,7 @@ const RUNTIME: Library = Library {
 /// Makes in a folder those that a toolkit from PyPI lacks, to be linked with only. Nobody finds them
 /// there under the names of the real ones, for which what is linked asks where it runs.
 pub(super) fn to_link(folder: &Path) -> Result<()> {
-    let packages = packages()?;
+    let packages = packages(folder)?;
     std::fs::create_dir_all(folder)?;
     for library in LIBRARIES {
         make(folder, library, &packages)?;
@@ -90,7 +90,7 @@ pub(super) fn to_link(folder: &Path) -> Result<()> {
 
 /// Makes in a folder all that candle is linked with, to be loaded too.
 pub(super) fn to_run(folder: &Path) -> Result<()> {
-    let packages = packages()?;
+    let packages = packages(folder)?;
     std::fs::create_dir_all(folder)?;
     for library in LIBRARIES.iter().chain([&RUNTIME]) {
         make(folder, library, &packages)?;
@@ -174,8 +174,9 @@ struct Package {
 }
 
 /// The folders of the packages that the crate is made of, by their names.
-fn packages() -> Result<BTreeMap<String, PathBuf>> {
-    let output = command(Path::new("."))
+fn packages(target: &Path) -> Result<BTreeMap<String, PathBuf>> {
+    // Cargo notes in the folder for its files what it found out of the compiler.
+    let output = command(target)
         .args(["metadata", "--locked", "--format-version", "1"])
         .output()
         .context("starting cargo")?;

@@ -80,6 +80,21 @@ impl Ground {
         self.loans.iter().any(Loan::is_open)
     }
 
+    /// The address of so many bytes, so far behind the beginning of the first block.
+    fn place(&self, offset: u64, bytes: u64) -> Result<u64, TensorError> {
+        let has = self.span();
+        if offset.checked_add(bytes).is_none_or(|end| end > has) {
+            return Err(TensorError::OutOfRange { offset, bytes, has });
+        }
+        if self.is_asleep() {
+            return Err(TensorError::Asleep);
+        }
+        // A slice of nothing is freed like any other, and behind the last block the memory of somebody
+        // else may begin.
+        let offset = if bytes == 0 { 0 } else { offset };
+        Ok(self.begin() + offset)
+    }
+
     /// A tensor whose storage begins so many bytes behind the first block and spans so many bytes, all
     /// of them addresses of the blocks. Its shape is of no more elements than would fill the span up to
     /// a multiple of its last dimensions; whoever hands it out narrows it to what is there.
@@ -94,13 +109,7 @@ impl Ground {
             dtype,
             shape,
         } = wanted;
-        let has = self.span();
-        if offset.checked_add(bytes).is_none_or(|end| end > has) {
-            return Err(TensorError::OutOfRange { offset, bytes, has });
-        }
-        if self.is_asleep() {
-            return Err(TensorError::Asleep);
-        }
+        let address = self.place(offset, bytes)?;
         let element = dtype.size_in_bytes() as u64;
         let len = bytes
             .checked_div(element)
@@ -108,7 +117,7 @@ impl Ground {
         let len = len.ok_or(TensorError::UnsupportedType { dtype })?;
         let loan = Loan::new(device)?;
         let storage = CudaStorage {
-            slice: loan.slice(self.begin() + offset, len, dtype)?,
+            slice: loan.slice(address, len, dtype)?,
             device: device.clone(),
         };
         self.loans.push(loan);
@@ -173,5 +182,42 @@ impl Loan {
         // What the slice did before it let go is done before what is done now that it has.
         std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
         open
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cuvmm::driver::host::{HostDriver, HostOptions};
+    use cuvmm::{Contents, Device, Pool};
+
+    use super::*;
+
+    /// What a slice's drop gives to the driver has to be an address of the blocks: at their end memory may
+    /// begin that somebody else has allocated, and that would be freed.
+    #[test]
+    fn whatever_is_lent_lies_within_the_blocks() {
+        let driver = Arc::new(HostDriver::new(HostOptions::new()));
+        let device = Device::open(driver, 0).unwrap();
+        let granule = device.granularity();
+        let pool = Pool::builder(&device).build().unwrap();
+        let tenant = pool.tenant("model").register().unwrap();
+        let block = tenant.block(granule).allocate().unwrap();
+        let begin = block.address().0;
+        let ground = Ground::new(vec![block]);
+        assert_eq!(ground.place(0, granule).unwrap(), begin);
+        assert_eq!(ground.place(granule - 4, 4).unwrap(), begin + granule - 4);
+        for offset in [0, 256, granule] {
+            let address = ground.place(offset, 0).unwrap();
+            assert!(
+                (begin..begin + granule).contains(&address),
+                "nothing at {offset:#x}"
+            );
+        }
+        for (offset, bytes) in [(granule, 1), (granule + 1, 0), (u64::MAX, 1)] {
+            let refused = ground.place(offset, bytes).unwrap_err();
+            assert!(matches!(refused, TensorError::OutOfRange { .. }), "{refused}");
+        }
+        tenant.blocks().sleep(Contents::Discard).unwrap();
+        assert!(matches!(ground.place(0, 1), Err(TensorError::Asleep)));
     }
 }

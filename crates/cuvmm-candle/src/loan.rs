@@ -120,6 +120,8 @@ impl Ground {
             slice: loan.slice(address, len, dtype)?,
             device: device.clone(),
         };
+        // What was lent and came back at once, since it could not be filled.
+        while self.loans.pop_if(|last| !last.is_open()).is_some() {}
         self.loans.push(loan);
         let storage = Storage::Cuda(storage);
         Ok(Tensor::from_storage(
@@ -215,7 +217,10 @@ mod tests {
         }
         for (offset, bytes) in [(granule, 1), (granule + 1, 0), (u64::MAX, 1)] {
             let refused = ground.place(offset, bytes).unwrap_err();
-            assert!(matches!(refused, TensorError::OutOfRange { .. }), "{refused}");
+            assert!(
+                matches!(refused, TensorError::OutOfRange { .. }),
+                "{refused}"
+            );
         }
         tenant.blocks().sleep(Contents::Discard).unwrap();
         assert!(matches!(ground.place(0, 1), Err(TensorError::Asleep)));

@@ -63,8 +63,8 @@ impl Memory {
     /// are. The block is freed when the last tensor over it has gone.
     ///
     /// # Errors
-    /// [`TensorError`] when the block is smaller, its home stream is not the [`Gpu`]'s, or candle has no
-    /// elements of this type on a GPU.
+    /// [`TensorError`] when the block is smaller, asleep, its home stream is not the [`Gpu`]'s, or candle has
+    /// no elements of this type on a GPU. The block is freed then.
     pub fn tensor(
         &self,
         block: Block,
@@ -193,7 +193,8 @@ impl Arena {
     /// The next tensor, whose elements are whatever lies there.
     ///
     /// # Errors
-    /// [`TensorError`] when there is no room, or candle has no elements of this type on a GPU.
+    /// [`TensorError`] when there is no room, the arena sleeps, or candle has no elements of this type on a
+    /// GPU.
     pub fn empty(&mut self, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor, TensorError> {
         let shape = shape.into();
         let part = place(self.used, &shape, dtype)?;
@@ -219,7 +220,7 @@ impl Arena {
     /// The next tensor, a copy of one that lies anywhere.
     ///
     /// # Errors
-    /// As [`Self::empty`], and when candle cannot copy it.
+    /// As [`Self::empty`], and when candle cannot copy it; the room is there for the next then.
     pub fn copy(&mut self, tensor: &Tensor) -> Result<Tensor, TensorError> {
         let used = self.used;
         let copy = self.empty(tensor.shape(), tensor.dtype())?;
@@ -273,7 +274,7 @@ fn bytes(shape: &Shape, dtype: DType) -> Result<u64, TensorError> {
 /// Copies a tensor into one of as many elements, whatever device and type it has, in pieces: candle's
 /// kernels count with 32 bits, and what comes from the host or changes its type goes through memory of
 /// candle's.
-pub(crate) fn fill(to: &Tensor, from: &Tensor) -> candle_core::Result<()> {
+fn fill(to: &Tensor, from: &Tensor) -> candle_core::Result<()> {
     let (to, from) = (to.flatten_all()?, from.flatten_all()?);
     let direct = from.device().same_device(to.device()) && from.dtype() == to.dtype();
     let most = if direct {

@@ -12,7 +12,7 @@ use std::path::Path;
 use candle_core::{DType, Tensor};
 use candle_nn::VarBuilder;
 
-use crate::error::WeightsError;
+use crate::error::{TensorError, WeightsError};
 use crate::memory::{Arena, Memory};
 use files::File;
 
@@ -64,7 +64,8 @@ impl Weights {
                     continue;
                 };
                 let dtype = dtype.unwrap_or(entry.dtype);
-                let to = weights.empty(&entry.name, &entry.shape, dtype)?;
+                let empty = |arena: &mut Arena| arena.empty(&entry.shape, dtype);
+                let to = weights.place(&entry.name, empty)?;
                 file.read(&entry, &to)?;
                 weights.tensors.insert(entry.name, to);
             }
@@ -96,27 +97,26 @@ impl Weights {
     /// Copies a tensor, which may lie anywhere.
     ///
     /// # Errors
-    /// [`WeightsError`] when there is one of this name or no room; nothing is changed then.
+    /// [`WeightsError`] when there is one of this name, no room, or candle cannot copy it; nothing is changed
+    /// then.
     pub fn insert(&mut self, name: &str, tensor: &Tensor) -> Result<(), WeightsError> {
-        let to = self.empty(name, tensor.shape(), tensor.dtype())?;
-        crate::memory::fill(&to, tensor)?;
-        self.tensors.insert(name.to_owned(), to);
+        let copy = self.place(name, |arena| arena.copy(tensor))?;
+        self.tensors.insert(name.to_owned(), copy);
         Ok(())
     }
 
-    fn empty(
+    /// A tensor of the arena's for a name that none has.
+    fn place(
         &mut self,
         name: &str,
-        shape: &candle_core::Shape,
-        dtype: DType,
+        make: impl FnOnce(&mut Arena) -> Result<Tensor, TensorError>,
     ) -> Result<Tensor, WeightsError> {
         if self.tensors.contains_key(name) {
             return Err(WeightsError::NameTaken {
                 name: name.to_owned(),
             });
         }
-        let tensor = self.arena.empty(shape, dtype);
-        tensor.map_err(|source| WeightsError::Tensor {
+        make(&mut self.arena).map_err(|source| WeightsError::Tensor {
             name: name.to_owned(),
             source,
         })

@@ -183,3 +183,32 @@ fn a_builder_says_what_is_missing() {
     );
     rig.nothing_went_wrong();
 }
+
+/// candle moves elements of this type to no GPU: the room is there for the next.
+#[test]
+fn weights_that_cannot_be_copied_take_no_room() {
+    let Some(rig) = rig("weights_that_cannot_be_copied_take_no_room", 8) else {
+        return;
+    };
+    let mut weights = Weights::new(&rig.memory, 512).unwrap();
+    weights.insert("a", &numbers(&[10], 1)).unwrap();
+    let odd = Tensor::from_raw_buffer(&[1; 200], DType::F8E8M0, &[200], &Device::Cpu).unwrap();
+    for _ in 0..3 {
+        let refused = weights.insert("b", &odd).unwrap_err();
+        assert!(
+            matches!(&refused, WeightsError::Tensor { name, .. } if name == "b"),
+            "{refused}"
+        );
+        assert!(refused.shortage().is_none(), "{refused}");
+        assert_eq!((weights.bytes(), weights.tensors().len()), (40, 1));
+    }
+    weights.insert("b", &numbers(&[64], 2)).unwrap();
+    assert_eq!(weights.bytes(), 512);
+    assert_eq!(
+        bits(weights.get("b").unwrap()),
+        bits(&numbers(&[64], 2).to_device(rig.candle()).unwrap())
+    );
+    drop(weights);
+    assert_eq!((rig.gpu.sweep(), rig.stats().blocks), (0, 0));
+    rig.nothing_went_wrong();
+}

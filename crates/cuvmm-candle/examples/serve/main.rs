@@ -38,6 +38,7 @@ use trace::Request;
 
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
+    options.check()?;
     let gpu = Gpu::open(0)?;
     if options.compare {
         return compare::run(&gpu, &options);

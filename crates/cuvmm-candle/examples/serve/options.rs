@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use candle_core::DType;
 use candle_transformers::models::llama::{Config, LlamaConfig};
+use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
 
 use super::ground::Spec;
@@ -23,14 +24,14 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) compare: bool,
     /// Answer this one prompt, a token a byte, with the first model.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "compare")]
     pub(crate) prompt: Option<String>,
     /// Tokens of the answer to `--prompt`.
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 64, value_parser = one_or_more())]
     pub(crate) answer: usize,
 
     /// How many models share the GPU.
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 2, value_parser = one_or_more())]
     pub(crate) models: usize,
     /// The `config.json` of a Llama; by default a small one of 110 million weights.
     #[arg(long)]
@@ -51,15 +52,15 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) no_prefix_cache: bool,
     /// Sequences of a model that run at a time at most.
-    #[arg(long, default_value_t = 24)]
+    #[arg(long, default_value_t = 24, value_parser = one_or_more())]
     pub(crate) slots: usize,
 
     /// MiB that all models may have together; by default what `--share` makes of it.
-    #[arg(long)]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(..=1 << 40))]
     limit: Option<u64>,
     /// Without `--limit`: how many short sequences a model's equal share has room for beside its weights
     /// and its system prompt.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(..=1 << 20))]
     share: u64,
     /// What becomes of the weights of a model that sleeps, and of its system prompt's caches, in the mode
     /// `elastic`.
@@ -84,17 +85,17 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 2.)]
     window: f64,
     /// How many turns there are in all.
-    #[arg(long, default_value_t = 6)]
+    #[arg(long, default_value_t = 6, value_parser = one_or_more())]
     windows: usize,
     /// Requests in a turn, where there is no trace.
-    #[arg(long, default_value_t = 12)]
+    #[arg(long, default_value_t = 12, value_parser = one_or_more())]
     burst: usize,
 
     /// Sequences that run together where the two caches are compared.
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 16, value_parser = one_or_more())]
     pub(crate) batch: usize,
     /// How often that is measured; the median counts.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = one_or_more())]
     pub(crate) rounds: usize,
 }
 
@@ -128,6 +129,11 @@ pub(crate) enum Type {
     F32,
 }
 
+/// What there has to be one of, and of which there are not so many that they could not be counted.
+fn one_or_more() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=1 << 20)
+}
+
 /// Tokens of a short sequence.
 const SHORT: usize = 1024;
 
@@ -140,8 +146,11 @@ impl Options {
             return Ok(small());
         };
         let file = std::fs::File::open(path).with_context(|| path.display().to_string())?;
-        let config: LlamaConfig = serde_json::from_reader(std::io::BufReader::new(file))?;
-        Ok(config.into_config(false))
+        let config = serde_json::from_reader(std::io::BufReader::new(file));
+        let config = config.with_context(|| path.display().to_string())?;
+        let config = LlamaConfig::into_config(config, false);
+        check_config(&config).with_context(|| path.display().to_string())?;
+        Ok(config)
     }
 
     /// The same, and each sequence reads the system prompt.
@@ -152,10 +161,24 @@ impl Options {
         }
     }
 
+    /// Whether all that is said can be done, as far as that is known without a GPU.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        self.specs()?;
+        match self.prompt {
+            Some(_) => Ok(()),
+            None => self.requests(&self.config()?, None).map(drop),
+        }
+    }
+
     /// The models.
     pub(crate) fn specs(&self) -> anyhow::Result<Vec<Spec>> {
-        ensure!(self.models > 0, "there is one model at least");
         let config = self.config()?;
+        let (system, longest) = (self.system_prompt, config.max_position_embeddings);
+        ensure!(
+            system.checked_add(2).is_some_and(|least| least <= longest),
+            "{system} tokens of system prompt, one of a prompt and one of an answer are more than the \
+             {longest} that a sequence may have",
+        );
         let source = |model: u64| match self.weights.is_empty() {
             true => Source::Seed(self.seed + APART * model),
             false => Source::Files(self.weights.clone()),
@@ -194,7 +217,10 @@ impl Options {
         config: &Config,
         full: Option<f64>,
     ) -> anyhow::Result<Vec<Request>> {
-        let window = Duration::try_from_secs_f64(self.window)?;
+        let window = Duration::try_from_secs_f64(self.window)
+            .with_context(|| format!("--window {}", self.window))?;
+        let all = window.checked_mul(self.windows as u32);
+        all.context("so many turns of so many seconds never end")?;
         let (rows, speed) = match self.trace.is_empty() {
             true => {
                 let drawn = Drawn {
@@ -239,12 +265,47 @@ impl Options {
     }
 }
 
+/// Whether a decoder can be made so.
+fn check_config(config: &Config) -> anyhow::Result<()> {
+    let Config {
+        hidden_size: hidden,
+        num_attention_heads: heads,
+        num_key_value_heads: key_heads,
+        max_position_embeddings: longest,
+        ..
+    } = *config;
+    for (name, value) in [
+        ("hidden_size", hidden),
+        ("intermediate_size", config.intermediate_size),
+        ("vocab_size", config.vocab_size),
+        ("num_hidden_layers", config.num_hidden_layers),
+        ("num_attention_heads", heads),
+        ("num_key_value_heads", key_heads),
+    ] {
+        ensure!(value > 0, "{name} is 0");
+    }
+    ensure!(
+        longest >= 2,
+        "max_position_embeddings is {longest}: a sequence has two tokens at least"
+    );
+    ensure!(
+        heads.is_multiple_of(key_heads),
+        "num_key_value_heads is {key_heads}, of which num_attention_heads, {heads}, is no multiple"
+    );
+    // Positions turn pairs of elements.
+    ensure!(
+        hidden.is_multiple_of(heads) && (hidden / heads).is_multiple_of(2),
+        "hidden_size, {hidden}, is no even number for each of num_attention_heads, {heads}"
+    );
+    Ok(())
+}
+
 /// Tokens of answers in a second, on the average of the models' traces.
 fn rate(models: &[Vec<Row>]) -> f64 {
     let of = |rows: &Vec<Row>| {
-        let tokens: usize = rows.iter().map(|row| row.generated).sum();
+        let tokens: f64 = rows.iter().map(|row| row.generated as f64).sum();
         let span = rows.last().map_or(0., |row| row.at.as_secs_f64());
-        tokens as f64 / span.max(1.)
+        tokens / span.max(1.)
     };
     models.iter().map(of).sum::<f64>() / models.len() as f64
 }
@@ -304,6 +365,90 @@ mod tests {
         }
         let full = options(&["--system-prompt", "8192"]);
         assert!(full.requests(&config, None).is_err());
+    }
+
+    /// Each is an error that says what is wrong, and neither a panic nor a server that never ends.
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path.display().to_string()
+        };
+        let config = |name: &str, more: &str| {
+            let all = r#""hidden_size": 64, "intermediate_size": 96, "vocab_size": 500,
+                "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2,
+                "rms_norm_eps": 1e-5, "max_position_embeddings": 2048"#;
+            // The last of two that are called the same would be an error.
+            let key = more.split(':').next().unwrap();
+            let all: Vec<&str> = all.split(',').filter(|line| !line.contains(key)).collect();
+            file(name, &format!("{{{}, {more}}}", all.join(",")))
+        };
+        let trace = file(
+            "trace.csv",
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n\
+             2023-11-16 18:15:46,18446744073709551615,18446744073709551615\n\
+             2023-11-16 18:16:46,1,18446744073709551615\n",
+        );
+        let check = |line: &[&str]| {
+            let options = Options::try_parse_from([&["serve"], line].concat())?;
+            options.check()
+        };
+        assert!(check(&[]).is_ok() && check(&["--trace", &trace]).is_ok());
+        assert!(check(&["--config", &config("good", r#""rope_theta": 5e5"#)]).is_ok());
+        for (line, says) in [
+            (&["--models", "0"][..], "--models"),
+            (&["--slots", "0"], "--slots"),
+            (&["--batch", "0"], "--batch"),
+            (&["--rounds", "0"], "--rounds"),
+            (&["--prompt", "a", "--answer", "0"], "--answer"),
+            (&["--prompt", "a", "--compare"], "--compare"),
+            (&["--limit", "99999999999999"], "--limit"),
+            (&["--share", "99999999999999"], "--share"),
+            (&["--windows", "0"], "--windows"),
+            (&["--burst", "0"], "--burst"),
+            (&["--window", "0"], "takes some time"),
+            (&["--window=-1"], "--window -1"),
+            (&["--window", "1e19"], "never end"),
+            (&["--speed", "0"], "more than nothing"),
+            (&["--lengths", "nan"], "more than nothing"),
+            (&["--system-prompt", "8191"], "8191 tokens of system prompt"),
+            (&["--system-prompt", "99999999999"], "99999999999 tokens"),
+            (&["--config", "/no/config.json"], "/no/config.json"),
+            (&["--config", &file("text", "none")], "text"),
+            (&["--trace", "/no/trace.csv"], "/no/trace.csv"),
+            (
+                &["--config", &config("a", r#""num_hidden_layers": 0"#)],
+                "num_hidden_layers",
+            ),
+            (
+                &["--config", &config("b", r#""num_attention_heads": 0"#)],
+                "num_attention_heads",
+            ),
+            (
+                &["--config", &config("c", r#""num_key_value_heads": 3"#)],
+                "num_key_value_heads",
+            ),
+            (
+                &["--config", &config("d", r#""hidden_size": 72"#)],
+                "hidden_size",
+            ),
+            (
+                &["--config", &config("e", r#""max_position_embeddings": 1"#)],
+                "max_position_embeddings",
+            ),
+        ] {
+            let refused = check(line).err();
+            let refused = format!("{:#}", refused.unwrap_or_else(|| panic!("{line:?}")));
+            assert!(refused.contains(says), "{line:?}: {refused}");
+        }
+        // All that comes before the last turn's end, however slow.
+        let slow = options(&["--trace", &trace, "--speed", "1e-300"]);
+        let requests = slow.requests(&slow.config().unwrap(), None).unwrap();
+        assert_eq!(requests.len(), 2);
+        let full = slow.requests(&slow.config().unwrap(), Some(1000.)).unwrap();
+        assert_eq!(full, requests);
     }
 
     #[test]

@@ -85,7 +85,7 @@ impl Drawn {
     /// Prompts of 128 to 1536 tokens and answers of 48 to 144.
     pub(crate) fn rows(&self, seed: u64) -> Vec<Row> {
         let mut random = fastrand::Rng::with_seed(seed);
-        let mut rows = Vec::with_capacity(self.windows * self.burst);
+        let mut rows = Vec::new();
         for window in 0..self.windows {
             for _ in 0..self.burst {
                 let within = self.window.mul_f64(random.f64() / 5.);
@@ -129,17 +129,23 @@ impl Turns {
         let mut requests = Vec::new();
         for (model, rows) in models.iter().enumerate() {
             for row in rows {
-                let at = row.at.div_f64(self.speed);
-                let turn = (at.as_nanos() / self.window.as_nanos()) as usize * models.len() + model;
-                if turn >= self.windows {
+                // What comes too late to be counted comes after the last turn.
+                let at = row.at.as_secs_f64() / self.speed;
+                let Ok(at) = Duration::try_from_secs_f64(at) else {
+                    break;
+                };
+                let before = at.as_nanos() / self.window.as_nanos();
+                let turn = before * models.len() as u128 + model as u128;
+                if turn >= self.windows as u128 {
                     break;
                 }
+                let turn = turn as u32;
                 let within = (at.as_nanos() % self.window.as_nanos()) as u64;
                 let scaled = |tokens: usize| ((tokens as f64 * self.lengths) as usize).max(1);
                 let answer = scaled(row.generated).min(self.longest / 2);
                 requests.push(Request {
                     model,
-                    arrival: self.window * turn as u32 + Duration::from_nanos(within),
+                    arrival: self.window * turn + Duration::from_nanos(within),
                     prompt: scaled(row.context).min(self.longest - answer),
                     answer,
                 });

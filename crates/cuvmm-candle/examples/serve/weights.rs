@@ -5,6 +5,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context as _;
 use candle_core::{DType, Device, Tensor};
 use candle_transformers::models::llama::Config;
 
@@ -85,7 +86,8 @@ impl Source {
             }
             Self::Files(paths) => {
                 for path in paths {
-                    let found = candle_core::safetensors::load(path, &Device::Cpu)?;
+                    let found = candle_core::safetensors::load(path, &Device::Cpu);
+                    let found = found.with_context(|| path.display().to_string())?;
                     for (name, _) in &layout {
                         if let Some(tensor) = found.get(name) {
                             take(name, &tensor.to_dtype(dtype)?)?;
@@ -173,5 +175,18 @@ mod tests {
             read[name].to_vec2::<f32>().unwrap(),
             saved[name].to_vec2::<f32>().unwrap()
         );
+    }
+
+    #[test]
+    fn a_file_that_is_no_good_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let broken = folder.path().join("broken.safetensors");
+        std::fs::write(&broken, "no header").unwrap();
+        for path in [broken, folder.path().join("absent.safetensors")] {
+            let source = Source::Files(vec![path.clone()]);
+            let refused = source.each(&tiny(), DType::F32, |_, _| Ok(())).unwrap_err();
+            let refused = format!("{refused:#}");
+            assert!(refused.contains(path.to_str().unwrap()), "{refused}");
+        }
     }
 }

@@ -164,6 +164,9 @@ impl Options {
     /// Whether all that is said can be done, as far as that is known without a GPU.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         self.specs()?;
+        for path in &self.weights {
+            std::fs::File::open(path).with_context(|| path.display().to_string())?;
+        }
         match self.prompt {
             Some(_) => Ok(()),
             None => self.requests(&self.config()?, None).map(drop),
@@ -418,6 +421,7 @@ mod tests {
             (&["--config", "/no/config.json"], "/no/config.json"),
             (&["--config", &file("text", "none")], "text"),
             (&["--trace", "/no/trace.csv"], "/no/trace.csv"),
+            (&["--weights", "/no/safetensors"], "/no/safetensors"),
             (
                 &["--config", &config("a", r#""num_hidden_layers": 0"#)],
                 "num_hidden_layers",

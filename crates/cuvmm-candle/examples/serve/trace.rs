@@ -48,7 +48,10 @@ struct Line {
 /// The first line that is none, or a trace with none.
 pub(crate) fn read(from: impl Read) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
-    for line in csv::Reader::from_reader(from).deserialize() {
+    let mut lines = csv::Reader::from_reader(from);
+    // Where the first line cannot be read `deserialize` finds nothing and says nothing.
+    lines.headers()?;
+    for line in lines.deserialize() {
         let Line {
             timestamp,
             context,
@@ -207,6 +210,9 @@ mod tests {
             let error = read(text.as_bytes()).unwrap_err();
             assert!(format!("{error:#}").contains(says), "{text:?}: {error:#}");
         }
+        let folder = tempfile::tempdir().unwrap();
+        let error = read(std::fs::File::open(folder.path()).unwrap()).unwrap_err();
+        assert!(format!("{error:#}").contains("directory"), "{error:#}");
     }
 
     #[test]

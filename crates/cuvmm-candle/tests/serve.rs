@@ -286,6 +286,44 @@ fn a_request_that_can_never_run_is_an_error() {
     }
 }
 
+#[test]
+fn a_request_that_no_model_can_answer_is_refused_at_once() {
+    let mut spec = tinier();
+    spec.system = SystemPrompt::drawn(1, 100, 500, true);
+    let models = modes::plain(&Device::Cpu, &[spec], 4, u64::MAX).unwrap();
+    let request = |model, prompt, answer| Request {
+        model,
+        arrival: Duration::ZERO,
+        prompt,
+        answer,
+    };
+    let refused = |requests: &[Request], tokens: &dyn Fn(&Request) -> Vec<u32>| {
+        let asked = requests.iter().map(|request| (*request, tokens(request)));
+        let refused = Server::serve(&models, true, asked.collect());
+        format!("{:#}", refused.err().expect("it was answered"))
+    };
+    let good = request(0, 5, 2);
+    for (wrong, says) in [
+        (request(1, 5, 2), "no model 1"),
+        (request(0, 0, 2), "one token"),
+        (request(0, 5, 0), "one token"),
+        (request(0, 1940, 9), "100 + 1940 + 9 tokens"),
+        (request(0, usize::MAX, 9), "of another length"),
+    ] {
+        let said = refused(&[good, wrong], &|request| vec![1; request.prompt.min(3000)]);
+        assert!(said.contains(says), "{wrong:?}: {said}");
+    }
+    let said = refused(&[good], &|_| vec![1, 2, 3, 4, 500]);
+    assert!(said.contains("500 words"), "{said}");
+    let said = refused(&[good], &|_| vec![1; 4]);
+    assert!(said.contains("of another length"), "{said}");
+    // As long as can be, and nothing at all.
+    let longest = Server::serve(&models, true, drawn(&[request(0, 1940, 8)], &models)).unwrap();
+    assert_eq!(longest.answers[0].len(), 8);
+    let nothing = Server::serve(&models, true, Vec::new()).unwrap();
+    assert!(nothing.answers.is_empty());
+}
+
 /// The logits behind a prompt and of each step, bit for bit, of a sequence that takes its own advice.
 /// Between two steps something may happen.
 fn generated(

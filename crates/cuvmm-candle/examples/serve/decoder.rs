@@ -26,6 +26,7 @@ pub(crate) struct Decoder {
     rotary: Rotary,
     device: Device,
     slots: usize,
+    longest: usize,
 }
 
 struct Layer {
@@ -62,6 +63,7 @@ impl Decoder {
             rotary: Rotary::new(config, vb.dtype(), vb.device())?,
             device: vb.device().clone(),
             slots,
+            longest: config.max_position_embeddings,
         })
     }
 
@@ -71,6 +73,11 @@ impl Decoder {
 
     pub(crate) const fn slots(&self) -> usize {
         self.slots
+    }
+
+    /// Tokens that a sequence may have.
+    pub(crate) const fn longest(&self) -> usize {
+        self.longest
     }
 
     /// Reads a prompt, or what follows in one behind so many tokens that the caches have: the logits

@@ -72,6 +72,31 @@ pub(crate) fn drawn(requests: &[Request], models: &[Model]) -> Vec<Asked> {
     requests.iter().enumerate().map(prompt).collect()
 }
 
+/// Whether a model can answer a request: what lies behind the last position, or is no word, would be found
+/// on a GPU only by a kernel that faults.
+fn check(models: &[Model], request: &Request, tokens: &[u32]) -> anyhow::Result<()> {
+    let Request { prompt, answer, .. } = *request;
+    let model = models.get(request.model);
+    let model = model.with_context(|| format!("there is no model {}", request.model))?;
+    ensure!(tokens.len() == prompt, "a prompt of another length");
+    ensure!(
+        prompt > 0 && answer > 0,
+        "a prompt and an answer have one token at least"
+    );
+    let (system, longest) = (model.system.tokens.len(), model.decoder.longest());
+    ensure!(
+        answer <= longest && system + prompt <= longest - answer,
+        "{system} + {prompt} + {answer} tokens of system prompt, prompt and answer are more than the \
+         {longest} that a sequence may have"
+    );
+    let word = |&token: &u32| (token as usize) < model.words;
+    let strange = tokens.iter().find(|token| !word(token));
+    if let Some(strange) = strange {
+        bail!("token {strange} is none of the {} words", model.words);
+    }
+    Ok(())
+}
+
 impl<'a> Server<'a> {
     /// Serves requests, in the order in which they come, until all are answered. Models that share their
     /// memory give way to each other.
@@ -82,12 +107,7 @@ impl<'a> Server<'a> {
     ) -> anyhow::Result<Served> {
         let slots = models.iter().map(|model| model.decoder.slots()).min();
         let job = |(request, tokens): Asked| {
-            ensure!(
-                request.model < models.len(),
-                "there is no model {}",
-                request.model
-            );
-            ensure!(tokens.len() == request.prompt, "a prompt of another length");
+            check(models, &request, &tokens)?;
             Ok(Job {
                 request,
                 tokens,

@@ -12,6 +12,8 @@
 
 #[path = "gpu/caches.rs"]
 mod caches;
+#[path = "gpu/forks.rs"]
+mod forks;
 #[path = "gpu/rig.rs"]
 mod rig;
 #[path = "gpu/sleep.rs"]

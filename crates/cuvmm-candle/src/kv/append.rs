@@ -40,8 +40,10 @@ pub(super) fn append<const N: usize>(
         }
     }
     grow(&mut caches, wanted, new.each_ref().map(Option::is_some))?;
-    for ((cache, tokens), new) in caches.iter().zip(tokens).zip(&new) {
-        if let Some(store) = new.as_ref().or(cache.store.as_ref()) {
+    for (((cache, tokens), wanted), new) in caches.iter().zip(tokens).zip(wanted).zip(&new) {
+        let store = new.as_ref().or(cache.store.as_ref());
+        // Of no tokens there may be nothing that could be copied.
+        if let Some(store) = store.filter(|_| wanted > cache.current_seq_len) {
             store.write(tokens, cache.current_seq_len)?;
         }
     }

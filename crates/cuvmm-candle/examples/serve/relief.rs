@@ -1,6 +1,6 @@
 //! Where a server has memory from when it is short. In this order: what is on its way; what idle models
-//! have; prefixes of models in which nothing runs; and for a step also what the youngest has, and at last
-//! the model's own prefix.
+//! have; prefixes of models in which nothing runs; and for a step also what the youngest has, what models have
+//! whose requests all wait, and at last the model's own prefix.
 //!
 //! What is computed with it is not decided here.
 
@@ -43,16 +43,16 @@ impl Server<'_> {
     /// Takes what another model has and does not use, of those that share their memory with one. Whether
     /// there was any.
     pub(super) fn take_unused(&mut self, model: usize) -> anyhow::Result<bool> {
-        Ok(self.sleep_one(model)? || self.give_up_one(model))
+        // Where nothing runs that could end, one that has requests waiting sleeps too.
+        let stuck = self.stuck[self.schedule.group(model).start] > 0;
+        Ok(self.sleep_one(model, stuck)? || self.give_up_one(model))
     }
 
-    /// Has the model sleep that was idle the longest. Where nothing runs that could end, one that has
-    /// requests waiting sleeps too.
-    fn sleep_one(&mut self, model: usize) -> anyhow::Result<bool> {
-        let stuck = self.stuck[self.schedule.group(model).start] > 0;
+    /// Has the model sleep that was idle the longest, of those that have no requests, or none that run.
+    fn sleep_one(&mut self, model: usize, may_wait: bool) -> anyhow::Result<bool> {
         let mut idle: Vec<usize> = self
             .unused(model)
-            .filter(|&other| stuck || self.schedule.is_idle(other))
+            .filter(|&other| may_wait || self.schedule.is_idle(other))
             .collect();
         idle.sort_by_key(|&other| self.busy[other]);
         for other in idle {
@@ -100,7 +100,7 @@ impl Server<'_> {
         if tries > 0 && !self.take_unused(model)? {
             if let Some((other, id)) = self.schedule.victim(model) {
                 self.throw_out(other, id);
-            } else if !self.prefixes[model].give_up() {
+            } else if !self.sleep_one(model, true)? && !self.prefixes[model].give_up() {
                 return Err(error).context("a request has all memory there is, and wants more");
             }
         }

@@ -7,7 +7,7 @@ use super::serve::ground::Held;
 use super::*;
 
 /// What a model has that sleeping gives up, in bytes.
-const AWAKE: u64 = 1 << 20;
+pub const AWAKE: u64 = 1 << 20;
 
 /// candle's own memory, and some more that is there while the model is awake.
 struct Drowsy {
@@ -81,13 +81,18 @@ impl Ground for Drowsy {
 /// Two models that sleep, with a system prompt of two steps. Besides their weights there are so many bytes.
 fn models(limit: u64, keeps: bool, unsure: bool) -> Vec<Model> {
     let specs = prefix::with_system(tinier(), 700, true);
+    over(&specs, 4, limit, keeps, unsure)
+}
+
+/// Models that sleep.
+pub fn over(specs: &[Spec], slots: usize, limit: u64, keeps: bool, unsure: bool) -> Vec<Model> {
     let weights: u64 = specs.iter().map(|spec| spec.weights().unwrap()).sum();
     let whole = Budget::new(weights + limit);
     let model = |spec: &Spec| {
         let plain = Plain::new(&Device::Cpu, &whole, spec).unwrap();
         Model {
             name: "drowsy".into(),
-            decoder: Decoder::load(&plain.var_builder(), &spec.config, 4).unwrap(),
+            decoder: Decoder::load(&plain.var_builder(), &spec.config, slots).unwrap(),
             words: spec.config.vocab_size,
             system: spec.system.clone(),
             ground: Box::new(Drowsy {
@@ -145,4 +150,20 @@ fn an_idle_model_sleeps_for_a_request_that_takes_more_than_was_thought() {
     assert_eq!(served.figures.slept.len(), 1);
     let uses = [0, 1].map(|hits| Uses { read: 1, hits });
     assert_eq!(served.figures.prefixes, uses);
+}
+
+#[test]
+fn a_model_that_has_but_waiting_requests_sleeps_for_one_that_grows() {
+    // They grow beyond 512 tokens. Room for both models awake, and for a sequence that does not grow.
+    let requests = at_once([500; 3], 30);
+    let specs = [tinier(), tinier()];
+    let models = over(&specs, 4, 2 * AWAKE + prefix::steps(1), true, false);
+    let served = serve_all(&models, true, &requests);
+    let wide = modes::plain(&Device::Cpu, &specs, 4, u64::MAX).unwrap();
+    assert_eq!(served.answers, serve_all(&wide, true, &requests).answers);
+    assert_eq!(served.figures.thrown_out, 0);
+    assert_eq!(
+        (served.figures.slept.len(), served.figures.woken.len()),
+        (2, 3)
+    );
 }

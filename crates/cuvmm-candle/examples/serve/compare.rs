@@ -21,6 +21,9 @@ use super::server::{Served, Server, drawn, likeliest};
 const PROMPT: usize = STEP - 64;
 const STEPS: usize = 128;
 
+/// Tokens of a sequence.
+pub(crate) const TOKENS: usize = PROMPT + STEPS;
+
 pub(crate) fn run(gpu: &Gpu, options: &Options) -> anyhow::Result<()> {
     let full = caches(gpu, options)?;
     println!();
@@ -35,7 +38,7 @@ fn caches(gpu: &Gpu, options: &Options) -> anyhow::Result<f64> {
     let weights = Plain::new(gpu.candle(), &budget, spec)?;
     let decoder = Decoder::load(&weights.var_builder(), &spec.config, options.batch)?;
     let granule = gpu.device().granularity();
-    let most = spec.sequence(PROMPT + STEPS, granule) * options.batch as u64;
+    let most = spec.sequence(TOKENS, granule) * options.batch as u64;
     let pool = Pool::builder(gpu.device())
         .limit(Limit::Bytes(most))
         .build()?;

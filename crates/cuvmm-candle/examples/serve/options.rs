@@ -9,6 +9,7 @@ use candle_transformers::models::llama::{Config, LlamaConfig};
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
 
+use super::compare;
 use super::ground::Spec;
 use super::system::SystemPrompt;
 use super::trace::{self, Drawn, Request, Row, Turns};
@@ -18,7 +19,7 @@ use super::weights::{Source, small};
 #[derive(Clone, Debug, Parser)]
 pub(crate) struct Options {
     /// Where the memory of caches and weights comes from.
-    #[arg(long, value_enum, default_value_t = Mode::Elastic)]
+    #[arg(long, value_enum, default_value_t = Mode::Elastic, conflicts_with = "compare")]
     pub(crate) mode: Mode,
     /// Measure both caches, and all modes with the same requests.
     #[arg(long)]
@@ -164,6 +165,12 @@ impl Options {
     /// Whether all that is said can be done, as far as that is known without a GPU.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         self.specs()?;
+        let longest = self.config()?.max_position_embeddings;
+        ensure!(
+            !self.compare || longest >= compare::TOKENS,
+            "--compare wants sequences of {} tokens, and {longest} are the most that there may be",
+            compare::TOKENS,
+        );
         for path in &self.weights {
             std::fs::File::open(path).with_context(|| path.display().to_string())?;
         }
@@ -407,6 +414,15 @@ mod tests {
             (&["--rounds", "0"], "--rounds"),
             (&["--prompt", "a", "--answer", "0"], "--answer"),
             (&["--prompt", "a", "--compare"], "--compare"),
+            (&["--mode", "static", "--compare"], "--compare"),
+            (
+                &[
+                    "--compare",
+                    "--config",
+                    &config("f", r#""max_position_embeddings": 512"#),
+                ],
+                "576 tokens",
+            ),
             (&["--limit", "99999999999999"], "--limit"),
             (&["--share", "99999999999999"], "--share"),
             (&["--windows", "0"], "--windows"),

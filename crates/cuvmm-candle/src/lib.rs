@@ -29,7 +29,11 @@
 //!   on another stream must be over before the last tensor goes.
 //! - **Asleep means gone.** While a tenant's blocks [sleep](cuvmm::sleep) their tensors have addresses and
 //!   no memory: a kernel that uses one loses the context. Of this crate's own operations none does: they
-//!   are errors meanwhile.
+//!   are errors meanwhile. Work that is queued while they are falling asleep is not seen: whoever puts
+//!   them to sleep sees to it that nobody appends, inserts or computes until that is done.
+//! - **What is handed out is to be read.** candle writes in place with `slice_set` and its like, and knows
+//!   nothing of forks: written in a cache that was forked, the forks read it too; in a fork, whose memory is
+//!   mapped to be read only, the kernel loses the context.
 //! - **Several at once.** A tensor's own `copy` counts as a user of the memory as well, though it lies
 //!   elsewhere.
 //! - **The last [`Gpu`].** Tensors that outlive every clone of their `Gpu` and all that was made with it

@@ -12,6 +12,8 @@
 
 #[path = "serve/drowsy.rs"]
 mod drowsy;
+#[path = "serve/odd.rs"]
+mod odd;
 #[path = "serve/prefix.rs"]
 mod prefix;
 #[path = "gpu/rig.rs"]

@@ -248,3 +248,65 @@ pub fn shortage(error: &CandleError) -> Option<&AllocateError> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use candle_core::Context as _;
+    use cuvmm::driver::host::{HostDriver, HostOptions};
+    use cuvmm::{Device, Limit, Pool};
+
+    use super::*;
+
+    /// Figures are found however deep an error lies in those of candle's, and none where memory was not
+    /// short.
+    #[test]
+    fn shortages_are_found_in_candles_errors() {
+        let driver = Arc::new(HostDriver::new(HostOptions::new()));
+        let device = Device::open(driver, 0).unwrap();
+        let granule = device.granularity();
+        let limit = Limit::Bytes(granule);
+        let pool = Pool::builder(&device).limit(limit).build().unwrap();
+        let tenant = pool.tenant("model").register().unwrap();
+        let short = || tenant.block(2 * granule).allocate().unwrap_err();
+        let empty = || tenant.block(0).allocate().unwrap_err();
+        let mut block = tenant.block(granule).capacity(2 * granule).allocate();
+        let block = block.as_mut().unwrap();
+        let grown = tenant.grow_all(&mut [(block, 2 * granule)]).unwrap_err();
+
+        let cache = |error: CacheError| CandleError::from(error);
+        let weights = |error: TensorError| {
+            let name = "a".to_owned();
+            let source = TensorError::Candle(cache(CacheError::Tensor(error)));
+            CandleError::from(WeightsError::Tensor { name, source })
+        };
+        let wrapped = Err::<(), _>(cache(short().into())).context("the prompt");
+        for error in [
+            cache(short().into()),
+            cache(grown.into()),
+            cache(ForkBlocksError::from(short()).into()),
+            cache(TensorError::from(short()).into()),
+            weights(short().into()),
+            CandleError::from(WeightsError::Allocate(short().into())),
+            cache(short().into())
+                .context("a step")
+                .with_path("file")
+                .bt(),
+            wrapped.unwrap_err(),
+        ] {
+            let found = shortage(&error).map(AllocateError::is_shortage);
+            assert_eq!(found, Some(true), "{error}");
+        }
+        for error in [
+            cache(empty().into()),
+            weights(empty().into()),
+            cache(CacheError::MayNotFork),
+            cache(ForkBlocksError::NoPrefix.into()),
+            CandleError::from(WeightsError::NameTaken { name: "a".into() }),
+            cache(CandleError::Msg("out of memory".into()).into()),
+        ] {
+            assert!(shortage(&error).is_none(), "{error}");
+        }
+    }
+}

@@ -165,3 +165,103 @@ impl Geometry {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{Device, Tensor};
+
+    use super::*;
+
+    const ORDERS: [Order; 2] = [Order::Heads, Order::Tokens];
+
+    fn geometry(dims: &[usize], dim: usize, order: Order) -> Result<Geometry, CacheError> {
+        Geometry::new(dims, DType::F32, dim, order)
+    }
+
+    /// What is stored are rows of whole tokens, and what is handed out is what was appended.
+    #[test]
+    fn what_is_stored_comes_back() {
+        for (dims, dim) in [
+            (&[2, 3, 5, 4][..], 2),
+            (&[2, 5, 3, 4], 1),
+            (&[5, 4], 0),
+            (&[3, 5], 1),
+            (&[2, 1, 3, 5, 4], 3),
+            (&[2, 3, 4, 5], 3),
+        ] {
+            let count: usize = dims.iter().product();
+            let all = Tensor::arange(0, count as u32, &Device::Cpu).unwrap();
+            let all = all.reshape(dims).unwrap();
+            for order in ORDERS {
+                let geometry = geometry(dims, dim, order).unwrap();
+                let stored = all.permute(geometry.permutation()).unwrap();
+                assert_eq!(stored.shape(), &geometry.stored(5), "{dims:?} {dim}");
+                // Each row begins with the first token, and the next one's elements lie behind it.
+                let rows = (geometry.rows, 5, geometry.token);
+                let rows = stored.contiguous().unwrap().reshape(rows).unwrap();
+                let first = stored.narrow(geometry.stored_dim(), 0, 1).unwrap();
+                let flat = |tensor: &Tensor| {
+                    let flat = tensor.flatten_all().unwrap();
+                    flat.to_vec1::<u32>().unwrap()
+                };
+                assert_eq!(flat(&rows.narrow(1, 0, 1).unwrap()), flat(&first));
+                let back = stored.permute(geometry.inverse()).unwrap();
+                assert_eq!((back.dims(), flat(&back)), (dims, flat(&all)));
+                let straight = stored.dims() == all.dims() && flat(&stored) == flat(&all);
+                assert_eq!(geometry.is_straight(), straight, "{dims:?} {dim} {order:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_are_as_many_and_as_large_as_their_order_says() {
+        let heads = geometry(&[2, 8, 7, 64], 2, Order::Heads).unwrap();
+        assert_eq!((heads.rows, heads.token_bytes()), (16, 256));
+        let tokens = geometry(&[2, 8, 7, 64], 2, Order::Tokens).unwrap();
+        assert_eq!((tokens.rows, tokens.token_bytes()), (1, 4096));
+        assert_eq!((heads.row(3).unwrap(), tokens.row(0).unwrap()), (768, 0));
+        // As many elements as 32 bits count, in all rows together.
+        let most = u64::from(u32::MAX) / 16 * 4;
+        assert!(heads.check_stride(most).is_ok() && heads.check_stride(most + 4).is_err());
+        assert_eq!(heads.tokens_between(1 << 20).unwrap(), 4096);
+        for refused in [
+            tokens.row(usize::MAX),
+            heads.tokens_between(1 << 40).map(|_| 0),
+        ] {
+            assert!(matches!(refused, Err(CacheError::TooWide { .. })));
+        }
+    }
+
+    #[test]
+    fn only_more_of_the_same_can_be_appended() {
+        let heads = geometry(&[2, 8, 7, 64], 2, Order::Heads).unwrap();
+        for tokens in [0, 1, 9] {
+            let more = heads.check(&[2, 8, tokens, 64], DType::F32);
+            assert_eq!(more.unwrap(), tokens);
+        }
+        for (dims, dtype) in [
+            (&[1, 8, 7, 64][..], DType::F32),
+            (&[2, 8, 7, 32], DType::F32),
+            (&[2, 8, 7], DType::F32),
+            (&[2, 8, 7, 64, 1], DType::F32),
+            (&[2, 8, 7, 64], DType::BF16),
+        ] {
+            let refused = heads.check(dims, dtype);
+            assert!(
+                matches!(refused, Err(CacheError::Differs { .. })),
+                "{dims:?}"
+            );
+        }
+        for (dims, dim) in [(&[2, 8][..], 2), (&[0, 8, 7, 64], 2), (&[2, 8, 7, 0], 2)] {
+            for order in ORDERS {
+                let refused = geometry(dims, dim, order);
+                assert!(
+                    matches!(refused, Err(CacheError::NoTokens { .. })),
+                    "{dims:?}"
+                );
+            }
+        }
+        let odd = Geometry::new(&[2, 4], DType::F4, 0, Order::Heads);
+        assert!(matches!(odd, Err(CacheError::Tensor(_))));
+    }
+}

@@ -22,6 +22,8 @@ pub(super) struct File {
     /// Where its tensors begin.
     begin: u64,
     entries: Vec<Entry>,
+    /// What is read at a time, in bytes, and where to.
+    most: usize,
     piece: Vec<u8>,
 }
 
@@ -80,6 +82,7 @@ impl File {
             file,
             begin,
             entries,
+            most: PIECE,
             piece: Vec::new(),
         })
     }
@@ -100,7 +103,7 @@ impl File {
         self.file.seek(SeekFrom::Start(self.begin + entry.offset))?;
         let (mut left, mut done) = (entry.bytes, 0);
         while left > 0 {
-            let bytes = left.min(PIECE);
+            let bytes = left.min(self.most);
             self.piece.resize(bytes, 0);
             self.file.read_exact(&mut self.piece)?;
             let count = bytes.checked_div(entry.dtype.size_in_bytes());
@@ -112,5 +115,100 @@ impl File {
             done += count;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use candle_core::Device;
+
+    use super::*;
+
+    #[test]
+    fn what_was_saved_is_read_as_it_was_or_as_another_type() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        let large = Tensor::arange(0f32, 1000., &Device::Cpu).unwrap();
+        let odd = Tensor::new(&[1u8, 2, 3], &Device::Cpu).unwrap();
+        let empty = Tensor::zeros((0, 5), DType::BF16, &Device::Cpu).unwrap();
+        let saved = HashMap::from([("large", large), ("odd", odd), ("empty", empty)]);
+        candle_core::safetensors::save(&saved, &path).unwrap();
+        let mut file = File::open(&path).unwrap();
+        file.most = 1024;
+        let entries = file.entries().to_vec();
+        assert_eq!(entries.len(), 3);
+        for entry in entries {
+            let expected = &saved[entry.name.as_str()];
+            assert_eq!(
+                (&entry.shape, entry.dtype),
+                (expected.shape(), expected.dtype())
+            );
+            for dtype in [entry.dtype, DType::F64] {
+                let to = Tensor::ones(&entry.shape, dtype, &Device::Cpu).unwrap();
+                file.read(&entry, &to).unwrap();
+                let flat = |tensor: &Tensor| {
+                    let tensor = tensor.flatten_all().unwrap().to_dtype(DType::F64).unwrap();
+                    tensor.to_vec1::<f64>().unwrap()
+                };
+                assert!(flat(&to) == flat(expected), "{} as {dtype:?}", entry.name);
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_wrong_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("broken.safetensors");
+        let with_header = |header: &str, data: usize| {
+            let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+            bytes.extend(header.bytes());
+            bytes.resize(bytes.len() + data, 0);
+            bytes
+        };
+        let one = |dtype: &str, shape: &str, offsets: &str| {
+            let entry = format!(r#""dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}"#);
+            with_header(&format!(r#"{{"a":{{{entry}}}}}"#), 8)
+        };
+        let good = one("F32", "[2]", "[0,8]");
+        std::fs::write(&path, &good).unwrap();
+        assert_eq!(File::open(&path).unwrap().entries().len(), 1);
+        for (wrong, bytes) in [
+            ("nothing", Vec::new()),
+            ("no length", good[..7].to_vec()),
+            ("half a header", good[..40].to_vec()),
+            ("too little", good[..good.len() - 1].to_vec()),
+            ("too much", [&good[..], &[0]].concat()),
+            (
+                "an endless header",
+                [&u64::MAX.to_le_bytes(), &good[8..]].concat(),
+            ),
+            ("no JSON", with_header("no header", 8)),
+            ("no map", with_header("[]", 8)),
+            ("another shape", one("F32", "[3]", "[0,8]")),
+            (
+                "a shape beyond all",
+                one("F32", "[18446744073709551615,2]", "[0,8]"),
+            ),
+            ("offsets beyond the end", one("F32", "[2]", "[8,16]")),
+            ("offsets that go back", one("F32", "[2]", "[8,0]")),
+            ("an unknown type", one("F31", "[2]", "[0,8]")),
+            ("a type that candle has not", one("BOOL", "[8]", "[0,8]")),
+        ] {
+            std::fs::write(&path, bytes).unwrap();
+            let refused = File::open(&path).err().expect(wrong).to_string();
+            assert!(refused.contains("broken.safetensors"), "{wrong}: {refused}");
+        }
+        // One that somebody cuts short while it is read.
+        std::fs::write(&path, &good).unwrap();
+        let mut file = File::open(&path).unwrap();
+        std::fs::write(&path, &good[..good.len() - 4]).unwrap();
+        let entry = file.entries()[0].clone();
+        let to = Tensor::zeros(2, DType::F32, &Device::Cpu).unwrap();
+        let refused = file.read(&entry, &to).unwrap_err().to_string();
+        assert!(refused.contains("broken.safetensors"), "{refused}");
+        let absent = File::open(&folder.path().join("absent")).err().unwrap();
+        assert!(absent.to_string().contains("absent"), "{absent}");
     }
 }

@@ -134,10 +134,12 @@ fn a_cache_that_was_emptied_leaves_its_forks_alone() {
     }
     has(&late, &all);
     // Nothing is in common any more, and it is written where it is.
+    settle(&rig);
     let committed = rig.stats().committed;
     root.truncate(0).unwrap();
     root.append(&all[0], &all[1]).unwrap();
     has(&root, &all);
+    settle(&rig);
     assert_eq!(rig.stats().committed, committed);
 
     let half = [2, 3].map(|seed| rig.numbers(&[2, 3, 10, 32], DType::BF16, seed));

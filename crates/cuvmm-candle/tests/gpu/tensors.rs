@@ -232,6 +232,9 @@ fn an_arena_packs_tensors() {
         .copy(&Tensor::new(4.5f64, &Device::Cpu).unwrap())
         .unwrap();
     let fourth = arena.empty(64, DType::F32).unwrap();
+    let nothing = arena.empty((0, 5), DType::F32).unwrap();
+    assert_eq!(nothing.to_vec2::<f32>().unwrap(), Vec::<Vec<f32>>::new());
+    drop(nothing);
     assert_eq!((arena.used(), arena.size()), (bytes, bytes));
     let refused = arena.empty(1, DType::U8).unwrap_err();
     assert!(

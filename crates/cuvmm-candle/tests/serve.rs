@@ -289,6 +289,16 @@ fn a_request_that_can_never_run_is_an_error() {
 }
 
 #[test]
+fn a_limit_below_the_weights_names_the_model_that_has_no_room() {
+    let specs = [tinier(), tinier()];
+    // Room for the first one's alone.
+    let limit = specs[0].weights().unwrap() * 3 / 2;
+    let refused = modes::plain(&Device::Cpu, &specs, 4, limit).err().unwrap();
+    let refused = format!("{refused:#}");
+    assert!(refused.contains("the weights of model 2"), "{refused}");
+}
+
+#[test]
 fn a_request_that_no_model_can_answer_is_refused_at_once() {
     let mut spec = tinier();
     spec.system = SystemPrompt::drawn(1, 100, 500, true);

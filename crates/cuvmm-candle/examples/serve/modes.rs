@@ -19,6 +19,11 @@ fn name(index: usize) -> String {
     format!("model {}", index + 1)
 }
 
+/// What was to be done, in so many bytes.
+fn weights_in(index: usize, most: u64) -> String {
+    format!("the weights of {} in {} MiB", name(index), most >> 20)
+}
+
 fn model(
     index: usize,
     spec: &Spec,
@@ -66,13 +71,13 @@ pub(crate) fn pooled(
             other.ground.sleep()?;
         }
         let tenant = pool.tenant(name(index));
-        let tenant = match split {
-            Split::Shares => tenant.limit(share),
-            Split::Elastic(_) => tenant,
+        let (tenant, most) = match split {
+            Split::Shares => (tenant.limit(share), share),
+            Split::Elastic(_) => (tenant, limit),
         };
         let memory = Memory::new(gpu, &tenant.register()?);
-        let ground = Elastic::new(&memory, spec, asleep.clone())
-            .with_context(|| format!("the weights of {} in {} MiB", name(index), limit >> 20))?;
+        let ground =
+            Elastic::new(&memory, spec, asleep.clone()).with_context(|| weights_in(index, most))?;
         models.push(model(index, spec, slots, &ground.var_builder(), ground)?);
     }
     Ok(models)
@@ -97,7 +102,7 @@ pub(crate) fn plain(
     let budget = Budget::new(limit);
     let mut models = Vec::new();
     for (index, spec) in specs.iter().enumerate() {
-        let ground = Plain::new(device, &budget, spec)?;
+        let ground = Plain::new(device, &budget, spec).with_context(|| weights_in(index, limit))?;
         models.push(model(index, spec, slots, &ground.var_builder(), ground)?);
     }
     Ok(models)

@@ -233,7 +233,7 @@ fn an_arena_packs_tensors() {
         .unwrap();
     let fourth = arena.empty(64, DType::F32).unwrap();
     let nothing = arena.empty((0, 5), DType::F32).unwrap();
-    assert_eq!(nothing.to_vec2::<f32>().unwrap(), Vec::<Vec<f32>>::new());
+    assert_eq!((nothing.dims(), arena.used()), (&[0, 5][..], bytes));
     drop(nothing);
     assert_eq!((arena.used(), arena.size()), (bytes, bytes));
     let refused = arena.empty(1, DType::U8).unwrap_err();

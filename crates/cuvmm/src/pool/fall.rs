@@ -265,18 +265,19 @@ impl State {
         if let Some((offset, handle, failed)) = failed {
             tracing::error!(error = %failed.error, "a block that was to stay awake sleeps");
             let lost = failed.stuck;
+            let rest = aside.map(|aside| (aside.offset, aside.piece));
+            let rest: Vec<(u64, Piece)> = rest.collect();
+            let failed = failed.pieces.into_iter().map(|piece| (offset, piece));
+            // Last first: up to where it shares tells which of them others show too.
+            for (offset, piece) in rest.into_iter().rev().chain(failed) {
+                self.abandon(id, (index, &mut slot), offset, piece);
+            }
             if lost > 0 && offset < slot.shared {
                 self.stuck(id, index, &mut slot, offset, (handle, lost));
             } else if lost > 0 {
                 self.budget.refund(id, lost);
                 self.budget.refund_mappings(id, 1);
                 self.set_aside(&mut slot, lost, 1);
-            }
-            let rest = aside.map(|aside| (aside.offset, aside.piece));
-            let rest: Vec<(u64, Piece)> = rest.collect();
-            let failed = failed.pieces.into_iter().map(|piece| (offset, piece));
-            for (offset, piece) in rest.into_iter().rev().chain(failed) {
-                self.abandon(id, (index, &mut slot), offset, piece);
             }
             self.take_all_out(id, (index, &mut slot));
             slot.lent = 0;

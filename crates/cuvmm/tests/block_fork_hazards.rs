@@ -1,0 +1,72 @@
+//! Forks of blocks where something comes between: a driver that refuses to undo, a fence that passes
+//! or a sleep that is called off while another call is under way.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use std::sync::{Arc, Mutex, mpsc};
+
+use common::books::{balanced, books};
+use common::{D0, G, Rig, busy, pool};
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::{CUresult, Call, Driver};
+use cuvmm::error::{AllocateError, GrowAllError, SleepError};
+use cuvmm::sleep::Progress;
+use cuvmm::{Block, Contents, Stream, Tenant};
+
+const UNKNOWN: CUresult = CUresult::CUDA_ERROR_UNKNOWN;
+
+/// A block that is made to be forked: extents of two granules.
+fn allocate(tenant: &Tenant, stream: &Stream, tag: &str, size: u64) -> Block {
+    let builder = tenant.block(size).capacity(32 * G).largest_extent(2 * G);
+    builder.home_stream(stream).tag(tag).allocate().unwrap()
+}
+
+fn shows<B: Backing + 'static>(rig: &Rig<B>, block: &Block, at: u64, byte: u8)
+where
+    Machine<B>: Driver,
+{
+    let mut bytes = [0; 32];
+    block.read(at, &mut bytes).unwrap();
+    assert!(
+        !rig.keeps_bytes() || bytes == [byte; 32],
+        "{bytes:?} at {at:#x}"
+    );
+}
+
+on_both! {
+    fn what_cannot_be_put_back_under_one_is_the_others_still(rig) {
+        let pool = pool(rig, 16);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let root = allocate(&tenant, &stream, "kv", 5 * G);
+        for (at, byte) in [(0, 7), (2 * G, 8)] {
+            root.write(at, &[byte; 32]).unwrap();
+        }
+        let fork = root.fork(4 * G, 4 * G).unwrap();
+        // The root's memory has been taken out when it is to be put back: its first extent is mapped,
+        // is not opened, and stays.
+        let watch = |_: &Progress| {
+            for call in [Call::MemSetAccess, Call::MemUnmap] {
+                rig.faults.arm(Fault::nth(1, UNKNOWN).of(call));
+            }
+            false
+        };
+        let refused = tenant.blocks().watch(&watch).sleep(Contents::Discard);
+        rig.faults.disarm();
+        assert!(matches!(
+            refused,
+            Err(SleepError::Stayed { blocks: 1, bytes, .. }) if bytes == 5 * G
+        ), "{refused:?}");
+        assert!(root.is_asleep() && !fork.is_asleep());
+        // What the fork shows behind that is no stock.
+        let stats = balanced(rig, &pool);
+        assert_eq!((stats.committed, stats.in_use, stats.free), (4 * G, 4 * G, G));
+        let other = allocate(&tenant, &stream, "other", 2 * G);
+        other.write(0, &[9; 32]).unwrap();
+        shows(rig, &fork, 0, 7);
+        shows(rig, &fork, 2 * G, 8);
+        balanced(rig, &pool);
+    }
+}

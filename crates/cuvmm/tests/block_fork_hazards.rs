@@ -69,4 +69,32 @@ on_both! {
         shows(rig, &fork, 2 * G, 8);
         balanced(rig, &pool);
     }
+
+    fn who_is_alone_half_way_may_write_what_it_has_grown_over(rig) {
+        let pool = pool(rig, 3);
+        let [tenant, idle] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+        let stream = Stream::new(&rig.device).unwrap();
+        let root = allocate(&tenant, &stream, "kv", 2 * G);
+        root.write(0, &[7; 32]).unwrap();
+        let mut fork = root.fork(2 * G, 2 * G).unwrap();
+        fork.shrink_to(G).unwrap();
+        drop(allocate(&idle, &stream, "kv", G));
+        // The root still shows the extent when the fork is to have its own, and no more when there is
+        // room for that.
+        for nth in [1, 2] {
+            rig.faults.arm(Fault::nth(nth, UNKNOWN).of(Call::MemUnmap));
+        }
+        drop(root);
+        fork.try_grow_to(2 * G).unwrap();
+        assert_eq!(rig.faults.injected(), 2);
+        rig.faults.disarm();
+        assert_eq!((fork.read_only(), books(rig, &pool).committed), (0, 2 * G));
+        fork.write(0, &[8; 32]).unwrap();
+        fork.write(G, &[9; 32]).unwrap();
+        // The device may, too.
+        rig.machine
+            .queue_kernel(D0, stream.as_raw(), vec![], vec![(fork.address(), 2 * G, 5)])
+            .unwrap();
+        shows(rig, &fork, 0, 5);
+    }
 }

@@ -303,7 +303,13 @@ impl State {
             }
             outcome => {
                 let handle = old.physical.as_raw();
+                // What it turned out to have alone is its own.
+                let alone = matches!(outcome, Ok(false));
+                let most = if alone { Right::ReadWrite } else { most };
                 let Err(failed) = slot.space.place_for(extent.offset, vec![old], most) else {
+                    if alone {
+                        slot.lent = slot.lent.min(extent.offset);
+                    }
                     return outcome.map(drop);
                 };
                 for piece in failed.pieces {

@@ -97,4 +97,59 @@ on_both! {
             .unwrap();
         shows(rig, &fork, 0, 5);
     }
+
+    fn a_block_whose_sleep_is_called_off_has_not_grown_over_what_it_shares(rig) {
+        let pool = pool(rig, 12);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let [mut one, mut two] = ["falls", "stays"].map(|tag| {
+            let root = allocate(&tenant, &stream, tag, 2 * G);
+            let mut fork = root.fork(2 * G, 2 * G).unwrap();
+            fork.shrink_to(G).unwrap();
+            (root, fork)
+        });
+        // Another tenant has all the rest. Asked for it, it first has the sleep called off.
+        let (call_off, called_off) = mpsc::channel();
+        let (awake, is_awake) = mpsc::channel::<()>();
+        let (falling, falls) = mpsc::channel();
+        let theirs: Arc<Mutex<Option<Block>>> = Arc::default();
+        let is_awake = Mutex::new(is_awake);
+        let (called, held) = (call_off.clone(), Arc::clone(&theirs));
+        let hook = move |_: &cuvmm::pool::Pressure| {
+            if let Some(block) = held.lock().unwrap().take() {
+                called.send(()).unwrap();
+                is_awake.lock().unwrap().recv().unwrap();
+                drop(block);
+            }
+        };
+        let other = pool.tenant("b").on_pressure(hook).register().unwrap();
+        *theirs.lock().unwrap() = Some(allocate(&other, &stream, "kv", 8 * G));
+        std::thread::scope(|scope| {
+            let tenant = &tenant;
+            scope.spawn(move || {
+                let watch = |_: &Progress| {
+                    falling.send(()).unwrap();
+                    called_off.recv().unwrap();
+                    false
+                };
+                let blocks = tenant.blocks().tag("falls");
+                let slept = blocks.watch(&watch).sleep(Contents::Discard);
+                assert!(matches!(slept, Err(SleepError::Cancelled)), "{slept:?}");
+                awake.send(()).unwrap();
+            });
+            falls.recv().unwrap();
+            let refused = tenant.grow_all(&mut [(&mut one.1, 2 * G), (&mut two.1, 2 * G)]);
+            call_off.send(()).unwrap();
+            assert!(matches!(
+                refused,
+                Err(GrowAllError::Refused { index: 0, size, cause: AllocateError::Asleep { size: has } })
+                    if (size, has) == (2 * G, G)
+            ), "{refused:?}");
+        });
+        drop(theirs.lock().unwrap().take());
+        assert_eq!((one.1.size(), one.1.read_only()), (G, G));
+        one.1.grow_to(2 * G).unwrap();
+        one.1.write(G, &[1; 32]).unwrap();
+        books(rig, &pool);
+    }
 }

@@ -106,11 +106,14 @@ impl Core {
         make: impl FnOnce(&[Step]) -> Result<(), Refused>,
     ) -> Result<(), Refused> {
         let state = self.lock();
-        let (indices, cut): (Vec<usize>, Vec<Step>) = wanted
-            .iter()
-            .enumerate()
-            .filter_map(|(index, (place, size))| Some((index, state.cut_in(place, *size)?)))
-            .unzip();
+        let (mut indices, mut cut) = (Vec::new(), Vec::new());
+        for (index, (place, size)) in wanted.iter().enumerate() {
+            let step = state.cut_in(place, *size);
+            if let Some(step) = step.map_err(|cause| Refused { index, cause })? {
+                indices.push(index);
+                cut.push(step);
+            }
+        }
         drop(state);
         if cut.is_empty() {
             return Ok(());
@@ -191,12 +194,23 @@ impl State {
     }
 
     /// From where on a block that can grow to so many bytes has to get memory of its own before.
-    fn cut_in(&self, place: &Place, size: u64) -> Option<Step> {
-        let slot = self.slot(place.tenant, place.slot)?;
-        let from = slot.block.as_ref()?.requested;
-        let grows = size > from && size <= place.capacity && slot.slumber.is_awake();
-        let place = *place;
-        (grows && slot.is_cut()).then_some(Step { place, from })
+    /// One that is just falling asleep does not grow: it may stay awake, and show the same as before.
+    fn cut_in(&self, place: &Place, size: u64) -> Result<Option<Step>, AllocateError> {
+        let slot = self.slot(place.tenant, place.slot);
+        let Some((slot, block)) = slot.and_then(|slot| Some((slot, slot.block.as_ref()?))) else {
+            return Ok(None);
+        };
+        let from = block.requested;
+        if !slot.is_cut() || size <= from || size > place.capacity {
+            return Ok(None);
+        }
+        match slot.slumber.is_awake() {
+            true => Ok(Some(Step {
+                place: *place,
+                from,
+            })),
+            false => Err(AllocateError::Asleep { size: from }),
+        }
     }
 
     /// How much memory of its own a block gets instead of what it shares.

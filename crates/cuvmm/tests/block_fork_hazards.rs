@@ -152,4 +152,25 @@ on_both! {
         one.1.write(G, &[1; 32]).unwrap();
         books(rig, &pool);
     }
+
+    fn what_nobody_uses_any_more_is_told_of_as_limbo(rig) {
+        let pool = pool(rig, 4);
+        let [tenant, other] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+        let stream = Stream::new(&rig.device).unwrap();
+        let root = allocate(&tenant, &stream, "kv", 4 * G);
+        let fork = root.fork(4 * G, 4 * G).unwrap();
+        busy(rig, &stream, &root, 1);
+        drop((root, fork));
+        assert_eq!(books(rig, &pool).limbo, 4 * G);
+        let refused = other.block(G).try_allocate();
+        let Err(AllocateError::OutOfMemory(shortage)) = refused else { panic!("{refused:?}") };
+        assert_eq!((shortage.limbo, shortage.available), (4 * G, 0));
+        // It may not be asked now whether that has passed.
+        let guard = pool.capture_guard();
+        let refused = other.block(G).try_allocate();
+        assert!(matches!(refused, Err(AllocateError::Capturing(_))), "{refused:?}");
+        drop(guard);
+        rig.machine.let_go(D0, stream.as_raw());
+        drop(other.block(G).try_allocate().unwrap());
+    }
 }

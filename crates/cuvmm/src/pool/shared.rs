@@ -37,6 +37,15 @@ impl Tenancy {
             .map(|entry| entry.size)
             .sum()
     }
+
+    /// Bytes of shared memory that nobody uses any more, and that wait to be unmapped by the last who
+    /// shows them.
+    pub(crate) fn shared_in_limbo(&self) -> u64 {
+        match self.book.bytes() {
+            0 => 0,
+            bytes => bytes - self.shared_in_use(),
+        }
+    }
 }
 
 impl Slot {

@@ -245,6 +245,8 @@ impl State {
                 .map(|slot| slot.idle() + slot.margin())
                 .sum()
         };
+        let shared = self.tenants.values().map(Tenancy::shared_in_limbo);
+        let limbo = idle(Idle::Limbo) + shared.sum::<u64>();
         let creatable = self.budget.creatable().min(self.policy.largest_extent);
         Box::new(Shortage {
             tenant: self
@@ -263,7 +265,7 @@ impl State {
             tenant_limit: account.limit,
             tenant_held: account.held,
             guaranteed_to_others: self.budget.guaranteed_to_others(id),
-            limbo: idle(Idle::Limbo),
+            limbo,
             leased: idle(Idle::Leased),
             quarantined: self.budget.quarantined(),
             holders,

@@ -187,9 +187,8 @@ impl State {
             ..TenantStats::default()
         };
         tenancy.slots().for_each(|slot| stats.add(slot));
-        // What nobody uses any more waits to be unmapped by the last who shows it.
         stats.shared = tenancy.shared_in_use();
-        stats.limbo += tenancy.book.bytes() - stats.shared;
+        stats.limbo += tenancy.shared_in_limbo();
         stats
     }
 

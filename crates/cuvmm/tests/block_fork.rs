@@ -620,8 +620,11 @@ where
                 }
             }
         }
-        // Addresses that were not given back because that call was failed are nobody's.
-        balanced(rig, &pool);
+        // Addresses that a failed call left reserved are counted as such, and no pool's.
+        match rig.device.drop_failures() {
+            0 => books(rig, &pool),
+            _ => balanced(rig, &pool),
+        };
     }
     rig.faults.disarm();
 }

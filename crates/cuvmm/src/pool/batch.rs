@@ -50,7 +50,8 @@ impl Tenant {
     /// # Errors
     /// [`GrowAllError`] says which block could not grow, with the figures. Every block is as before
     /// then. Memory that was another tenant's and is just being zeroed stays with its block as
-    /// margin until that has passed.
+    /// margin until that has passed, and a block that has shrunk into what it
+    /// [shares](Block::fork) may have memory of its own there by then, with the same bytes.
     pub fn grow_all(&self, blocks: &mut [(&mut Block, u64)]) -> Result<(), GrowAllError> {
         let steps = self.steps(blocks)?;
         let until = || {

@@ -120,7 +120,8 @@ impl Block {
     /// Grows in place, asking pressure hooks and waiting as its builder said.
     ///
     /// # Errors
-    /// [`AllocateError`] with the figures; the block is as before then.
+    /// [`AllocateError`] with the figures; the block is as before then, except that one which has
+    /// shrunk into what it [shares](Self::fork) may have memory of its own there, with the same bytes.
     pub fn grow_to(&mut self, size: u64) -> Result<(), AllocateError> {
         let deadline = self.wait.map(after);
         self.core().grow(self.place(), size, deadline)?;
@@ -132,7 +133,7 @@ impl Block {
     /// extent it returns behind those driver calls, instead of making its own beside them.
     ///
     /// # Errors
-    /// [`AllocateError`] with the figures; the block is as before then.
+    /// As [`Self::grow_to`].
     pub fn try_grow_to(&mut self, size: u64) -> Result<(), AllocateError> {
         self.core().try_grow(self.place(), size)?;
         self.held.size = size;
@@ -141,7 +142,8 @@ impl Block {
 
     /// Gives up the end of the block. Makes no driver call; growing again before somebody else
     /// needs the memory revives it with what it held. (A [hardened pool](super#hardened-pools)
-    /// fills and unmaps it as a block that is dropped.)
+    /// fills and unmaps it as a block that is dropped, and any pool unmaps what the block
+    /// [shares](Self::fork).)
     ///
     /// # Errors
     /// [`ShrinkError`] when `size` is zero or more than the block has.

@@ -48,12 +48,14 @@ impl Tenant {
     /// `bytes` bytes: all of them or none. Asks pressure hooks, and waits as long as the most patient
     /// of the blocks may; not for work on the GPU.
     ///
-    /// Whole extents of the prefix are mapped a second time, to be read only: `cuMemMap` and
-    /// `cuMemSetAccess` for each, about 25 us, and no memory; they are charged once, as
-    /// [`shared`](super::TenantStats::shared), and go with the last block that shows them. What is
-    /// left of the prefix is copied behind what the home stream has queued (`cuMemcpyDtoDAsync`), so
-    /// that a block which is to be forked wants [small
-    /// extents](super::BlockBuilder::largest_extent). What was exported is copied as well.
+    /// A fork has new addresses (`cuMemAddressReserve`). Whole extents of the prefix are mapped there
+    /// a second time, to be read only: `cuMemMap` and `cuMemSetAccess` for each, about 25 us, and no
+    /// memory; they are charged once, as [`shared`](super::TenantStats::shared), and go with the last
+    /// block that shows them. What is left of the prefix is copied behind what the home stream has
+    /// queued (`cuMemcpyDtoDAsync`), so that a block which is to be forked wants [small
+    /// extents](super::BlockBuilder::largest_extent). Where there is no home stream the copy is made
+    /// at once, and ordered behind nothing: what writes to the prefix has to have passed. What was
+    /// exported is copied as well.
     ///
     /// A fork has its block's capacity, home stream, tag, growth and deadline, and is one like any
     /// other: it grows and shrinks, is forked, sleeps and is dropped, in any order with the others. Forks
@@ -63,7 +65,8 @@ impl Tenant {
     /// What several blocks show is written by none of them: [`Block::read_only`] says how much that
     /// is. A kernel that writes there in a fork loses the context; one that writes there in the
     /// block which was forked changes what the forks read. A block that shrinks to less has memory of
-    /// its own behind that when it grows again. What shows shared memory goes on no shelf: when it
+    /// its own behind that when it grows again, which it does not while a lease or work that is
+    /// queued may use what was there ([`AllocateError::SharedInUse`]). What shows shared memory goes on no shelf: when it
     /// is dropped it is unmapped, once its work has passed.
     ///
     /// # Errors

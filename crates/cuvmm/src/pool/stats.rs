@@ -35,7 +35,7 @@ pub struct PoolStats {
     /// Freed, but kept by a lease.
     pub leased: u64,
     /// In use under the first bytes of several blocks, counted once: what
-    /// [forked sequences](crate::KvCache::fork) have in common. In none of the figures above.
+    /// [forks](super::Block::fork) have in common. In none of the figures above.
     pub shared: u64,
     /// Obtained from the driver, unmapped, held by nobody.
     pub free: u64,

@@ -15,7 +15,8 @@
 //!   touches it on the GPU faults. [`Block::is_asleep`](crate::Block::is_asleep) tells.
 //! - **Waking** charges for the memory as allocating does: idle memory of others is taken back for
 //!   it, pressure hooks are asked. If it does not fit, all sleep on and the error says what is
-//!   missing. A tenant's guarantee is kept for it while it sleeps.
+//!   missing. A tenant's guarantee is kept for it while it sleeps. What
+//!   [forks](crate::Block::fork) share is each one's own when they wake, and takes more than it did.
 //!
 //! Contents are copied in parts on several streams at once, and blocks are unmapped, or extents
 //! mapped, while other parts are being copied.

@@ -138,6 +138,29 @@ on_both! {
         assert_eq!(a.stats().margin, 0, "what b has idle is not taken for margin");
     }
 
+    fn margin_is_given_up_once(rig) {
+        let pool = pool(rig, 8);
+        let [one, other] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+        let stream = Stream::new(&rig.device).unwrap();
+        let theirs = [(); 2].map(|()| other.allocate(G).unwrap());
+        let block = || one.block(3 * G).capacity(8 * G).home_stream(&stream).allocate().unwrap();
+        let (mut first, mut second) = (block(), block());
+        let [idle, used] = theirs;
+        drop(idle);
+        // What the first is given is just being zeroed when the second is refused, and stays.
+        let refused = one.try_grow_all(&mut [(&mut first, 4 * G), (&mut second, 4 * G)]);
+        assert!(refused.is_err());
+        assert_eq!((pool.stats().committed, pool.stats().margin), (8 * G, G));
+        // The tenant's own limit asks for one granule, the pool's for two, and there is one.
+        let refused = second.try_grow_to(5 * G);
+        let Err(AllocateError::OutOfMemory(shortage)) = refused else { panic!("{refused:?}") };
+        assert_eq!((shortage.wanted, shortage.available), (2 * G, G));
+        assert_eq!(pool.stats().margin, G);
+        second.try_grow_to(4 * G).unwrap();
+        assert_eq!((pool.stats().committed, pool.stats().margin), (8 * G, 0));
+        drop(used);
+    }
+
     fn margin_never_eats_into_a_guarantee(rig) {
         let pool = pool(rig, 40);
         let a = pool.tenant("a").register().unwrap();

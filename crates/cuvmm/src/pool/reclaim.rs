@@ -32,6 +32,9 @@ pub(super) struct Plan {
     gained: u64,
     /// Bytes taken, by owner.
     taken: BTreeMap<TenantId, u64>,
+    /// From where on slots are taken from already: a tenant's margins are looked at again if more than
+    /// its own limit asks for is wanted.
+    from: BTreeMap<(TenantId, usize), u64>,
 }
 
 impl Plan {
@@ -238,10 +241,13 @@ impl State {
         if !slot.has_spare() || !Self::poll(capturing, needs, &mut slot.fence)? {
             return Ok(());
         }
-        for extent in slot.spare() {
+        let planned = plan.from.get(&(id, index)).copied().unwrap_or(u64::MAX);
+        let left = slot.spare().skip_while(|extent| extent.offset >= planned);
+        for extent in left {
             if plan.gained >= total || spare == 0 {
                 break;
             }
+            plan.from.insert((id, index), extent.offset);
             plan.takes.push(Take {
                 from: id,
                 slot: index,

@@ -153,6 +153,59 @@ on_both! {
         books(rig, &pool);
     }
 
+    fn work_that_was_queued_since_it_shrank_keeps_what_it_shares_in_place(rig) {
+        let pool = pool(rig, 16);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let root = allocate(&tenant, &stream, "kv", 2 * G);
+        root.write(0, &[7; 32]).unwrap();
+        let mut fork = root.fork(2 * G, 2 * G).unwrap();
+        fork.shrink_to(G).unwrap();
+        // What was queued until now has passed, and that is known.
+        let lease = fork.lease();
+        let refused = fork.try_grow_to(2 * G);
+        assert!(matches!(refused, Err(AllocateError::SharedInUse { .. })), "{refused:?}");
+        drop(lease);
+        rig.machine.hold(D0, stream.as_raw());
+        let reads = vec![(fork.address(), G)];
+        rig.machine.queue_kernel(D0, stream.as_raw(), reads, vec![]).unwrap();
+        let before = rig.machine.snapshot();
+        let refused = fork.try_grow_to(2 * G);
+        assert!(matches!(
+            refused,
+            Err(AllocateError::SharedInUse { offset, bytes, others: 1 }) if (offset, bytes) == (G, G)
+        ), "{refused:?}");
+        assert_eq!(rig.machine.snapshot(), before);
+        rig.machine.let_go(D0, stream.as_raw());
+        fork.try_grow_to(2 * G).unwrap();
+        rig.device.synchronize().unwrap();
+        shows(rig, &fork, 0, 7);
+    }
+
+    fn what_is_copied_from_one_that_is_gone_stays_until_it_has_been(rig) {
+        let pool = pool(rig, 16);
+        let tenant = pool.tenant("a").register().unwrap();
+        let [home, other] = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
+        let root = allocate(&tenant, &home, "kv", 2 * G);
+        root.write(0, &[7; 32]).unwrap();
+        let mut fork = root.fork(2 * G, 2 * G).unwrap();
+        fork.shrink_to(G).unwrap();
+        root.record_use(&other).unwrap();
+        busy(rig, &other, &root, 8);
+        drop(root);
+        // The copy waits in its stream, and what kept the root's memory there has passed.
+        rig.machine.hold(D0, home.as_raw());
+        fork.try_grow_to(2 * G).unwrap();
+        rig.machine.let_go(D0, other.as_raw());
+        pool.trim(0).unwrap();
+        assert_eq!(books(rig, &pool).limbo, 2 * G);
+        rig.machine.let_go(D0, home.as_raw());
+        rig.device.synchronize().unwrap();
+        shows(rig, &fork, 0, 8);
+        pool.trim(0).unwrap();
+        assert_eq!(books(rig, &pool).committed, 2 * G);
+    }
+
     fn what_nobody_uses_any_more_is_told_of_as_limbo(rig) {
         let pool = pool(rig, 4);
         let [tenant, other] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());

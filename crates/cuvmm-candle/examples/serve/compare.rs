@@ -7,22 +7,15 @@ use cuvmm::{Limit, Pool};
 use cuvmm_candle::{Gpu, Memory};
 
 use super::batch::Next;
-use super::cache::{self, Cache, Caches, STEP};
+use super::cache::{self, Cache, Caches};
 use super::decoder::{Decoder, bits};
 use super::figures::{self, median};
 use super::forks;
 use super::ground::Plain;
 use super::model::{Model, names};
 use super::modes::{self, Split};
-use super::options::{Mode, Options};
+use super::options::{Mode, Options, PROMPT, STEPS};
 use super::server::{Served, Server, drawn, likeliest};
-
-/// Tokens of each prompt, and steps: candle's own cache grows once.
-const PROMPT: usize = STEP - 64;
-const STEPS: usize = 128;
-
-/// Tokens of a sequence.
-pub(crate) const TOKENS: usize = PROMPT + STEPS;
 
 pub(crate) fn run(gpu: &Gpu, options: &Options) -> anyhow::Result<()> {
     let full = caches(gpu, options)?;
@@ -38,7 +31,7 @@ fn caches(gpu: &Gpu, options: &Options) -> anyhow::Result<f64> {
     let weights = Plain::new(gpu.candle(), &budget, spec)?;
     let decoder = Decoder::load(&weights.var_builder(), &spec.config, options.batch)?;
     let granule = gpu.device().granularity();
-    let most = spec.sequence(TOKENS, granule) * options.batch as u64;
+    let most = spec.sequence(PROMPT + STEPS, granule) * options.batch as u64;
     let pool = Pool::builder(gpu.device())
         .limit(Limit::Bytes(most))
         .build()?;

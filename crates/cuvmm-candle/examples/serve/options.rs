@@ -9,11 +9,15 @@ use candle_transformers::models::llama::{Config, LlamaConfig};
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
 
-use super::compare;
+use super::cache::STEP;
 use super::ground::Spec;
 use super::system::SystemPrompt;
 use super::trace::{self, Drawn, Request, Row, Turns};
 use super::weights::{Source, small};
+
+/// Tokens of each prompt where the two caches are compared, and steps: candle's own grows once.
+pub(crate) const PROMPT: usize = STEP - 64;
+pub(crate) const STEPS: usize = 128;
 
 /// Several models on one GPU under one limit, without a network.
 #[derive(Clone, Debug, Parser)]
@@ -167,9 +171,9 @@ impl Options {
         self.specs()?;
         let longest = self.config()?.max_position_embeddings;
         ensure!(
-            !self.compare || longest >= compare::TOKENS,
+            !self.compare || longest >= PROMPT + STEPS,
             "--compare wants sequences of {} tokens, and {longest} are the most that there may be",
-            compare::TOKENS,
+            PROMPT + STEPS,
         );
         for path in &self.weights {
             std::fs::File::open(path).with_context(|| path.display().to_string())?;

@@ -109,11 +109,11 @@ impl Core {
             Self::let_go(state);
             return Ok(());
         }
-        Self::let_go(state);
-        self.try_mend_cuts(tenant, steps)
+        let state = self
+            .try_mend_cuts(state, tenant, steps)
             .map_err(|Refused { index, cause }| refused(steps, index, cause))?;
         let failed = Cell::new(0);
-        let (mut state, outcome) = self.attempt_to_grow_all(self.lock(), steps, &failed);
+        let (mut state, outcome) = self.attempt_to_grow_all(state, steps, &failed);
         let outcome = outcome.inspect_err(|error| state.count_refusal(tenant, error));
         Self::let_go(state);
         outcome.map_err(|cause| refused(steps, failed.get(), cause))
@@ -132,10 +132,11 @@ impl Core {
         }
         let more = |(place, size): &Step| size.saturating_sub(state.size_of(place));
         let bytes = steps.iter().map(more).fold(0, u64::saturating_add);
-        drop(state);
         let until = until();
-        self.mend_cuts(tenant, steps, until)
+        let state = self
+            .mend_cuts(state, tenant, steps, until)
             .map_err(|Refused { index, cause }| refused(steps, index, cause))?;
+        Self::let_go(state);
         let failed = Cell::new(0);
         self.insist(tenant, bytes, until, |state| {
             self.attempt_to_grow_all(state, steps, &failed)

@@ -126,13 +126,14 @@ impl Core {
     ) -> Result<(), AllocateError> {
         let mut state = self.lock();
         let more = size.saturating_sub(state.size_of(place));
-        let within = state.grow_within(place, size);
-        Self::let_go(state);
-        if within {
+        if state.grow_within(place, size) {
+            Self::let_go(state);
             return Ok(());
         }
-        self.mend_cuts(place.tenant, &[(*place, size)], deadline)
+        let state = self
+            .mend_cuts(state, place.tenant, &[(*place, size)], deadline)
             .map_err(|refused| refused.cause)?;
+        Self::let_go(state);
         self.insist(place.tenant, more, deadline, |state| {
             self.attempt_to_grow(state, place, size)
         })
@@ -144,10 +145,10 @@ impl Core {
             Self::let_go(state);
             return Ok(());
         }
-        Self::let_go(state);
-        self.try_mend_cuts(place.tenant, &[(*place, size)])
+        let state = self
+            .try_mend_cuts(state, place.tenant, &[(*place, size)])
             .map_err(|refused| refused.cause)?;
-        let (mut state, outcome) = self.attempt_to_grow(self.lock(), place, size);
+        let (mut state, outcome) = self.attempt_to_grow(state, place, size);
         let outcome = outcome.inspect_err(|error| state.count_refusal(place.tenant, error));
         Self::let_go(state);
         outcome

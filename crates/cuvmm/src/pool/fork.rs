@@ -66,8 +66,8 @@ impl Tenant {
     /// is. A kernel that writes there in a fork loses the context; one that writes there in the
     /// block which was forked changes what the forks read. A block that shrinks to less has memory of
     /// its own behind that when it grows again, which it does not while a lease or work that is
-    /// queued may use what was there ([`AllocateError::SharedInUse`]). What shows shared memory goes on no shelf: when it
-    /// is dropped it is unmapped, once its work has passed.
+    /// queued may use what was there ([`AllocateError::SharedInUse`]). What shows shared memory goes
+    /// on no shelf: when it is dropped it is unmapped, once its work has passed.
     ///
     /// # Errors
     /// [`ForkBlocksError`] says which block cannot be forked so, or how memory is short, with the

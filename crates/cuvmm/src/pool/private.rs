@@ -82,30 +82,33 @@ impl Refused {
 impl Core {
     /// Makes memory its own that blocks of a tenant, which are to have so many bytes each, would else
     /// grow over and not be able to write.
-    pub(super) fn mend_cuts(
-        &self,
+    /// Lets the lock go only if there are any.
+    pub(super) fn mend_cuts<'a>(
+        &'a self,
+        state: Locked<'a>,
         tenant: TenantId,
         wanted: &[(Place, u64)],
         until: Option<Instant>,
-    ) -> Result<(), Refused> {
-        self.mend(wanted, |cut| self.make_private(tenant, cut, until))
+    ) -> Result<Locked<'a>, Refused> {
+        self.mend(state, wanted, |cut| self.make_private(tenant, cut, until))
     }
 
     /// The same if that needs no waiting.
-    pub(super) fn try_mend_cuts(
-        &self,
+    pub(super) fn try_mend_cuts<'a>(
+        &'a self,
+        state: Locked<'a>,
         tenant: TenantId,
         wanted: &[(Place, u64)],
-    ) -> Result<(), Refused> {
-        self.mend(wanted, |cut| self.try_make_private(tenant, cut))
+    ) -> Result<Locked<'a>, Refused> {
+        self.mend(state, wanted, |cut| self.try_make_private(tenant, cut))
     }
 
-    fn mend(
-        &self,
+    fn mend<'a>(
+        &'a self,
+        state: Locked<'a>,
         wanted: &[(Place, u64)],
         make: impl FnOnce(&[Step]) -> Result<(), Refused>,
-    ) -> Result<(), Refused> {
-        let state = self.lock();
+    ) -> Result<Locked<'a>, Refused> {
         let (mut indices, mut cut) = (Vec::new(), Vec::new());
         for (index, (place, size)) in wanted.iter().enumerate() {
             let step = state.cut_in(place, *size);
@@ -114,14 +117,15 @@ impl Core {
                 cut.push(step);
             }
         }
-        drop(state);
         if cut.is_empty() {
-            return Ok(());
+            return Ok(state);
         }
+        Self::let_go(state);
         make(&cut).map_err(|Refused { index, cause }| Refused {
             index: indices.get(index).copied().unwrap_or_default(),
             cause,
-        })
+        })?;
+        Ok(self.lock())
     }
 
     fn make_private(

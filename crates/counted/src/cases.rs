@@ -2,6 +2,7 @@
 
 use anyhow::{Result, bail};
 
+use crate::containers::{admission, stats, tile};
 use crate::crowd::{Crowd, GRANULE, Idle};
 use crate::marks::Marks;
 
@@ -10,6 +11,8 @@ pub(crate) struct Case {
     pub(crate) idle: Idle,
     /// Whether all blocks of a batch live at once.
     pub(crate) together: bool,
+    /// Whether no other blocks live: the case itself has few or many of something.
+    pub(crate) alone: bool,
     /// Runs it once, so many operations between marks.
     pub(crate) round: Round,
 }
@@ -17,18 +20,22 @@ pub(crate) struct Case {
 type Round = fn(&Marks, &mut Crowd, usize) -> Result<()>;
 
 pub(crate) fn named(name: &str) -> Result<Case> {
-    let (idle, together, round): (_, _, Round) = match name {
-        "warm" => (Idle::Shelf, false, warm),
-        "warm-batch" => (Idle::Shelf, true, warm_batch),
-        "other-size" => (Idle::Shelf, false, other_size),
-        "allocate-locked" => (Idle::Pool, true, allocate_locked),
-        "free-locked" => (Idle::Pool, true, free_locked),
-        "grow" => (Idle::Pool, false, grow),
+    let (idle, together, alone, round): (_, _, _, Round) = match name {
+        "warm" => (Idle::Shelf, false, false, warm),
+        "warm-batch" => (Idle::Shelf, true, false, warm_batch),
+        "other-size" => (Idle::Shelf, false, false, other_size),
+        "allocate-locked" => (Idle::Pool, true, false, allocate_locked),
+        "free-locked" => (Idle::Pool, true, false, free_locked),
+        "grow" => (Idle::Pool, false, false, grow),
+        "tile" => (Idle::Pool, false, true, tile),
+        "kv-stats" => (Idle::Pool, false, true, stats),
+        "kv-admission" => (Idle::Pool, false, true, admission),
         _ => bail!("there is no case {name}"),
     };
     Ok(Case {
         idle,
         together,
+        alone,
         round,
     })
 }

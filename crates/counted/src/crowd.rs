@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
 use cuvmm::driver::model::{ModelDriver, ModelOptions};
-use cuvmm::{Block, Device, Limit, Pool, Stream, Tenant};
+use cuvmm::{Block, Device, KvCache, Limit, Pool, SparseArray, Stream, Tenant};
 
 use crate::marks::Marks;
 
@@ -16,7 +16,7 @@ pub(crate) const GRANULE: u64 = 2 << 20;
 const BLOCKS_EACH: usize = 100;
 
 /// Memory for whatever a case allocates besides.
-const ROOM: u64 = 16 << 30;
+const ROOM: u64 = 64 << 30;
 
 /// How many live beside the block in question.
 #[derive(Clone, Copy)]
@@ -54,13 +54,18 @@ pub(crate) enum Idle {
 }
 
 pub(crate) struct Crowd {
+    pub(crate) size: Size,
     /// A block that grows, for the cases of growth.
     pub(crate) growing: Option<Block>,
+    /// For the case of tiles.
+    pub(crate) tiles: Option<SparseArray<u8>>,
+    /// For the cases of caches.
+    pub(crate) cache: Option<KvCache>,
     /// What was allocated so far, to make sizes differ.
     pub(crate) made: u64,
-    device: Device,
-    stream: Stream,
-    tenants: Vec<Tenant>,
+    pub(crate) device: Device,
+    pub(crate) stream: Stream,
+    pub(crate) tenants: Vec<Tenant>,
     next: usize,
     _living: Vec<Block>,
 }
@@ -68,9 +73,17 @@ pub(crate) struct Crowd {
 impl Crowd {
     /// With `idle` blocks, of the tenants whose turn comes next, that were freed.
     pub(crate) fn new(size: Size, place: Idle, idle: usize) -> Result<Self> {
-        let count = size.tenants();
+        Self::of((size, size.tenants(), BLOCKS_EACH), place, idle)
+    }
+
+    /// One tenant without blocks, and memory for many.
+    pub(crate) fn alone(size: Size) -> Result<Self> {
+        Self::of((size, 1, 0), Idle::Pool, 0)
+    }
+
+    fn of((size, count, each): (Size, usize, usize), place: Idle, idle: usize) -> Result<Self> {
         let idle_each = idle.div_ceil(count);
-        let bytes = (count * (BLOCKS_EACH + idle_each)) as u64 * GRANULE + ROOM;
+        let bytes = (count * (each + idle_each)) as u64 * GRANULE + ROOM;
         let driver = ModelDriver::new(ModelOptions::new().capacity(bytes));
         let device = Device::open(Arc::new(driver), 0)?;
         let pool = Pool::builder(&device).limit(Limit::Bytes(bytes)).build()?;
@@ -84,14 +97,17 @@ impl Crowd {
             let allocate = |tenant: &Tenant| Ok(tenant.allocate_on(&stream, GRANULE)?);
             tenants.map(allocate).collect()
         };
-        let living = blocks(BLOCKS_EACH)?;
+        let living = blocks(each)?;
         let freed = blocks(idle_each)?;
         if place == Idle::Pool {
             keep_off_shelves(&freed, &stream)?;
         }
         drop(freed);
         Ok(Self {
+            size,
             growing: None,
+            tiles: None,
+            cache: None,
             made: 0,
             device,
             stream,

@@ -5,6 +5,7 @@
 //! here, and no operation between marks may call the driver: then the program fails.
 
 mod cases;
+mod containers;
 mod crowd;
 mod marks;
 
@@ -35,7 +36,10 @@ fn main() -> Result<ExitCode> {
         }
     };
     let idle = if case.together { batch } else { 1 };
-    let mut crowd = Crowd::new(size, case.idle, idle)?;
+    let mut crowd = match case.alone {
+        true => Crowd::alone(size)?,
+        false => Crowd::new(size, case.idle, idle)?,
+    };
     // What happens once only is none of the path's cost.
     for _ in 0..2 {
         (case.round)(&Marks::silent(), &mut crowd, batch)?;

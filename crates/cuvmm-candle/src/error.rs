@@ -5,7 +5,9 @@
 
 use candle_core::{DType, Error as CandleError, Shape};
 use cuvmm::driver::CUresult;
-use cuvmm::error::{AdoptError, AdoptStreamError, AllocateError, ForkBlocksError, GrowAllError};
+use cuvmm::error::{
+    AdoptError, AdoptStreamError, AllocateError, BlockRefusal, ForkBlocksError, GrowAllError,
+};
 
 /// Why a GPU could not be opened or taken up.
 #[derive(Debug, thiserror::Error)]
@@ -58,6 +60,9 @@ pub enum TensorError {
     /// The block sleeps: a kernel that touched it would fault.
     #[error("the block is asleep")]
     Asleep,
+    /// The block's memory may not be used so: it shares memory with forks, say.
+    #[error(transparent)]
+    Refused(BlockRefusal),
     /// The block was allocated on another stream than that of the GPU's, or on none.
     #[error("the block's home stream is not the one that candle's device works on")]
     WrongStream,
@@ -85,6 +90,18 @@ pub enum CacheError {
     /// The cache was not made [to fork](crate::Cache::with_forks).
     #[error("the cache was not made to fork")]
     MayNotFork,
+    /// Rows do not lie at equal distances, as a tensor's do.
+    #[error(
+        "row {row} lies {distance} bytes from the one before it, and the second {first} bytes from the first"
+    )]
+    NotSideBySide {
+        /// Which row, from 0.
+        row: usize,
+        /// Bytes from the one before it; nothing if it does not lie behind it.
+        distance: u64,
+        /// Bytes from the first to the second.
+        first: u64,
+    },
     /// There would be more tokens than the cache was made for.
     #[error("{held} tokens and {more} more are over the most there may be, {most}")]
     TooManyTokens {
@@ -173,6 +190,15 @@ pub enum WeightsError {
     /// A file could not be read, or candle knows it not.
     #[error(transparent)]
     Candle(#[from] CandleError),
+}
+
+impl From<BlockRefusal> for TensorError {
+    fn from(refusal: BlockRefusal) -> Self {
+        match refusal {
+            BlockRefusal::Asleep { .. } => Self::Asleep,
+            refusal => Self::Refused(refusal),
+        }
+    }
 }
 
 impl From<CacheError> for CandleError {

@@ -12,6 +12,7 @@ use cuvmm::cudarc::Context;
 
 use crate::error::OpenError;
 use crate::loan::Ground;
+use crate::waiting::{Wait as _, Waiting};
 
 /// A GPU as candle knows it and as this library does. Clones are the same.
 ///
@@ -26,7 +27,7 @@ struct Shared {
     candle: Device,
     cuda: CudaDevice,
     stream: Stream,
-    waiting: Mutex<Vec<Ground>>,
+    waiting: Mutex<Waiting<Ground>>,
 }
 
 impl Gpu {
@@ -72,7 +73,7 @@ impl Gpu {
             candle: device.clone(),
             cuda,
             stream,
-            waiting: Mutex::new(Vec::new()),
+            waiting: Mutex::new(Waiting::new()),
         };
         Ok(Self {
             shared: Arc::new(shared),
@@ -100,24 +101,48 @@ impl Gpu {
     /// Frees the blocks whose last tensor has gone since, and returns how many bytes are still kept by
     /// tensors alone: those of caches and weights that were dropped or reset.
     ///
-    /// Whatever allocates here does it too. It is worth a call where nothing does for long, and in a
-    /// tenant's pressure hook. It waits for nothing.
+    /// Every operation here looks at a few of them, and at all where memory is short. This looks at all:
+    /// it is worth a call where nothing does for long, and in a tenant's pressure hook. It waits for
+    /// nothing.
     pub fn sweep(&self) -> u64 {
         let mut waiting = self.shared.waiting();
-        let (kept, over): (Vec<Ground>, Vec<Ground>) =
-            waiting.drain(..).partition(|ground| ground.is_used());
-        let bytes = kept.iter().map(Ground::bytes).sum();
-        *waiting = kept;
+        let over = waiting.take_all();
+        let bytes = waiting.bytes();
+        waiting.iter().for_each(Ground::forget_refusals);
         drop(waiting);
         // Blocks are freed under the pool's lock, and not under this one too.
         drop(over);
         bytes
     }
 
+    /// Allocates behind a look at a few blocks that may have come free, and, where memory is short, once
+    /// more behind a look at all of them.
+    pub(crate) fn allocate<T, E>(
+        &self,
+        is_short: impl Fn(&E) -> bool,
+        mut attempt: impl FnMut() -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.sweep_some();
+        match attempt() {
+            Err(error) if is_short(&error) && !self.shared.waiting().is_empty() => {
+                self.sweep();
+                attempt()
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Frees what of a few blocks has come free.
+    pub(crate) fn sweep_some(&self) {
+        let over = self.shared.waiting().take_some();
+        drop(over);
+    }
+
     /// Frees blocks, at once or when the last tensor over them has gone.
-    pub(crate) fn bury(&self, ground: Ground) {
+    pub(crate) fn bury(&self, mut ground: Ground) {
         if ground.is_used() {
-            self.shared.waiting().push(ground);
+            ground.forget_refusals();
+            self.shared.waiting().add(ground);
         }
     }
 
@@ -127,7 +152,7 @@ impl Gpu {
 }
 
 impl Shared {
-    fn waiting(&self) -> MutexGuard<'_, Vec<Ground>> {
+    fn waiting(&self) -> MutexGuard<'_, Waiting<Ground>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -135,15 +160,14 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         let waiting = self.waiting.get_mut();
-        for ground in waiting.unwrap_or_else(PoisonError::into_inner).drain(..) {
-            if ground.is_used() {
-                // Nobody is left to see its tensors go, and they must find their memory.
-                tracing::warn!(
-                    bytes = ground.bytes(),
-                    "tensors outlive the last owner of their GPU"
-                );
-                std::mem::forget(ground);
-            }
+        let waiting = waiting.unwrap_or_else(PoisonError::into_inner);
+        drop(waiting.take_all());
+        let kept = std::mem::replace(waiting, Waiting::new());
+        if !kept.is_empty() {
+            // Nothing is left to see their tensors go, and those must find their memory.
+            let bytes = kept.bytes();
+            tracing::warn!(bytes, "tensors outlive the last owner of their GPU");
+            std::mem::forget(kept);
         }
     }
 }

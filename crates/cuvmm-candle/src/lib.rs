@@ -34,8 +34,12 @@
 //! - **What is handed out is to be read.** candle writes in place with `slice_set` and its like, and knows
 //!   nothing of forks: written in a cache that was forked, the forks read it too; in a fork, whose memory is
 //!   mapped to be read only, the kernel loses the context.
-//! - **Several at once.** A tensor's own `copy` counts as a user of the memory as well, though it lies
-//!   elsewhere.
+//! - **Copies.** candle's `copy` makes its copy with the tensor's own context and stream objects. So the
+//!   copy counts as a user of the memory, though it lies elsewhere; and when the tensor has gone, the
+//!   first `copy`, `to_vec1` or `to_device` of the copy is refused once (`CUDA_ERROR_INVALID_VALUE`),
+//!   unless [`Gpu::sweep`] was called, or the cache or the weights were dropped, after the tensor. No
+//!   code of this crate runs in between. `force_contiguous` makes a copy with the device's objects,
+//!   which has neither fault: take that.
 //! - **The last [`Gpu`].** Tensors that outlive every clone of their `Gpu` and all that was made with it
 //!   keep their memory until the process ends: nobody is left to see them go.
 //! - Dropping such a tensor under a capture is what dropping any of candle's under it is: a call that a
@@ -46,6 +50,7 @@ mod gpu;
 mod kv;
 mod loan;
 mod memory;
+mod waiting;
 mod weights;
 
 pub use error::shortage;

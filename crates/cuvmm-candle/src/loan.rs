@@ -3,8 +3,10 @@
 //! A storage of candle's ends in a `CudaSlice` of cudarc's. Its drop hands the address to
 //! `cuMemFreeAsync`, which refuses a mapping and changes nothing, and lays the refusal down in its
 //! context object, whose next user is told. So each slice gets a context object and a stream object for
-//! itself, over the handles of the device: nobody else is ever told, and once nobody but the loan has the
-//! stream object, the slice is gone and its stream has waited for what cudarc knew of.
+//! itself, over the handles of the device: no other tensor is ever told, and once only the loan has the
+//! stream object, the slice is gone and its stream has waited for what cudarc knew of. What candle makes
+//! with `Tensor::copy` has the stream object too, and so the refusal, which is
+//! [forgotten](Ground::forget_refusals) whenever loans are looked through.
 //!
 //! Nothing is allocated or freed here but those two objects.
 //!
@@ -15,13 +17,15 @@
 use std::sync::Arc;
 
 use candle_core::cuda_backend::CudaStorageSlice;
+use candle_core::cuda_backend::cudarc::driver::sys::cudaError_enum::CUDA_ERROR_INVALID_VALUE as REFUSED;
 use candle_core::cuda_backend::cudarc::driver::{CudaContext, CudaStream};
 use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, CudaStorage, DType, Shape, Storage, Tensor};
-use cuvmm::Block;
 use cuvmm::driver::CUresult;
+use cuvmm::{Block, Right};
 
 use crate::error::TensorError;
+use crate::waiting::Wait;
 
 /// Blocks, and what was lent of them.
 pub(crate) struct Ground {
@@ -75,20 +79,21 @@ impl Ground {
         self.blocks.first().is_some_and(Block::is_asleep)
     }
 
-    /// Whether a slice over one of the blocks may still be there.
-    pub(crate) fn is_used(&self) -> bool {
-        self.loans.iter().any(Loan::is_open)
+    /// Forgets what was noted in the loans' context objects as slices went: copies that candle made
+    /// of their tensors have those objects too, and would be told.
+    pub(crate) fn forget_refusals(&self) {
+        self.loans.iter().for_each(Loan::forget_refusal);
     }
 
-    /// The address of so many bytes, so far behind the beginning of the first block.
-    fn place(&self, offset: u64, bytes: u64) -> Result<u64, TensorError> {
+    /// The address of so many bytes, so far behind the beginning of the first block, to be used with a
+    /// right.
+    fn place(&self, offset: u64, bytes: u64, right: Right) -> Result<u64, TensorError> {
         let has = self.span();
         if offset.checked_add(bytes).is_none_or(|end| end > has) {
             return Err(TensorError::OutOfRange { offset, bytes, has });
         }
-        if self.is_asleep() {
-            return Err(TensorError::Asleep);
-        }
+        let mut blocks = self.blocks.iter();
+        blocks.try_for_each(|block| block.check_for(right))?;
         // A slice of nothing is freed like any other, and behind the last block the memory of somebody
         // else may begin.
         let offset = if bytes == 0 { 0 } else { offset };
@@ -108,8 +113,9 @@ impl Ground {
             bytes,
             dtype,
             shape,
+            right,
         } = wanted;
-        let address = self.place(offset, bytes)?;
+        let address = self.place(offset, bytes, right)?;
         let element = dtype.size_in_bytes() as u64;
         let len = bytes
             .checked_div(element)
@@ -121,7 +127,7 @@ impl Ground {
             device: device.clone(),
         };
         // What was lent and came back at once, since it could not be filled.
-        while self.loans.pop_if(|last| !last.is_open()).is_some() {}
+        self.is_used();
         self.loans.push(loan);
         let storage = Storage::Cuda(storage);
         Ok(Tensor::from_storage(
@@ -139,6 +145,22 @@ pub(crate) struct Wanted {
     pub(crate) bytes: u64,
     pub(crate) dtype: DType,
     pub(crate) shape: Shape,
+    /// What the blocks must allow: forks of caches are read through tensors that write behind what is
+    /// shared.
+    pub(crate) right: Right,
+}
+
+impl Wait for Ground {
+    /// Whether a slice over one of the blocks may still be there. Loans that have ended are forgotten
+    /// from the end, so that each is looked at once, and one that has not.
+    fn is_used(&mut self) -> bool {
+        while self.loans.pop_if(|last| !last.is_open()).is_some() {}
+        !self.loans.is_empty()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes()
+    }
 }
 
 impl Loan {
@@ -179,6 +201,16 @@ impl Loan {
         ))
     }
 
+    /// The slice's own refusal is of no use to a copy that has its context object; anything else is.
+    fn forget_refusal(&self) {
+        let context = self.own.context();
+        if let Err(error) = context.check_err()
+            && error.0 != REFUSED
+        {
+            context.record_err::<()>(Err(error));
+        }
+    }
+
     fn is_open(&self) -> bool {
         let open = Arc::strong_count(&self.own) > 1;
         // What the slice did before it let go is done before what is done now that it has.
@@ -194,6 +226,8 @@ mod tests {
 
     use super::*;
 
+    const WRITE: Right = Right::ReadWrite;
+
     /// What a slice's drop gives to the driver has to be an address of the blocks: at their end memory may
     /// begin that somebody else has allocated, and that would be freed.
     #[test]
@@ -206,23 +240,45 @@ mod tests {
         let block = tenant.block(granule).allocate().unwrap();
         let begin = block.address().0;
         let ground = Ground::new(vec![block]);
-        assert_eq!(ground.place(0, granule).unwrap(), begin);
-        assert_eq!(ground.place(granule - 4, 4).unwrap(), begin + granule - 4);
+        assert_eq!(ground.place(0, granule, WRITE).unwrap(), begin);
+        assert_eq!(
+            ground.place(granule - 4, 4, WRITE).unwrap(),
+            begin + granule - 4
+        );
         for offset in [0, 256, granule] {
-            let address = ground.place(offset, 0).unwrap();
+            let address = ground.place(offset, 0, WRITE).unwrap();
             assert!(
                 (begin..begin + granule).contains(&address),
                 "nothing at {offset:#x}"
             );
         }
         for (offset, bytes) in [(granule, 1), (granule + 1, 0), (u64::MAX, 1)] {
-            let refused = ground.place(offset, bytes).unwrap_err();
+            let refused = ground.place(offset, bytes, WRITE).unwrap_err();
             assert!(
                 matches!(refused, TensorError::OutOfRange { .. }),
                 "{refused}"
             );
         }
         tenant.blocks().sleep(Contents::Discard).unwrap();
-        assert!(matches!(ground.place(0, 1), Err(TensorError::Asleep)));
+        assert!(matches!(
+            ground.place(0, 1, WRITE),
+            Err(TensorError::Asleep)
+        ));
+    }
+    /// A tensor's kernels may write, and would change what a fork shows, or fault in it.
+    #[test]
+    fn what_forks_share_is_lent_to_be_read_only() {
+        let driver = Arc::new(HostDriver::new(HostOptions::new()));
+        let device = Device::open(driver, 0).unwrap();
+        let granule = device.granularity();
+        let pool = Pool::builder(&device).build().unwrap();
+        let tenant = pool.tenant("model").register().unwrap();
+        let block = tenant.block(granule).allocate().unwrap();
+        let fork = block.fork(granule, granule).unwrap();
+        for ground in [Ground::new(vec![block]), Ground::new(vec![fork])] {
+            ground.place(0, 4, Right::Read).unwrap();
+            let refused = ground.place(0, 4, WRITE).unwrap_err();
+            assert!(matches!(refused, TensorError::Refused(_)), "{refused}");
+        }
     }
 }

@@ -7,8 +7,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{DType, Shape, Tensor};
+use cuvmm::error::AllocateError;
 use cuvmm::pool::BlockBuilder;
-use cuvmm::{Block, Tenant};
+use cuvmm::{Block, Right, Tenant};
 
 use crate::error::TensorError;
 use crate::gpu::Gpu;
@@ -63,15 +64,15 @@ impl Memory {
     /// are. The block is freed when the last tensor over it has gone.
     ///
     /// # Errors
-    /// [`TensorError`] when the block is smaller, asleep, its home stream is not the [`Gpu`]'s, or candle has
-    /// no elements of this type on a GPU. The block is freed then.
+    /// [`TensorError`] when the block is smaller, asleep, shares memory with forks, its home stream is not
+    /// the [`Gpu`]'s, or candle has no elements of this type on a GPU. The block is freed then.
     pub fn tensor(
         &self,
         block: Block,
         shape: impl Into<Shape>,
         dtype: DType,
     ) -> Result<Tensor, TensorError> {
-        self.gpu.sweep();
+        self.gpu.sweep_some();
         if block.home_stream() != Some(self.gpu.stream()) {
             return Err(TensorError::WrongStream);
         }
@@ -93,13 +94,13 @@ impl Memory {
                 bytes,
                 dtype,
                 shape,
+                right: Right::ReadWrite,
             },
         )
     }
 
     /// A block on the GPU's stream, with a tag of its kind unless all have one.
     pub(crate) fn block(&self, size: u64, kind: &str) -> BlockBuilder<'_> {
-        self.gpu.sweep();
         let block = self.tenant.block(size).home_stream(self.gpu.stream());
         block.tag(self.tag.clone().unwrap_or_else(|| Arc::from(kind)))
     }
@@ -167,7 +168,9 @@ impl Arena {
     }
 
     pub(crate) fn tagged(memory: &Memory, bytes: u64, kind: &str) -> Result<Self, TensorError> {
-        let block = memory.block(bytes, kind).allocate()?;
+        let block = memory.gpu.allocate(AllocateError::is_shortage, || {
+            memory.block(bytes, kind).allocate()
+        })?;
         Ok(Self {
             memory: memory.clone(),
             held: Held::new(memory, vec![block]),
@@ -211,6 +214,7 @@ impl Arena {
                 bytes,
                 dtype,
                 shape,
+                right: Right::ReadWrite,
             },
         )?;
         self.used = part.end;
@@ -271,24 +275,65 @@ fn bytes(shape: &Shape, dtype: DType) -> Result<u64, TensorError> {
     })
 }
 
-/// Copies a tensor into one of as many elements, whatever device and type it has, in pieces: candle's
-/// kernels count with 32 bits, and what comes from the host or changes its type goes through memory of
-/// candle's.
+/// Copies a tensor into one of as many elements, whatever device, type and strides it has, in pieces:
+/// candle's kernels count with 32 bits, and what comes from another device, changes its type or does
+/// not lie side by side goes through memory of candle's, a piece at a time.
 fn fill(to: &Tensor, from: &Tensor) -> candle_core::Result<()> {
-    let (to, from) = (to.flatten_all()?, from.flatten_all()?);
-    let direct = from.device().same_device(to.device()) && from.dtype() == to.dtype();
-    let most = if direct {
-        1 << 31
-    } else {
-        STAGED / from.dtype().size_in_bytes().max(1)
+    let to = to.flatten_all()?;
+    let near = from.device().same_device(to.device());
+    let most = match near && from.dtype() == to.dtype() && from.is_contiguous() {
+        true => 1 << 31,
+        false => STAGED / from.dtype().size_in_bytes().max(1),
     };
-    let count = to.elem_count();
     let mut done = 0;
-    while done < count {
-        let piece = most.min(count - done);
-        let part = from.narrow(0, done, piece)?.to_device(to.device())?;
-        to.slice_set(&part.to_dtype(to.dtype())?.contiguous()?, 0, done)?;
-        done += piece;
+    in_pieces(from, most, &mut |piece| {
+        let near = match near {
+            true => piece.clone(),
+            false => alone(piece)?.to_device(to.device())?,
+        };
+        let piece = near.to_dtype(to.dtype())?.contiguous()?.flatten_all()?;
+        to.slice_set(&piece, 0, done)?;
+        done += piece.elem_count();
+        Ok(())
+    })
+}
+
+/// A piece in a storage of its own: what goes to another device is the whole storage.
+fn alone(piece: &Tensor) -> candle_core::Result<Tensor> {
+    piece.force_contiguous()
+}
+
+/// Goes through a tensor in the order of its elements, in parts of at most `most` elements, and copies
+/// nothing.
+fn in_pieces(
+    from: &Tensor,
+    most: usize,
+    each: &mut impl FnMut(&Tensor) -> candle_core::Result<()>,
+) -> candle_core::Result<()> {
+    let count = from.elem_count();
+    if count == 0 {
+        return Ok(());
+    }
+    if count <= most {
+        return each(from);
+    }
+    // Parts are all as large as may be where any cut will do.
+    let flat = match from.is_contiguous() {
+        true => from.flatten_all()?,
+        false => from.clone(),
+    };
+    let rows = flat.dim(0)?;
+    let row = count / rows;
+    let step = most / row;
+    let mut done = 0;
+    while done < rows {
+        let some = step.clamp(1, rows - done);
+        let part = flat.narrow(0, done, some)?;
+        match step {
+            0 => in_pieces(&part.squeeze(0)?, most, each)?,
+            _ => each(&part)?,
+        }
+        done += some;
     }
     Ok(())
 }
@@ -309,5 +354,75 @@ impl fmt::Debug for Arena {
             .field("size", &self.size)
             .field("used", &self.used)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{Device, Storage};
+
+    use super::*;
+
+    /// Elements of a tensor's storage, which is what candle moves to another device.
+    fn stored(tensor: &Tensor) -> usize {
+        let (storage, _) = tensor.storage_and_layout();
+        match &*storage {
+            Storage::Cpu(storage) => storage.as_slice::<f32>().unwrap().len(),
+            _ => 0,
+        }
+    }
+
+    fn flat(tensor: &Tensor) -> Vec<f32> {
+        tensor.flatten_all().unwrap().to_vec1().unwrap()
+    }
+
+    /// Tensors of 6,000 elements that lie in every way.
+    fn sources() -> Vec<Tensor> {
+        let numbers = Tensor::arange(0f32, 6000., &Device::Cpu).unwrap();
+        let cube = numbers.reshape((10, 20, 30)).unwrap();
+        let large = Tensor::arange(0f32, 60_000., &Device::Cpu).unwrap();
+        let row = numbers.narrow(0, 0, 30).unwrap();
+        vec![
+            numbers,
+            cube.clone(),
+            cube.transpose(0, 2).unwrap(),
+            cube.permute((1, 2, 0)).unwrap(),
+            large.narrow(0, 7, 6000).unwrap(),
+            row.broadcast_as((200, 30)).unwrap(),
+            cube.reshape((6000, 1)).unwrap().t().unwrap(),
+        ]
+    }
+
+    #[test]
+    fn no_more_than_a_piece_is_moved_or_made_at_a_time() {
+        for from in sources() {
+            for most in [1, 7, 64, 599, 600, 5999, 6000, 1 << 31] {
+                let (mut moved, mut seen) = (0, Vec::new());
+                in_pieces(&from, most, &mut |piece| {
+                    assert!(piece.elem_count() <= most);
+                    let alone = alone(piece)?;
+                    assert_eq!(stored(&alone), piece.elem_count());
+                    moved += stored(&alone);
+                    seen.extend(flat(&alone));
+                    Ok(())
+                })
+                .unwrap();
+                assert_eq!(moved, 6000, "by {most}: each element once");
+                assert!(seen == flat(&from), "by {most}: in another order");
+            }
+        }
+        let nothing = Tensor::zeros((0, 5), DType::F32, &Device::Cpu).unwrap();
+        in_pieces(&nothing, 4, &mut |_| panic!("a piece of nothing")).unwrap();
+    }
+
+    #[test]
+    fn a_tensor_is_filled_from_one_that_lies_in_any_way() {
+        for from in sources() {
+            for dtype in [DType::F32, DType::F64] {
+                let to = Tensor::ones(from.shape(), dtype, &Device::Cpu).unwrap();
+                fill(&to, &from).unwrap();
+                assert!(flat(&to.to_dtype(DType::F32).unwrap()) == flat(&from));
+            }
+        }
     }
 }

@@ -14,7 +14,7 @@ use candle_nn::VarBuilder;
 
 use crate::error::{TensorError, WeightsError};
 use crate::memory::{Arena, Memory};
-use files::File;
+use files::{Buffer, File};
 
 /// A model's weights, packed into one block of a tenant, where they can sleep.
 ///
@@ -41,7 +41,7 @@ impl Weights {
     }
 
     /// Reads the files of a model in the format of safetensors. They are read from beginning to end
-    /// through a buffer of 64 MiB, and what changes its type does so on the GPU.
+    /// through one buffer of 64 MiB, and what changes its type does so on the GPU.
     ///
     /// With a type all tensors become of that type; without one they are as they lie there.
     ///
@@ -58,6 +58,7 @@ impl Weights {
         let all = all.map(|entry| (entry.shape.clone(), dtype.unwrap_or(entry.dtype)));
         let bytes = Arena::bytes_for(all).map_err(WeightsError::Allocate)?;
         let mut weights = Self::new(memory, bytes)?;
+        let mut buffer = Buffer::new();
         for file in &mut files {
             for index in 0..file.entries().len() {
                 let Some(entry) = file.entries().get(index).cloned() else {
@@ -66,7 +67,7 @@ impl Weights {
                 let dtype = dtype.unwrap_or(entry.dtype);
                 let empty = |arena: &mut Arena| arena.empty(&entry.shape, dtype);
                 let to = weights.place(&entry.name, empty)?;
-                file.read(&entry, &to)?;
+                file.read(&entry, &to, &mut buffer)?;
                 weights.tensors.insert(entry.name, to);
             }
         }
@@ -94,7 +95,8 @@ impl Weights {
         Ok(weights)
     }
 
-    /// Copies a tensor, which may lie anywhere.
+    /// Copies a tensor, which may lie anywhere and in any way. What does not lie on the GPU side by side
+    /// goes through memory of candle's, at most 64 MiB at a time.
     ///
     /// # Errors
     /// [`WeightsError`] when there is one of this name, no room, or candle cannot copy it; nothing is changed

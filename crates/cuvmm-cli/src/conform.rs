@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -15,7 +14,9 @@ use conformance::{
 use cuvmm::driver::Ordinal;
 use serde_json::json;
 
-use crate::drivers::{Choice, Concrete, Opened, print};
+use crate::drivers::{Choice, Concrete, Opened};
+use crate::files;
+use crate::terminal::{self, counted, print, safe};
 
 /// Ask a driver about every rule that the library stands on
 ///
@@ -75,7 +76,10 @@ impl Args {
             return self.list();
         }
         // Read first: a wrong file should not be found out after a long run.
-        let recorded = self.against.as_deref().map(Recording::read).transpose()?;
+        let recorded = self.against.as_deref().map(recorded).transpose()?;
+        if let Some(path) = &self.record {
+            files::writable(path)?;
+        }
         let opened = self.driver.open()?;
         if let Some(case) = &self.one {
             anyhow::ensure!(find(case).is_some(), "there is no case {case}");
@@ -145,7 +149,7 @@ impl Args {
                     json!({ "case": case.name(), "rule": case.rule(), "about": case.about() })
                 })
                 .collect();
-            serde_json::to_string_pretty(&cases)? + "\n"
+            terminal::json(&cases)?
         } else {
             let mut text = String::new();
             for case in cases {
@@ -164,14 +168,22 @@ impl Args {
     }
 }
 
+/// Reads recorded answers.
+///
+/// # Errors
+/// Wrong usage: a file that cannot be read, or that holds something else.
+fn recorded(path: &Path) -> anyhow::Result<Recording> {
+    let read = serde_json::from_str(&files::text(path)?);
+    read.map_err(|error| files::wrong(path, format!("this is no recording of answers: {error}")))
+}
+
 /// A line for whoever follows a run that hangs or dies.
 fn tell(case: &str, answer: Result<&str, &str>) {
     let line = match answer {
         Ok(answer) => format!("{case}: {answer}"),
         Err(reason) => format!("{case}: left out, {reason}"),
     };
-    // Nobody is left to tell that even this failed.
-    let _ = writeln!(std::io::stderr(), "{line}");
+    terminal::tell(&line);
 }
 
 /// Kernels for a driver, or why there are none.
@@ -227,7 +239,7 @@ fn as_json(
         });
         fields.insert("comparison".to_owned(), compared);
     }
-    Ok(serde_json::to_string_pretty(&object)? + "\n")
+    Ok(terminal::json(&object)?)
 }
 
 /// Without a comparison every answer; with one, only what differs.
@@ -250,12 +262,12 @@ fn as_text(
     match comparison {
         None => {
             for (case, answer) in &report.answers {
-                writeln!(text, "{case:<50} {answer}")?;
+                writeln!(text, "{case:<50} {}", safe(answer))?;
             }
         }
         Some(comparison) => {
             for difference in &comparison.different {
-                writeln!(text, "{difference}")?;
+                writeln!(text, "{}", safe(&difference.to_string()))?;
             }
             writeln!(
                 text,
@@ -269,8 +281,8 @@ fn as_text(
     }
     writeln!(
         text,
-        "\n{} cases answered, {} left out",
-        report.answers.len(),
+        "\n{} answered, {} left out",
+        counted(report.answers.len() as u64, "case"),
         report.skipped.len()
     )?;
     let mut reasons = BTreeMap::<&str, Vec<&str>>::new();

@@ -1,21 +1,18 @@
 //! Tables of what driver calls cost, as the command line names them.
 
-use std::fs;
 use std::path::Path;
 
-use anyhow::Context as _;
 use cuvmm::driver::model::Costs;
 
-use crate::usage;
+use crate::{files, usage};
 
 /// Reads a table that `cuvmm bench --save-costs` wrote.
 ///
 /// # Errors
-/// A file that cannot be read or is no table, with its name.
+/// Wrong usage: a file that cannot be read or is no table, with its name.
 pub(crate) fn read(file: &Path) -> anyhow::Result<Costs> {
-    let named = || file.display().to_string();
-    let text = fs::read_to_string(file).with_context(named)?;
-    text.parse().with_context(named)
+    let table = files::text(file)?.parse();
+    table.map_err(|error| files::wrong(file, error))
 }
 
 /// The table in a file, or of a GPU that was measured, or the usual one.

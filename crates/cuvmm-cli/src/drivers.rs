@@ -8,6 +8,8 @@ use cuvmm::driver::host::{HostDriver, HostOptions};
 use cuvmm::driver::model::{Costs, ModelDriver, ModelOptions};
 use cuvmm::driver::{Driver, DriverKind};
 
+use crate::terminal::shown;
+
 /// The word on the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Choice {
@@ -101,7 +103,7 @@ impl Choice {
             }
             Self::Cuda => {
                 let driver = Arc::new(CudaDriver::open()?);
-                let reason = format!("{} was asked for", driver.api().library().display());
+                let reason = format!("{} was asked for", shown(driver.api().library()));
                 Ok(Opened {
                     driver: driver.clone(),
                     concrete: Concrete::Cuda(driver),
@@ -179,19 +181,6 @@ impl Opened {
     /// For people: which driver, and why this one.
     pub(crate) fn said(&self) -> String {
         format!("the {} driver ({})", self.driver.kind().name(), self.reason)
-    }
-}
-
-/// Prints to standard output. Whoever stops reading, as `head` does, is no failure.
-///
-/// # Errors
-/// When the text cannot be written for another reason.
-pub(crate) fn print(text: &str) -> anyhow::Result<()> {
-    use std::io::Write as _;
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        outcome => Ok(outcome?),
     }
 }
 

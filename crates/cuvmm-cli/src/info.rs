@@ -10,7 +10,8 @@ use std::sync::Arc;
 use cuvmm::driver::{Driver, GranularityKind, Location, Ordinal, PhysicalProps};
 use serde::Serialize;
 
-use crate::drivers::{Choice, StandIn, print};
+use crate::drivers::{Choice, StandIn};
+use crate::terminal::{chain, counted, json, print};
 use probe::Capability;
 use topology::Reaches;
 
@@ -98,7 +99,7 @@ impl Args {
             topology: topology::of(&opened.driver, count),
         };
         if self.json {
-            print(&(serde_json::to_string_pretty(&info)? + "\n"))?;
+            print(&json(&info)?)?;
         } else {
             print(&text::of(&info))?;
         }
@@ -112,9 +113,8 @@ fn found(choice: Choice) -> Found {
         .open()
         .and_then(|opened| Ok(opened.driver.device_count()?));
     let (there, reason) = match opened {
-        Ok(1) => (true, "1 device".to_owned()),
-        Ok(count) => (count > 0, format!("{count} devices")),
-        Err(error) => (false, format!("{error:#}")),
+        Ok(count) => (count > 0, counted(count.unsigned_abs().into(), "device")),
+        Err(error) => (false, chain(&error)),
     };
     Found {
         driver: choice.word(),

@@ -1,31 +1,34 @@
 //! The command `cuvmm`: look at drivers, check them, replay request traces against an elastic pool,
 //! measure it, and plan operations without a GPU.
 //!
-//! Each command is a room of its own. Here is what they share: one line for each error, exit code
-//! 2 for usage and 1 for failure, and logs to standard error as `RUST_LOG` says.
+//! Each command is a room of its own. Here is what they share: one line for each error, and exit code
+//! 2 for wrong usage or 1 for failure. Wrong usage is also a file that the command line names and that
+//! cannot be read, or is not what it is named as.
 
 mod bench;
 mod conform;
 mod costs;
 mod drivers;
+mod files;
 mod heap;
 mod info;
 mod plan;
 mod replay;
 mod share;
 mod size;
+mod terminal;
 mod watch;
 
 use std::fmt;
-use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use clap::Parser;
 use clap::error::ErrorKind;
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
 /// Elastic GPU memory: addresses that never move, physical memory that comes and goes under them
+///
+/// Exit codes: 0 for success, 1 for what failed, 2 for a command line that cannot be meant: options, and
+/// files named there that cannot be read, cannot be written, or hold something else.
 #[derive(Debug, Parser)]
 #[command(name = "cuvmm", version)]
 struct Cli {
@@ -46,7 +49,7 @@ enum Command {
     BenchReader(bench::Reader),
 }
 
-/// An option that means nothing here: exit code 2.
+/// Options or files that cannot be meant here: exit code 2.
 #[derive(Debug)]
 struct Usage(String);
 
@@ -58,7 +61,7 @@ impl fmt::Display for Usage {
 
 impl std::error::Error for Usage {}
 
-/// The error for options that can be read but not used.
+/// The error for options that can be read but not used, and for files that cannot.
 fn usage(what: String) -> anyhow::Error {
     Usage(what).into()
 }
@@ -74,8 +77,7 @@ fn complain(what: &str, code: u8) -> ExitCode {
         .filter(|line| !line.is_empty())
         .collect::<Vec<_>>()
         .join(" ");
-    // Nobody is left to tell that even this failed.
-    let _ = writeln!(io::stderr(), "cuvmm: {line}");
+    terminal::tell(&format!("cuvmm: {line}"));
     ExitCode::from(code)
 }
 
@@ -88,20 +90,14 @@ fn main() -> ExitCode {
                 ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
             ) =>
         {
-            return match drivers::print(&error.render().to_string()) {
+            return match terminal::print(&error.render().to_string()) {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(error) => complain(&error.to_string(), FAILURE),
             };
         }
         Err(error) => return complain(&one_line(&error), USAGE),
     };
-    let filter = EnvFilter::builder()
-        .with_default_directive(LevelFilter::WARN.into())
-        .from_env_lossy();
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .init();
+    terminal::log();
     let outcome = match cli.command {
         Command::Info(args) => args.run(),
         Command::Conform(args) => args.run(),
@@ -115,7 +111,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(error) => complain(
-            &format!("{error:#}"),
+            &terminal::chain(&error),
             if error.is::<Usage>() { USAGE } else { FAILURE },
         ),
     }

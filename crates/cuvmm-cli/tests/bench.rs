@@ -95,6 +95,7 @@ const NAMES: &[&str] = &[
     "take_back_16GiB",
     "take_back_16GiB_scrub",
     "drop_under_kernel",
+    "lease_beside_waiter",
     "launch_with_mapper",
     "launch_with_mapper_vs_idle",
     "metadata",
@@ -415,16 +416,16 @@ fn wrong_usage_is_told_in_a_line() {
 }
 
 #[test]
-fn what_cannot_be_read_written_or_had_is_a_failure() {
-    let missing = complaint(&["--driver", "model", "--costs", "/nowhere/costs"], 1);
+fn what_cannot_be_read_or_written_is_wrong_usage_and_what_is_not_there_a_failure() {
+    let missing = complaint(&["--driver", "model", "--costs", "/nowhere/costs"], 2);
     assert!(missing.contains("/nowhere/costs"), "{missing}");
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
     let odd = complaint(
         &["--driver", "model", "--costs", manifest.to_str().unwrap()],
-        1,
+        2,
     );
     assert!(odd.contains("line 1"), "{odd}");
-    let unwritable = complaint(&["--driver", "model", "--save-costs", "/nowhere/costs"], 1);
+    let unwritable = complaint(&["--driver", "model", "--save-costs", "/nowhere/costs"], 2);
     assert!(unwritable.contains("/nowhere/costs"), "{unwritable}");
     let device = complaint(&["--driver", "model", "--device", "7"], 1);
     assert!(device.contains("device 7"), "{device}");

@@ -134,9 +134,11 @@ fn the_list_says_what_each_case_asks() {
 fn misuse_is_one_line_and_a_code() {
     complaint(&["--driver", "abacus"], 2);
     complaint(&["--record", "x.json", "--filter", "map"], 2);
-    assert!(complaint(&["--against", "/nowhere/x.json"], 1).contains("/nowhere/x.json"));
+    assert!(complaint(&["--against", "/nowhere/x.json"], 2).contains("/nowhere/x.json"));
     assert!(complaint(&["--driver", "model", "--filter", "nonsense"], 1).contains("nonsense"));
     assert!(complaint(&["--driver", "model", "--one", "nonsense"], 1).contains("nonsense"));
+    let unwritable = ["--driver", "model", "--record", "/nowhere/x.json"];
+    assert!(complaint(&unwritable, 2).contains("/nowhere/x.json"));
     let no_json = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
-    assert!(complaint(&["--against", no_json.to_str().unwrap()], 1).contains("no recording"));
+    assert!(complaint(&["--against", no_json.to_str().unwrap()], 2).contains("no recording"));
 }

@@ -6,7 +6,9 @@
     reason = "helpers of tests fail as tests do"
 )]
 
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use assert_cmd::Command;
 use serde_json::Value;
@@ -202,6 +204,94 @@ fn what_cannot_be_meant_is_told_in_a_line_and_exits_with_2() {
     );
     complaint(&device, &["--gpu", "h200", "--costs", "FILE"], 2);
     complaint(&device, &["--devices", "0"], 2);
-    let costs = complaint(&device, &["--costs", "/nowhere/costs"], 1);
+    let costs = complaint(&device, &["--costs", "/nowhere/costs"], 2);
     assert!(costs.contains("/nowhere/costs"), "{costs}");
+}
+
+#[test]
+fn a_size_that_does_not_fit_64_bits_is_refused_with_its_line() {
+    let dir = TempDir::new().unwrap();
+    for size in ["16EiB", "99999999999EiB", "18446744073709551616"] {
+        let file = plan(
+            &dir,
+            &format!("[[step]]\nreserve = {{ name = \"a\", size = \"{size}\" }}\n"),
+        );
+        let said = complaint(&file, &[], 2);
+        assert!(said.contains("line 2") && said.contains(size), "{said}");
+    }
+    let costs = costs(&dir);
+    let table = std::fs::read_to_string(&costs).unwrap();
+    std::fs::write(&costs, table.replace("memory_mib 8192", "memory_mib 1e30")).unwrap();
+    let file = plan(&dir, "[[step]]\nwait = \"1 s\"\n");
+    let said = complaint(&file, &["--costs", &costs], 2);
+    assert!(said.contains("--memory"), "{said}");
+}
+
+#[test]
+fn one_thing_is_not_told_as_several() {
+    let dir = TempDir::new().unwrap();
+    let file = plan(&dir, "[[step]]\nreserve = { name = \"a\", size = 1 }\n");
+    let assert = cuvmm().arg("plan").arg(&file).assert().success();
+    let text = String::from_utf8(assert.get_output().stdout.clone()).unwrap();
+    assert!(
+        text.contains("Giving everything back: 1 driver call, expected"),
+        "{text}"
+    );
+    assert!(
+        text.contains(", 0 mappings, 2.0 MiB of addresses"),
+        "{text}"
+    );
+}
+
+/// Steps by the hundred thousand: all kinds in turn, on names that come, go and stay.
+fn many_steps(count: usize) -> String {
+    let mut text = String::from(
+        "[[step]]\nreserve = { name = \"all\", size = \"8 TiB\" }\n\
+         [[step]]\nreserve = { name = \"by hand\", size = \"8 TiB\" }\n\
+         [[step]]\ncreate = { name = \"p\", size = \"2 MiB\" }\n",
+    );
+    for index in 0..count / 5 {
+        let at = 4 * index;
+        write!(
+            text,
+            "[[step]]\nreserve = {{ name = \"kept {index}\", size = 1 }}\n\
+             [[step]]\ncommit = {{ in = \"all\", at = \"{at} MiB\", size = 1 }}\n\
+             [[step]]\nmap = {{ physical = \"p\", in = \"by hand\", at = \"{at} MiB\" }}\n\
+             [[step]]\ncreate = {{ name = \"{index}\", size = 7 }}\n\
+             [[step]]\nrelease = \"{index}\"\n"
+        )
+        .unwrap();
+    }
+    text
+}
+
+/// Where each step looks at all that were before, this takes a quarter of an hour instead of seconds.
+#[test]
+fn a_plan_of_a_hundred_thousand_steps_is_read_done_and_shown() {
+    let dir = TempDir::new().unwrap();
+    let count = 100_000;
+    let file = plan(&dir, &many_steps(count));
+    let mut command = cuvmm();
+    command
+        .args(["plan", "--json", "--memory", "1TiB"])
+        .arg(&file);
+    let assert = command.timeout(Duration::from_secs(240)).assert().success();
+    let said: Value = serde_json::from_slice(&assert.get_output().stdout).unwrap();
+    let steps = said["steps"].as_array().unwrap();
+    assert_eq!(steps.len(), count + 3);
+    let last = steps.last().unwrap();
+    let each = count as u64 / 5;
+    assert_eq!(last["mappings"], 2 * each);
+    assert_eq!(last["asked"], each + (2 << 20));
+    assert_eq!(last["memory"], (each + 1) * (2 << 20));
+    assert_eq!(said["peak"]["memory"], (each + 2) * (2 << 20));
+    assert_eq!(said["total"]["calls"]["cuMemMap"], 2 * each);
+    let step = "[[step]]\nunmap = { in = \"all\", at = 1 }\n";
+    let wrong = plan(&dir, &(many_steps(count) + step));
+    let line = many_steps(count).lines().count() + 1;
+    let said = complaint(&wrong, &[], 2);
+    assert!(
+        said.contains(&format!("line {line}: step {}", count + 4)),
+        "{said}"
+    );
 }

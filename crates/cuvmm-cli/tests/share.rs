@@ -11,11 +11,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command as Process, Stdio};
 use std::time::{Duration, Instant};
 
 use assert_cmd::Command;
+use rustix::fs::{CWD, FileType, Mode, OFlags, fcntl_setfl, mknodat};
 use rustix::process::{Pid, Signal, kill_process};
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use serde_json::Value;
@@ -50,6 +52,14 @@ impl Home {
         let (path, beside) = (self.file(name), self.file("beside"));
         fs::write(&beside, weights(seed)).unwrap();
         fs::rename(beside, &path).unwrap();
+        path
+    }
+
+    /// A pipe that no process writes to: what opens it waits for ever, unless it says not to.
+    fn pipe(&self, name: &str) -> PathBuf {
+        let path = self.file(name);
+        let made = mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0);
+        made.unwrap();
         path
     }
 
@@ -96,9 +106,9 @@ impl Home {
         running
     }
 
-    /// How many files lie where the sockets do.
+    /// How many files lie where the sockets do: none where there is no folder.
     fn left(&self) -> usize {
-        fs::read_dir(self.folder()).unwrap().count()
+        fs::read_dir(self.folder()).map_or(0, Iterator::count)
     }
 }
 
@@ -316,10 +326,41 @@ fn a_reader_gets_newer_versions_and_keeps_the_last_when_the_publisher_is_killed(
     assert_eq!(listed["swept"], serde_json::json!([text(&socket)]));
     assert_eq!(home.left(), 0);
     let said = home.complaint("attach", &["toy", "--driver", "host"], 1);
-    assert!(
-        said.contains("nobody publishes \"toy\", but nothing"),
-        "{said}"
-    );
+    assert_eq!(said, "cuvmm: \"toy\" is not published: nothing is\n");
+}
+
+/// `list` looks at names that the user gives: what lies beside them is the user's.
+#[test]
+fn a_listing_removes_only_what_a_publisher_has_left() {
+    let home = Home::new();
+    let lock = home.file("Cargo.lock");
+    fs::write(&lock, "").unwrap();
+    let said = home.complaint("list", &["--socket", text(&home.file("Cargo"))], 1);
+    assert!(said.contains("nobody listens"), "{said}");
+    assert!(lock.exists());
+
+    // Another program's socket, at which nothing answers any more.
+    let other = home.file("other.sock");
+    drop(std::os::unix::net::UnixListener::bind(&other).unwrap());
+    home.complaint("list", &["--socket", text(&other)], 1);
+    assert!(other.exists());
+    assert_eq!(fs::read_dir(home.files.path()).unwrap().count(), 2);
+
+    // A publisher that was killed, and one of which a cleaner has left the lock alone.
+    let file = home.weights("toy.safetensors", 1);
+    let mut killed = home.publishing(&[text(&file)]);
+    killed.child.kill().unwrap();
+    killed.code();
+    let orphan = home.folder().join("1.sock.cuvmm-lock");
+    fs::write(&orphan, "").unwrap();
+    fs::set_permissions(&orphan, fs::Permissions::from_mode(0o600)).unwrap();
+    for foreign in ["2.sock.lock", "3.sock.cuvmm-lock", "notes"] {
+        fs::write(home.folder().join(foreign), "mine").unwrap();
+    }
+    let listed = home.json("list", &[]);
+    assert_eq!(listed["swept"].as_array().unwrap().len(), 2, "{listed}");
+    assert_eq!(listed["sockets_not_asked"], 0);
+    assert_eq!(home.left(), 3, "what is no publisher's stays");
 }
 
 #[test]
@@ -351,8 +392,10 @@ fn a_name_that_two_publish_is_chosen_by_its_socket() {
         assert!(said.contains(&expected), "{said}");
     }
     let said = home.complaint("attach", &["large", "--driver", "host"], 1);
-    assert!(said.contains("nobody publishes \"large\", but "), "{said}");
-    assert!(said.contains("\"small\""), "{said}");
+    assert!(
+        said.contains("\"large\" is not published: published are ") && said.contains("\"small\""),
+        "{said}"
+    );
 
     // An end without a signal to the others.
     let mut second = second;
@@ -373,6 +416,7 @@ fn what_cannot_be_meant_is_told_in_one_line() {
     let noise = home.file("noise.safetensors");
     fs::write(&noise, [0xff; 100]).unwrap();
     let folder = home.files.path();
+    let pipe = home.pipe("pipe.safetensors");
     for (command, arguments, code, expected) in [
         (
             "publish",
@@ -385,23 +429,41 @@ fn what_cannot_be_meant_is_told_in_one_line() {
         ("publish", &[], 2, "<FILE>"),
         (
             "publish",
-            &["--driver", "host", text(&noise)],
-            1,
+            &["--driver", "host", file, text(&noise)],
+            2,
             "no safetensors file",
         ),
         (
             "publish",
-            &["--driver", "host", text(&nothing)],
-            1,
+            &["--driver", "host", file, text(&nothing)],
+            2,
             "no bytes",
         ),
-        ("publish", &["--driver", "host", text(folder)], 1, "no file"),
+        ("publish", &[file, text(folder)], 2, "this is a folder"),
+        ("publish", &["/nowhere/x"], 2, "/nowhere/x: No such file"),
+        ("publish", &["/dev/zero"], 2, "/dev/zero: this is a device"),
+        ("publish", &[file, text(&pipe)], 2, "this is a pipe"),
         (
             "publish",
             &["--driver", "host", file, "--name", "a\nb"],
-            1,
-            "control characters",
+            2,
+            "no control characters",
         ),
+        // The name is looked at before the file is.
+        ("publish", &["/nowhere/x", "--name", ""], 2, "--name \"\""),
+        (
+            "publish",
+            &["--driver", "host", file, "--socket", "/nowhere/x"],
+            1,
+            "/nowhere/x: ",
+        ),
+        (
+            "attach",
+            &["toy", "--driver", "host", "--verify", "/nowhere/x"],
+            2,
+            "/nowhere/x: No such file",
+        ),
+        ("list", &["--socket", "/nowhere/x"], 1, "at /nowhere/x"),
         (
             "publish",
             &["--driver", "host", file, "--socket", file],
@@ -465,4 +527,56 @@ fn a_publisher_that_does_not_answer_is_told() {
     let read = home.json("attach", &["other", "--driver", "host"]);
     assert_eq!(read["version"], 1);
     stuck.signal(Signal::CONT);
+}
+
+#[test]
+fn a_file_that_a_pipe_takes_the_place_of_stops_no_signal() {
+    let home = Home::new();
+    let file = home.weights("toy.safetensors", 1);
+    let mut publisher = home.publishing(&["--follow", text(&file)]);
+    fs::rename(home.pipe("beside"), &file).unwrap();
+    let mut said = String::new();
+    let mut stderr = BufReader::new(publisher.child.stderr.take().unwrap());
+    stderr.read_line(&mut said).unwrap();
+    assert!(said.contains("toy.safetensors: this is a pipe"), "{said}");
+    publisher.signal(Signal::TERM);
+    assert_eq!(publisher.code(), Some(0));
+    assert_eq!(home.left(), 0);
+}
+
+/// The publisher is stuck: the pipe that it prints to is full, and is not read.
+#[test]
+fn a_second_signal_ends_a_publisher_that_is_stuck() {
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+        let home = Home::new();
+        let file = home.weights("toy.safetensors", 1);
+        let (_unread, full) = std::io::pipe().unwrap();
+        fcntl_setfl(&full, OFlags::NONBLOCK).unwrap();
+        while rustix::io::write(&full, &[0; 4096]).is_ok() {}
+        fcntl_setfl(&full, OFlags::empty()).unwrap();
+        let mut child = Process::new(BIN)
+            .env("XDG_RUNTIME_DIR", home.runtime.path())
+            .args(["share", "publish", "--driver", "host", text(&file)])
+            .stdout(full)
+            .spawn()
+            .unwrap();
+        let patience = Instant::now() + Duration::from_secs(60);
+        let wait = || {
+            assert!(Instant::now() < patience, "it did not end by {signal:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        // What is published is told next: nothing looks for signals in between.
+        while home.json("list", &[])["publishers"][0]["publications"][0].is_null() {
+            wait();
+        }
+        // Two signals may arrive as one, so there are as many as it takes.
+        let status = loop {
+            kill_process(Pid::from_child(&child), signal).unwrap();
+            wait();
+            if let Some(status) = child.try_wait().unwrap() {
+                break status;
+            }
+        };
+        assert_eq!(status.signal(), Some(signal.as_raw()), "{status}");
+    }
 }

@@ -69,29 +69,33 @@ impl DriverError {
     }
 
     /// Whether the context is lost after this answer: every later launch on it fails too.
-    ///
-    /// The header marks these codes as leaving the process in an inconsistent state.
     #[must_use]
     pub fn is_sticky(&self) -> bool {
-        self.code().is_some_and(|code| {
-            matches!(
-                code,
-                CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
-                    | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
-                    | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED
-                    | CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
-                    | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
-                    | CUresult::CUDA_ERROR_ASSERT
-                    | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
-                    | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
-                    | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
-                    | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
-                    | CUresult::CUDA_ERROR_INVALID_PC
-                    | CUresult::CUDA_ERROR_LAUNCH_FAILED
-            )
-        })
+        self.code().is_some_and(|code| STICKY.contains(&code))
     }
 }
+
+/// The codes after which a context is lost. CUDA's documentation says of each that the process is
+/// left in an inconsistent state, that it must be ended, or that the context is gone; what the two
+/// uncorrectable errors do to a context it does not say, so they count too.
+const STICKY: &[CUresult] = &[
+    CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
+    CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE,
+    CUresult::CUDA_ERROR_CONTAINED,
+    CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+    CUresult::CUDA_ERROR_LAUNCH_TIMEOUT,
+    CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
+    CUresult::CUDA_ERROR_ASSERT,
+    CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR,
+    CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION,
+    CUresult::CUDA_ERROR_MISALIGNED_ADDRESS,
+    CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE,
+    CUresult::CUDA_ERROR_INVALID_PC,
+    CUresult::CUDA_ERROR_LAUNCH_FAILED,
+    CUresult::CUDA_ERROR_TENSOR_MEMORY_LEAK,
+    CUresult::CUDA_ERROR_MPS_CLIENT_TERMINATED,
+    CUresult::CUDA_ERROR_EXTERNAL_DEVICE,
+];
 
 impl fmt::Display for DriverError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -110,3 +114,21 @@ impl fmt::Display for DriverError {
 }
 
 impl std::error::Error for DriverError {}
+
+#[cfg(test)]
+mod tests {
+    use super::{CUresult, Call, DriverError};
+
+    #[test]
+    fn the_codes_that_lose_a_context_are_those_of_the_documentation() {
+        let sticky = |&(_, code): &(&str, CUresult)| {
+            DriverError::new(Call::CtxSynchronize, code).is_sticky()
+        };
+        let numbers = CUresult::KNOWN.iter().filter(|known| sticky(known));
+        let numbers: Vec<_> = numbers.map(|(_, code)| code.0).collect();
+        let documented = [
+            214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911,
+        ];
+        assert_eq!(numbers, documented);
+    }
+}

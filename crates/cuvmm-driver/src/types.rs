@@ -94,6 +94,16 @@ handle!(
     StreamHandle,
     "CUstream"
 );
+
+impl StreamHandle {
+    /// The legacy default stream of the current context, which [`NULL`](Self::NULL) names too
+    /// (`CU_STREAM_LEGACY`).
+    pub const LEGACY: Self = Self(1);
+    /// The default stream of the calling thread: another stream on each thread
+    /// (`CU_STREAM_PER_THREAD`).
+    pub const PER_THREAD: Self = Self(2);
+}
+
 handle!(
     /// Names an event of one device's context.
     EventHandle,

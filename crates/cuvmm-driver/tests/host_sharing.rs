@@ -9,10 +9,15 @@ mod model_support;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread::spawn;
+use std::time::Duration;
 
-use cuvmm_driver::host::HostOptions;
+use cuvmm_driver::host::{HostDriver, HostOptions};
 use cuvmm_driver::{Driver, Exported, HandleTypes, ImportSource, PhysicalProps};
 use model_support::*;
+use rustix::fs::{FlockOperation, fcntl_lock, flock};
 
 const FD: HandleTypes = HandleTypes::POSIX_FD;
 
@@ -96,4 +101,35 @@ fn memory_lives_in_two_processes() {
         4 * GIB,
         "it ended, and all is back"
     );
+}
+
+/// Every lock that a process can take on a descriptor that it was handed.
+#[test]
+fn a_process_that_locks_what_it_was_handed_holds_up_no_call() {
+    let d = Arc::new(host(HostOptions::new()));
+    let props = PhysicalProps {
+        handle_types: FD,
+        ..PhysicalProps::device(D0)
+    };
+    let handle = d.create(PAGE, &props, 0).unwrap();
+    let export = move |d: &HostDriver| match unsafe { d.export(handle, FD, 0) }.unwrap() {
+        Exported::Fd(fd) => fd,
+        other => panic!("{other:?}"),
+    };
+    let locked = export(&d);
+    flock(&locked, FlockOperation::LockExclusive).unwrap();
+    fcntl_lock(&locked, FlockOperation::LockExclusive).unwrap();
+    let (sender, receiver) = channel();
+    let giver = Arc::clone(&d);
+    // On a thread of its own: one that hangs would hang the test.
+    spawn(move || {
+        let given = export(&giver);
+        unsafe { giver.release(handle) }.unwrap();
+        drop(sender.send(given));
+    });
+    let given = receiver.recv_timeout(Duration::from_secs(30)).unwrap();
+    assert_eq!(d.live().exported_only, 1);
+    drop((locked, given));
+    assert_eq!(d.memory_info(D0).unwrap().free, 4 * GIB);
+    assert_eq!(d.live().exported_only, 0);
 }

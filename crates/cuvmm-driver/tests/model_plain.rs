@@ -12,7 +12,8 @@ use std::time::Duration;
 use cuvmm_driver::model::{Backing, Machine, ModelOptions};
 use cuvmm_driver::{
     Advice, CUresult, CudaVersion, DeviceAddress, DeviceAttribute, Driver, DriverError, DriverKind,
-    Location, LocationKind, Ordinal, PointerAttribute, RangeAttribute, StreamFlags, StreamHandle,
+    EventFlags, Location, LocationKind, Ordinal, PhysicalProps, PointerAttribute, RangeAttribute,
+    StreamFlags, StreamHandle,
 };
 use model_support::*;
 
@@ -20,6 +21,7 @@ on_both!(
     plain,
     freeing_waits_for_the_device,
     pooled,
+    a_pool_gives_back_when_something_is_waited_for,
     pinned,
     managed,
     advice,
@@ -99,6 +101,39 @@ fn pooled<B: Backing>(d: Machine<B>) {
         d.free_async(D0, b, s).unwrap();
         d.lose_context(D0, ILLEGAL_ADDRESS);
         assert_eq!(d.live().allocations, 0, "a lost context does not leak it");
+    }
+}
+
+fn a_pool_gives_back_when_something_is_waited_for<B: Backing>(d: Machine<B>) {
+    let free = || d.memory_info(D0).unwrap().free;
+    let (s, other) = (StreamHandle::NULL, StreamHandle::LEGACY);
+    let all = free();
+    unsafe {
+        let event = d.event_create(D0, EventFlags::DISABLE_TIMING).unwrap();
+        for wait in 0..3 {
+            let a = d.alloc_async(D0, 2 * PAGE, s).unwrap();
+            d.free_async(D0, a, s).unwrap();
+            assert!(d.stream_query(D0, s).unwrap());
+            assert_eq!(free(), all - 2 * PAGE, "the pool keeps it");
+            let again = d.alloc_async(D0, 3 * PAGE, other).unwrap();
+            assert_eq!(free(), all - 3 * PAGE, "and uses it again");
+            d.free_async(D0, again, other).unwrap();
+            let waited = match wait {
+                0 => d.stream_synchronize(D0, s),
+                1 => d.event_synchronize(D0, event),
+                _ => d.context_synchronize(D0),
+            };
+            assert_eq!((code(waited), free()), (SUCCESS, all));
+        }
+        d.event_destroy(D0, event).unwrap();
+
+        let a = d.alloc_async(D0, 3 * PAGE, s).unwrap();
+        d.free_async(D0, a, s).unwrap();
+        let rest = d.create(all, &PhysicalProps::device(D0), 0);
+        assert_eq!(code(rest), OUT_OF_MEMORY, "nothing is waited for here");
+        let a = d.alloc_async(D0, all, s).unwrap();
+        d.free_async(D0, a, s).unwrap();
+        d.lose_context(D0, ILLEGAL_ADDRESS);
     }
 }
 

@@ -65,6 +65,7 @@ c_enum! {
         CUDA_ERROR_JIT_COMPILATION_DISABLED = 223,
         CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY = 224,
         CUDA_ERROR_UNSUPPORTED_DEVSIDE_SYNC = 225,
+        /// The device contained an error: of hardware, or of a peer's memory. The context is lost.
         CUDA_ERROR_CONTAINED = 226,
         CUDA_ERROR_INSUFFICIENT_LOADER_VERSION = 227,
         CUDA_ERROR_INVALID_SOURCE = 300,
@@ -104,6 +105,7 @@ c_enum! {
         /// A kernel failed. The context is lost.
         CUDA_ERROR_LAUNCH_FAILED = 719,
         CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE = 720,
+        /// A kernel ended with tensor memory not given back. The context is lost.
         CUDA_ERROR_TENSOR_MEMORY_LEAK = 721,
         /// Not allowed here, by configuration or by rights.
         CUDA_ERROR_NOT_PERMITTED = 800,
@@ -117,6 +119,7 @@ c_enum! {
         CUDA_ERROR_MPS_SERVER_NOT_READY = 807,
         CUDA_ERROR_MPS_MAX_CLIENTS_REACHED = 808,
         CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED = 809,
+        /// The MPS server has ended this client. The context is lost.
         CUDA_ERROR_MPS_CLIENT_TERMINATED = 810,
         CUDA_ERROR_CDP_NOT_SUPPORTED = 811,
         CUDA_ERROR_CDP_VERSION_MISMATCH = 812,
@@ -135,6 +138,7 @@ c_enum! {
         CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD = 908,
         CUDA_ERROR_TIMEOUT = 909,
         CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE = 910,
+        /// A device outside CUDA signalled that what it shares is not valid. The context is lost.
         CUDA_ERROR_EXTERNAL_DEVICE = 911,
         CUDA_ERROR_INVALID_CLUSTER_SIZE = 912,
         CUDA_ERROR_FUNCTION_NOT_LOADED = 913,

@@ -30,7 +30,7 @@ pub const DEFAULT_COW_EXTENT: u64 = 64 << 20;
 ///
 /// Copies in and out are ordered behind what the home stream has queued and have ended when they
 /// return. Work of other streams is named with [`record_use`](Self::record_use). Dropping it waits
-/// for the device.
+/// for those streams.
 pub struct CowBuffer<T: Pod> {
     region: Region,
     users: Users,
@@ -245,6 +245,12 @@ impl<T: Pod> CowBuffer<T> {
     fn address_at(&self, offset: u64) -> DeviceAddress {
         let base = self.address();
         base.checked_add(offset).unwrap_or(base)
+    }
+}
+
+impl<T: Pod> Drop for CowBuffer<T> {
+    fn drop(&mut self) {
+        self.users.end(&mut self.region);
     }
 }
 

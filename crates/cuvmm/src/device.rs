@@ -3,8 +3,10 @@
 //! The gate counts and times calls, refuses them in a forked child, and remembers a lost context.
 //! It neither retries nor checks arguments: whoever calls has done so.
 
+mod events;
+
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -14,13 +16,20 @@ use cuvmm_driver::{
 };
 
 use crate::calls::{CallCounts, Calls};
+use crate::deferred::{Deferred, Section};
 use crate::drops::{DropFailure, DropHook, Drops};
 use crate::error::{CallError, OpenError};
 use crate::fork::Birthplace;
 use crate::size::Granularity;
 use crate::sync::{let_others_run, thread::ThreadId};
 
+pub(crate) use events::{Events, Progress, Stamp, Work};
+
 /// A device of a driver. Clones are the same device and share its counters.
+///
+/// Open a device once and clone it. Two that were [opened](Self::open) separately count as the same
+/// device, but each keeps its own counters, learns of a lost context by its own calls, may have a
+/// mapper of its own, and records events of its own.
 #[derive(Clone)]
 pub struct Device {
     shared: Arc<Shared>,
@@ -39,8 +48,24 @@ struct Shared {
     /// Whether its memory can be made reachable for RDMA, once somebody has asked.
     rdma: OnceLock<bool>,
     drops: Drops,
+    /// What users' code is to be run once no pool of the device is locked.
+    deferred: Deferred,
     /// Whether a mapper runs for it.
     mapped_for: AtomicBool,
+    /// Bytes that were dropped and stay mapped.
+    leaked: AtomicU64,
+    /// Stamps uses that end, and events.
+    clock: AtomicU64,
+    /// The events behind all work of the context.
+    events: Events,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.birthplace.is_here() {
+            self.events.destroy_by(&*self.driver, self.ordinal);
+        }
+    }
 }
 
 impl Device {
@@ -84,7 +109,11 @@ impl Device {
                 lost: OnceLock::new(),
                 rdma: OnceLock::new(),
                 drops: Drops::default(),
+                deferred: Deferred::default(),
                 mapped_for: AtomicBool::new(false),
+                leaked: AtomicU64::new(0),
+                clock: AtomicU64::new(0),
+                events: Events::default(),
             }),
             calls: Arc::new(Calls::new()),
         })
@@ -96,6 +125,14 @@ impl Device {
         Self {
             shared: Arc::clone(&self.shared),
             calls: Arc::new(Calls::new()),
+        }
+    }
+
+    /// Returns a handle of this device that counts its calls together with those of another handle.
+    pub(crate) fn counted_with(&self, other: &Self) -> Self {
+        Self {
+            shared: Arc::clone(&self.shared),
+            calls: Arc::clone(&other.calls),
         }
     }
 
@@ -153,12 +190,20 @@ impl Device {
 
     /// Waits until all work of the device's context is done (`cuCtxSynchronize`).
     ///
+    /// That is the primary context, which the driver uses for the device. Work in another context
+    /// that the program made itself (`cuCtxCreate`) is not waited for.
+    ///
     /// # Errors
-    /// [`CallError`] when the driver says that the context is lost.
+    /// [`CallError`] when the driver says that the context is lost, and while a stream of the
+    /// context captures, in whatever mode and for whichever library.
     pub fn synchronize(&self) -> Result<(), CallError> {
+        let begun = self.tick();
         self.call(Call::CtxSynchronize, |driver, device| {
             driver.context_synchronize(device)
-        })
+        })?;
+        self.shared.events.synchronised(begun);
+        self.shared.events.destroy_spare(self);
+        Ok(())
     }
 
     /// Whether this device can reach the memory of another (`cuDeviceCanAccessPeer`). A device
@@ -221,13 +266,30 @@ impl Device {
         if self.lost().is_some() {
             return Ok(());
         }
-        self.synchronize().or_else(|error| {
+        let waited = self.relaxed(|| self.synchronize());
+        waited.and_then(|waited| waited).or_else(|error| {
             if self.lost().is_some() {
                 Ok(())
             } else {
                 Err(error)
             }
         })
+    }
+
+    /// A moment that is after every earlier one of this device.
+    pub(crate) fn tick(&self) -> Stamp {
+        // Whatever was queued before an earlier tick was queued before what follows this one.
+        self.shared.clock.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// Whether the stamps of both can be compared: one was cloned from the other.
+    pub(crate) fn shares_clock(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
+    /// The events behind all work of the context.
+    pub(crate) fn events(&self) -> &Events {
+        &self.shared.events
     }
 
     /// How many drops could not give back what they owned.
@@ -238,9 +300,13 @@ impl Device {
 
     /// Has `hook` called for each drop that cannot give back what it owns; `None` removes it.
     ///
-    /// The hook runs inside the drop, with locks of this library held: it must not call back.
+    /// The hook is called with no lock of this library held, so it may use the library. Where
+    /// something was dropped while a pool of the device was locked, the thread that had locked it
+    /// calls the hook right after. In a forked child this does nothing.
     pub fn on_drop_failure(&self, hook: Option<DropHook>) {
-        self.shared.drops.set_hook(hook);
+        if !self.is_forked() {
+            self.shared.drops.set_hook(hook);
+        }
     }
 
     /// The error that lost the context, if it is lost.
@@ -271,9 +337,49 @@ impl Device {
 
     /// Whether this process is not the one that opened the device.
     pub(crate) fn forked(&self) -> Option<CallError> {
-        let birthplace = &self.shared.birthplace;
-        let opened_by = birthplace.id();
-        (!birthplace.is_here()).then_some(CallError::Forked { opened_by })
+        let opened_by = self.shared.birthplace.id();
+        self.is_forked().then_some(CallError::Forked { opened_by })
+    }
+
+    /// Refuses in a forked child.
+    pub(crate) fn own_process(&self) -> Result<(), CallError> {
+        self.forked().map_or(Ok(()), Err)
+    }
+
+    /// Returns whether this process is a forked child. Asked before every lock is taken: a thread that the child does
+    /// not have may have held it at the fork.
+    #[inline]
+    pub(crate) fn is_forked(&self) -> bool {
+        !self.shared.birthplace.is_here()
+    }
+
+    /// A section in which what users gave is neither called nor dropped: see [`Self::defer`].
+    pub(crate) fn section(&self) -> Arc<Section> {
+        self.shared.deferred.section()
+    }
+
+    /// Calls what belongs to a user once no thread is inside a section of the device: now, or when
+    /// the section ends. To drop a value, move it into `call`.
+    pub(crate) fn defer(&self, call: impl FnOnce() + Send + 'static) {
+        if self.is_forked() {
+            call();
+        } else {
+            self.shared.deferred.add(Box::new(call));
+        }
+    }
+
+    /// Whether something was [put off](Self::defer).
+    #[inline]
+    pub(crate) fn has_deferred(&self) -> bool {
+        self.shared.deferred.is_stocked() && !self.is_forked()
+    }
+
+    /// Calls what was [put off](Self::defer). The calling thread holds no lock.
+    #[inline]
+    pub(crate) fn run_deferred(&self) {
+        if self.has_deferred() {
+            self.shared.deferred.run();
+        }
     }
 
     /// Makes a driver call that acquires or uses something: refused once the context is lost.
@@ -330,10 +436,25 @@ impl Device {
         Ok(answer)
     }
 
+    /// Bytes of memory that stay mapped until the process ends, because their owner was dropped while
+    /// work of the GPU could have been using them, or because the driver did not unmap them.
+    ///
+    /// Each such drop also counts as one of the [`drop_failures`](Self::drop_failures). To keep what
+    /// cannot be given back, and try again later, close the owner instead of dropping it.
+    #[must_use]
+    pub fn leaked(&self) -> u64 {
+        self.shared.leaked.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn report_leak(&self, bytes: u64) {
+        self.shared.leaked.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     pub(crate) fn report_drop(&self, what: &'static str, bytes: u64, error: CallError) {
-        self.shared
-            .drops
-            .report(&DropFailure { what, bytes, error });
+        let failure = DropFailure { what, bytes, error };
+        if let Some(hook) = self.shared.drops.count_failure(&failure) {
+            self.defer(move || hook(&failure));
+        }
     }
 }
 

@@ -45,22 +45,17 @@ pub(crate) struct Drops {
 }
 
 impl Drops {
-    pub(crate) fn report(&self, failure: &DropFailure) {
+    /// Counts and logs a failure; returns the hook that is to be called with it.
+    pub(crate) fn count_failure(&self, failure: &DropFailure) -> Option<DropHook> {
         match &failure.error {
-            CallError::Forked { .. } => return,
-            error if error.driver().is_some_and(|error| error.is_deinitialized()) => return,
+            CallError::Forked { .. } => return None,
+            error if error.driver().is_some_and(|error| error.is_deinitialized()) => return None,
             _ => {}
         }
         self.count.fetch_add(1, Ordering::Relaxed);
         tracing::error!(what = failure.what, bytes = failure.bytes, error = %failure.error, "drop failed");
-        let hook = self
-            .hook
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        if let Some(hook) = hook {
-            hook(failure);
-        }
+        let hook = self.hook.lock().unwrap_or_else(PoisonError::into_inner);
+        hook.clone()
     }
 
     pub(crate) fn count(&self) -> u64 {
@@ -68,6 +63,10 @@ impl Drops {
     }
 
     pub(crate) fn set_hook(&self, hook: Option<DropHook>) {
-        *self.hook.lock().unwrap_or_else(PoisonError::into_inner) = hook;
+        let mut known = self.hook.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *known, hook);
+        drop(known);
+        // The user's, and dropped without the lock.
+        drop(before);
     }
 }

@@ -34,6 +34,7 @@ mod calls;
 pub mod cow;
 #[cfg(feature = "cudarc")]
 pub mod cudarc;
+mod deferred;
 mod device;
 #[cfg(feature = "dlpack")]
 pub mod dlpack;

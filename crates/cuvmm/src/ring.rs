@@ -20,7 +20,7 @@ use crate::view::{View, ViewMut, bytes_of};
 /// for aliases: see [`Region::alias`]. On one stream it is kept by the order of the launches.
 ///
 /// Copies in and out are ordered behind what the home stream has queued and have ended when they
-/// return. Dropping it waits for the device.
+/// return. Dropping it waits for those streams.
 pub struct RingBuffer<T: Pod> {
     region: Region,
     users: Users,
@@ -231,6 +231,12 @@ impl<T: Pod> RingBuffer<T> {
         let base = self.region.address();
         let offset = bytes_of::<T>(place).unwrap_or_default();
         base.checked_add(offset).unwrap_or(base)
+    }
+}
+
+impl<T: Pod> Drop for RingBuffer<T> {
+    fn drop(&mut self) {
+        self.users.end(&mut self.region);
     }
 }
 

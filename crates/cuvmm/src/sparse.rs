@@ -67,7 +67,7 @@ pub struct SparseStats {
 /// A tile that is committed reads as zero, also one that was there before. Copies in and out are
 /// ordered behind what the home stream has queued and have ended when they return. Work of other
 /// streams is named with [`record_use`](Self::record_use): memory that the array gives up waits for
-/// it. Dropping an array waits for the device.
+/// it. Dropping an array waits for those streams.
 pub struct SparseArray<T: Pod> {
     region: Region,
     users: Users,
@@ -223,7 +223,7 @@ impl<T: Pod> SparseArray<T> {
     pub fn stats(&self) -> SparseStats {
         SparseStats {
             tiles: self.tile_count(),
-            committed_tiles: self.tiles().count(),
+            committed_tiles: self.tiles_in(&(0..self.region.committed())).len(),
             tile_bytes: self.tiling.bytes(),
             reserved: self.region.size(),
             committed: self.region.committed(),
@@ -443,6 +443,12 @@ fn within(part: &Range<u64>, start: u64) -> Option<Range<usize>> {
     let from = usize::try_from(part.start.checked_sub(start)?).ok()?;
     let to = usize::try_from(part.end.checked_sub(start)?).ok()?;
     Some(from..to)
+}
+
+impl<T: Pod> Drop for SparseArray<T> {
+    fn drop(&mut self) {
+        self.users.end(&mut self.region);
+    }
 }
 
 impl<T: Pod> fmt::Debug for SparseArray<T> {

@@ -1,15 +1,30 @@
 //! The streams that use a container's memory: its home, where its own copies run, and those that
 //! were named besides. What the container gives up waits for all of them.
+//!
+//! A stream that was named is kept alive. One that nothing else holds any more, and whose work is
+//! done, is let go of now and then, so that streams made for a single launch do not pile up.
+
+use std::collections::BTreeSet;
+
+use cuvmm_driver::StreamHandle;
 
 use crate::error::CallError;
 use crate::own::Stream;
+use crate::region::Region;
 use crate::sync::atomic::{AtomicBool, Ordering};
+
+/// The number of streams that are kept before the driver is asked which of them are done.
+const KEPT: usize = 16;
 
 /// A container's streams, all of one device.
 #[derive(Debug)]
 pub(crate) struct Users {
     home: Stream,
     others: Vec<Stream>,
+    /// The handles of the others. Handles of live streams of one device differ.
+    known: BTreeSet<StreamHandle>,
+    /// The number of other streams that are kept before the driver is asked again which are done.
+    most: usize,
     /// Whether work on streams that nobody named uses it too.
     anywhere: AtomicBool,
 }
@@ -19,6 +34,8 @@ impl Users {
         Self {
             home: home.clone(),
             others: Vec::new(),
+            known: BTreeSet::new(),
+            most: KEPT,
             anywhere: AtomicBool::new(false),
         }
     }
@@ -32,10 +49,34 @@ impl Users {
         if !stream.device().is_same(self.home.device()) {
             return false;
         }
-        if *stream != self.home && !self.others.contains(stream) {
-            self.others.push(stream.clone());
+        if *stream == self.home || self.known.contains(&stream.as_raw()) {
+            return true;
         }
+        if self.others.len() >= self.most {
+            self.forget_abandoned();
+            // Asked again once as many have come as are left: a constant share of each record.
+            self.most = KEPT.max(2 * self.others.len());
+        }
+        self.known.insert(stream.as_raw());
+        self.others.push(stream.clone());
         true
+    }
+
+    /// Lets go of streams that no work can be queued on any more and whose work is done.
+    fn forget_abandoned(&mut self) {
+        let done = |stream: &Stream| -> Result<bool, CallError> {
+            // A query would break a capture.
+            Ok(!stream.is_capturing()? && stream.is_done()?)
+        };
+        let known = &mut self.known;
+        self.others.retain(|stream| {
+            let gone = stream.is_abandoned()
+                && matches!(stream.device().relaxed(|| done(stream)), Ok(Ok(true)));
+            if gone {
+                known.remove(&stream.as_raw());
+            }
+            !gone
+        });
     }
 
     /// Notes work that is on no stream which could be named.
@@ -56,6 +97,14 @@ impl Users {
     /// The same, kept alive.
     pub(crate) fn all(&self) -> Vec<Stream> {
         self.iter().cloned().collect()
+    }
+
+    /// Withdraws all of a region behind their work, as their container goes. Where work may be on
+    /// streams that were not named, the region waits for all work when it is dropped.
+    pub(crate) fn end(&self, region: &mut Region) {
+        if !self.are_anywhere() {
+            region.end_after(&self.all());
+        }
     }
 
     /// Waits for what they have queued (`cuStreamSynchronize`).

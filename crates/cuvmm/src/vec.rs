@@ -26,7 +26,7 @@ const REPEATED: usize = 256 << 10;
 ///
 /// Copies in and out are ordered behind what its home stream has queued and have ended when they
 /// return. Work of other streams is recorded with [`record_use`](Self::record_use): memory that the
-/// vector gives up waits for it. Dropping a vector waits for the device.
+/// vector gives up waits for it. Dropping a vector waits for those streams.
 ///
 /// Every operation that can fail returns an error and leaves length and elements as they were; the
 /// vector may have more capacity then.
@@ -404,6 +404,11 @@ impl<T: Pod> DeviceVec<T> {
         bytes_of::<T>(self.len).unwrap_or_default()
     }
 
+    /// Whether no registration of it may write.
+    pub(crate) fn may_be_sealed(&self) -> Result<(), SealError> {
+        self.region.may_be_sealed()
+    }
+
     /// Waits for what writes to it, and lets nobody write any more.
     pub(crate) fn seal(&mut self) -> Result<(), SealError> {
         self.region.seal()
@@ -444,6 +449,12 @@ impl<T: Pod> DeviceVec<T> {
             Some(offset) if range.end <= self.len => Ok(offset),
             _ => Err(outside),
         }
+    }
+}
+
+impl<T: Pod> Drop for DeviceVec<T> {
+    fn drop(&mut self) {
+        self.users.end(&mut self.region);
     }
 }
 

@@ -72,6 +72,44 @@ fn grow(tenant: &Tenant, blocks: &mut [Block], granules: u64) {
 }
 
 on_both! {
+    fn forks_lie_side_by_side_also_when_others_of_the_row_have_gone(rig) {
+        for hardened in [false, true] {
+            let mut builder = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));
+            if hardened {
+                builder = builder.hardened(Hardened::new());
+            }
+            let pool = builder.build().unwrap();
+            let tenant = pool.tenant("a").register().unwrap();
+            let stream = Stream::new(&rig.device).unwrap();
+            // Heads of 96 elements of two bytes.
+            let block = tenant.block(2 * G).capacity(3 * G).largest_extent(G);
+            let block = block.stride_multiple(192).home_stream(&stream);
+            let mut rows = block.allocate_adjacent(5).unwrap();
+            rows.iter().enumerate().for_each(|(row, block)| write(row, block));
+            let distance = stride(&rows);
+            let fork = |rows: &[Block]| {
+                let rows: Vec<&Block> = rows.iter().collect();
+                tenant.fork_all(&rows, G, 2 * G).unwrap()
+            };
+            assert_eq!(stride(&fork(&rows)), distance);
+            // What has shared memory serves no other block: its addresses go.
+            drop(rows.remove(0));
+            pool.trim(64 * G).unwrap();
+            let forks = fork(&rows);
+            assert_eq!((stride(&forks), stride(&fork(&forks))), (distance, distance));
+            assert_eq!(stride(&fork(&rows[1..3])), distance);
+            // What lies elsewhere is a row of its own.
+            drop(rows.remove(1));
+            let forks = fork(&rows);
+            assert_eq!(stride(&forks[1..]), distance);
+            for (row, block) in [0, 2, 3].into_iter().zip(&forks) {
+                let mut seen = [0; 64];
+                block.read(0, &mut seen).unwrap();
+                assert!(!rig.keeps_bytes() || seen == [byte(row + 1, 0); 64]);
+            }
+        }
+    }
+
     fn rows_lie_at_equal_distances_and_grow_in_place(rig) {
         let pool = pool(rig, 64);
         let tenant = pool.tenant("a").register().unwrap();
@@ -340,7 +378,7 @@ on_both! {
         let of = |granules: u64| tenant.block(granules * G).capacity(8 * G).home_stream(&stream);
         let refused = of(6).try_allocate_adjacent(3);
         let Err(AllocateError::OutOfMemory(short)) = refused else { panic!("{refused:?}") };
-        assert_eq!((short.wanted, short.limit), (6 * G, 16 * G));
+        assert_eq!((short.wanted, short.limit), (18 * G, 16 * G));
         let stats = books(rig, &pool);
         assert_eq!((stats.committed, stats.addresses, stats.refusals), (0, 0, 1));
         let rows = of(4).try_allocate_adjacent(3).unwrap();
@@ -676,10 +714,13 @@ fn every_driver_call_failed_once() {
 fn what_cannot_be_undone_keeps_the_addresses_of_all() {
     let rig = common::model();
     let mut world = world(&rig, 0);
-    // The third block's second extent is not to be had, and the first block's not to be given back.
+    // The third block's second extent is not to be had, and the first block's not to be given back,
+    // asked twice.
     let code = CUresult::CUDA_ERROR_UNKNOWN;
     rig.faults.arm(common::nth_of(6, code, &[Call::MemMap]));
-    rig.faults.arm(Fault::nth(2, code).of(Call::MemUnmap));
+    for nth in [2, 3] {
+        rig.faults.arm(Fault::nth(nth, code).of(Call::MemUnmap));
+    }
     assert!(allocate(&mut world, 3).is_err());
     rig.faults.disarm();
     let stats = books(&rig, &world.pool);

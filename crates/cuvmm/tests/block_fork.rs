@@ -11,7 +11,8 @@ use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Driver, HandleTypes};
 use cuvmm::error::{
-    AllocateError, CopyError, ExportBlockError, ForkBlocksError, GrowAllError, OfferError,
+    AllocateError, BlockRefusal, CopyError, ExportBlockError, ForkBlocksError, GrowAllError,
+    OfferError,
 };
 use cuvmm::{Block, Hardened, Limit, Offer, Pool, PoolStats, Stream, Tenant};
 use proptest::prelude::*;
@@ -131,11 +132,11 @@ on_both! {
             block.write(0, &[]).unwrap();
             assert!(matches!(
                 block.export(HandleTypes::POSIX_FD),
-                Err(ExportBlockError::Shared { bytes }) if bytes == 4 * G
+                Err(ExportBlockError::Refused(BlockRefusal::Shared { bytes })) if bytes == 4 * G
             ));
             assert!(matches!(
                 Offer::block(block),
-                Err(OfferError::ReadOnly { start: 0, end }) if end == 4 * G
+                Err(OfferError::Refused(BlockRefusal::Shared { bytes })) if bytes == 4 * G
             ));
         }
         shows(rig, &root, 1, 0..4 * G);

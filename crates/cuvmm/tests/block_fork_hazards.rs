@@ -70,6 +70,34 @@ on_both! {
         balanced(rig, &pool);
     }
 
+    fn what_a_lease_names_after_its_fork_has_shrunk_is_waited_for(rig) {
+        let pool = pool(rig, 8);
+        let tenant = pool.tenant("a").register().unwrap();
+        let [home, named] = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
+        let root = tenant.block(2 * G).largest_extent(G).home_stream(&home).allocate().unwrap();
+        for anywhere in [false, true] {
+            let mut fork = root.fork(2 * G, 2 * G).unwrap();
+            let (lease, address) = (fork.lease(), fork.address());
+            fork.shrink_to(G).unwrap();
+            rig.machine.hold(D0, named.as_raw());
+            let reads = vec![(address, 2 * G)];
+            rig.machine.queue_kernel(D0, named.as_raw(), reads, vec![]).unwrap();
+            match anywhere {
+                true => lease.record_use_anywhere(),
+                false => lease.record_use(&named).unwrap(),
+            }
+            drop(lease);
+            pool.trim(0).unwrap();
+            assert_eq!(pool.stats().mappings, 4, "nothing is unmapped under the kernel");
+            rig.machine.let_go(D0, named.as_raw());
+            pool.trim(0).unwrap();
+            assert_eq!(pool.stats().mappings, 3);
+            drop(fork);
+        }
+        rig.device.synchronize().unwrap();
+        balanced(rig, &pool);
+    }
+
     fn who_is_alone_half_way_may_write_what_it_has_grown_over(rig) {
         let pool = pool(rig, 3);
         let [tenant, idle] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());

@@ -23,11 +23,11 @@ use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, Driver};
 use cuvmm::error::{
-    AllocateError, ExportTensorRefusal as Refusal, ImportTensorRefusal, NoSuchStream, ShapeError,
-    TensorError,
+    AllocateError, BlockRefusal, ExportTensorRefusal as Refusal, ImportTensorRefusal, NoSuchStream,
+    ShapeError, SleepError, TensorError,
 };
 use cuvmm::own::CloseRefusal;
-use cuvmm::{Block, CallError, Device, DeviceVec, Layout, Place, Region, Stream};
+use cuvmm::{Block, CallError, Contents, Device, DeviceVec, Layout, Place, Region, Stream};
 
 /// What another library sees of a tensor that lies side by side.
 fn seen<T: DlpackElement + Copy>(tensor: &Managed<impl ManagedTensorBase>) -> Vec<T> {
@@ -363,12 +363,13 @@ fn what_python_calls_a_stream() {
     let numbers = DeviceVec::<u32>::new(&rig.device, &stream, 1).unwrap();
     // SAFETY: none of them is used.
     let of = |number| unsafe { Consumer::from_python(&numbers, number) };
-    for (number, handle) in [(None, 0), (Some(1), 0), (Some(2), 2), (Some(77), 77)] {
+    for (number, handle) in [(None, 0), (Some(1), 0), (Some(77), 77)] {
         let Ok(Consumer::Stream(stream)) = of(number) else {
             panic!("{number:?} is a stream");
         };
         assert_eq!(stream.as_raw().0, handle);
     }
+    assert!(matches!(of(Some(2)), Ok(Consumer::PerThread)));
     assert!(matches!(of(Some(-1)), Ok(Consumer::Ordered)));
     for number in [0, -2, i64::MIN] {
         assert_eq!(of(Some(number)).unwrap_err(), NoSuchStream { number });
@@ -474,6 +475,86 @@ fn what_is_shared_by_a_fork_is_lent_to_be_read() {
         .unwrap();
     assert_eq!(seen::<u8>(&tensor), [0; 8]);
     drop((tensor, fork));
+    common::nothing_left(rig);
+}
+
+#[test]
+fn a_lease_lends_no_more_than_its_block() {
+    let rig = common::host();
+    let pool = pool(&rig, 16);
+    let tenant = pool.tenant("a").register().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    let root = tenant.block(4 * G).largest_extent(G).home_stream(&stream);
+    let root = root.allocate().unwrap();
+    root.write(0, &[1; 8]).unwrap();
+    let before = root.lease();
+    let fork = root.fork(2 * G, 4 * G).unwrap();
+    let shared = BlockRefusal::Shared { bytes: 2 * G };
+    let tensor = Tensor::of::<u8>(&[8]);
+    for lease in [before, root.lease(), fork.lease()] {
+        let (reason, lease) = refusal(&tensor, lease);
+        assert!(
+            matches!(reason, Refusal::Refused(found) if found == shared),
+            "{reason}"
+        );
+        let to_read = tensor.clone().read_only();
+        let shown = to_read.export(lease, &Consumer::Anybody).unwrap();
+        assert_eq!(seen::<u8>(&shown), [1; 8]);
+        drop(shown);
+        // What lies behind is the block's own.
+        let behind = tensor.clone().offset(2 * G);
+        drop(behind.export(root.lease(), &Consumer::Anybody).unwrap());
+    }
+    let (reason, fork) = refusal(&tensor, fork);
+    assert!(matches!(reason, Refusal::Refused(found) if found == shared));
+    drop((root, fork, tenant));
+    pool.close().unwrap();
+    drop(stream);
+    common::nothing_left(rig);
+}
+
+#[test]
+fn a_sleeping_block_is_not_lent() {
+    let rig = common::host();
+    let pool = pool(&rig, 16);
+    let tenant = pool.tenant("a").register().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    let block = tenant.allocate_on(&stream, 2 * G).unwrap();
+    tenant.blocks().sleep(Contents::Discard).unwrap();
+    let asleep = BlockRefusal::Asleep { size: 2 * G };
+    let tensor = Tensor::of::<u8>(&[8]);
+    for tensor in [tensor.clone(), tensor.clone().read_only()] {
+        let (reason, _) = refusal(&tensor, block.lease());
+        assert!(
+            matches!(reason, Refusal::Refused(found) if found == asleep),
+            "{reason}"
+        );
+    }
+    let (reason, block) = refusal(&tensor, Arc::new(block));
+    assert!(matches!(reason, Refusal::Refused(found) if found == asleep));
+    // Awake it is lent, and does not sleep while it is.
+    tenant.blocks().wake().unwrap();
+    let mut lent = tensor
+        .export(Arc::clone(&block), &Consumer::Anybody)
+        .unwrap();
+    let refused = tenant.blocks().sleep(Contents::Discard);
+    assert!(matches!(refused, Err(SleepError::Leased { blocks: 1, .. })));
+    put::<u8>(&mut lent, 7, 9);
+    drop(lent);
+
+    // A lease of what was freed in its sleep has no memory.
+    tenant.blocks().sleep(Contents::Discard).unwrap();
+    let lease = block.lease();
+    drop(block);
+    let (reason, lease) = refusal(&tensor, lease);
+    let (offset, size) = (0, 8);
+    assert!(
+        matches!(reason, Refusal::Refused(found) if found == BlockRefusal::Unmapped { offset, size }),
+        "{reason}"
+    );
+    drop((lease, tenant));
+    pool.close().unwrap();
+    drop(stream);
     common::nothing_left(rig);
 }
 
@@ -893,6 +974,22 @@ fn what_is_imported_is_looked_at() {
     .unwrap();
     assert_eq!((none.size(), none.address().0), (0, 0));
     none.read(0, &mut []).unwrap();
+
+    // Bytes are copied from anywhere; a kernel's elements lie where such elements may.
+    let mut odd = taken(Tensor::of::<u32>(&[5]), &|tensor| {
+        tensor.dl_tensor.byte_offset = 2
+    })
+    .unwrap();
+    let misaligned = odd.view::<u32>().unwrap_err();
+    assert!(matches!(
+        misaligned,
+        TensorError::Misaligned { address, alignment: 4 } if address.0 == theirs.address().0 + 2
+    ));
+    assert!(odd.view_mut::<u32>().is_err());
+    let mut bytes = [0; 4];
+    odd.read(2, &mut bytes).unwrap();
+    assert_eq!(bytes, bytes_of(&[2])[..]);
+    drop(odd);
 
     let turned = taken(two_by_three().strides(&[1, 2]), &|_| ()).unwrap();
     let mut bytes = [0; 4];

@@ -3,9 +3,19 @@
 
 mod common;
 
+use std::time::Duration;
+
 use common::G;
-use cuvmm::error::{AllocateError, CreateError, RegisterRangeError, UnifiedError};
-use cuvmm::{CallError, Limit, Physical, Pool, Region, Stream, UnifiedBuffer};
+use cuvmm::driver::{Call, HandleTypes};
+use cuvmm::error::{
+    AllocateError, BlockRefusal, BuildPoolError, CompactError, CopyError, CreateError,
+    ExportBlockError, ExportError, ForkBlocksError, GrowAllError, RegisterError,
+    RegisterRangeError, ShrinkError, SleepError, StartMapperError, UnifiedError, WakeError,
+};
+use cuvmm::{
+    Block, CallError, Contents, HostStore, Limit, Mapper, Physical, Pool, Region, Stream, Tenant,
+    UnifiedBuffer,
+};
 
 #[test]
 fn a_forked_child_owns_nothing() {
@@ -20,7 +30,7 @@ fn a_forked_child_owns_nothing() {
     let tenant = pool.tenant("a").register().unwrap();
     let block = tenant.try_allocate(G).unwrap();
     let lease = block.lease();
-    let registered = (region.register(0..G).unwrap(), block.register());
+    let registered = (region.register(0..G).unwrap(), block.register().unwrap());
     let mut gone = Region::reserve(&rig.device, G).unwrap();
     gone.commit(0..G).unwrap();
     let left = gone.register(0..G).unwrap();
@@ -47,6 +57,11 @@ fn a_forked_child_owns_nothing() {
         right &= matches!(buffer.host(), Err(UnifiedError::Call(cause)) if forked(&cause));
         right &=
             matches!(region.register(0..G), Err(RegisterRangeError::Call(cause)) if forked(&cause));
+        right &= matches!(block.register(), Err(BlockRefusal::Call(cause)) if forked(&cause));
+        right &= matches!(
+            block.read(0, &mut [0]),
+            Err(CopyError::Call { cause, .. }) if forked(&cause)
+        );
         drop(access);
         drop((buffer, stream));
         drop((
@@ -66,5 +81,201 @@ fn a_forked_child_owns_nothing() {
     drop((
         left, registered, lease, block, tenant, pool, region, physical,
     ));
+    common::nothing_left(rig);
+}
+
+/// What the test of a held lock uses.
+struct Held {
+    pool: Pool,
+    tenant: Tenant,
+    other: Tenant,
+    stream: Stream,
+    store: HostStore,
+    block: Block,
+    /// On a shelf, once it is dropped.
+    _cached: Block,
+    asleep: Block,
+}
+
+const fn forked(error: &CallError) -> bool {
+    matches!(error, CallError::Forked { .. })
+}
+
+fn refused<T>(outcome: Result<T, AllocateError>) -> bool {
+    matches!(outcome, Err(AllocateError::Call(error)) if forked(&error))
+}
+
+/// Every public way to the lock of a pool, and whether the answer is right.
+fn ways() -> Vec<fn(&mut Held) -> bool> {
+    vec![
+        |it| refused(it.tenant.try_allocate(G)),
+        |it| refused(it.tenant.allocate(G)),
+        |it| refused(it.tenant.block(G).deadline(Duration::MAX).allocate()),
+        |it| refused(it.tenant.allocate_on(&it.stream, G)),
+        |it| refused(it.tenant.block(G).try_allocate_many(3)),
+        |it| refused(it.tenant.block(G).allocate_many(3)),
+        |it| refused(it.tenant.block(G).try_allocate_adjacent(3)),
+        |it| refused(it.tenant.block(G).allocate_adjacent(3)),
+        |it| refused(it.block.try_grow_to(3 * G)),
+        |it| refused(it.block.grow_to(3 * G)),
+        |it| {
+            let grown = it.tenant.grow_all(&mut [(&mut it.block, 3 * G)]);
+            matches!(grown, Err(GrowAllError::Refused { cause: AllocateError::Call(error), .. })
+                if forked(&error))
+        },
+        |it| {
+            let grown = it.tenant.try_grow_all(&mut [(&mut it.block, 3 * G)]);
+            matches!(grown, Err(GrowAllError::Refused { cause: AllocateError::Call(error), .. })
+                if forked(&error))
+        },
+        |it| matches!(it.block.shrink_to(G), Err(ShrinkError::Call(error)) if forked(&error)),
+        |it| {
+            let fork = it.block.fork(G, G);
+            matches!(fork, Err(ForkBlocksError::Allocate(AllocateError::Call(error)))
+                if forked(&error))
+        },
+        |it| {
+            let fork = it.block.try_fork(G, G);
+            matches!(fork, Err(ForkBlocksError::Allocate(AllocateError::Call(error)))
+                if forked(&error))
+        },
+        |it| it.block.write(0, b"x").is_err() && it.block.read(0, &mut [0; 1]).is_err(),
+        |it| matches!(it.block.record_use(&it.stream), Err(error) if forked(&error)),
+        |it| {
+            it.block.record_use_anywhere();
+            it.block.streams().is_none() && it.block.extents().is_empty()
+        },
+        |it| {
+            let lease = it.block.lease();
+            let used = lease.record_use(&it.stream);
+            lease.record_use_anywhere();
+            let seen = (lease.streams().is_none(), lease.extents().is_empty());
+            drop(lease.clone());
+            matches!(used, Err(error) if forked(&error)) && seen == (true, true)
+        },
+        |it| it.block.register().is_err(),
+        |it| {
+            let exported = it.block.export(HandleTypes::POSIX_FD);
+            matches!(exported, Err(ExportBlockError::Export(ExportError::Call { cause, .. }))
+                if forked(&cause))
+        },
+        |it| !it.asleep.is_asleep(),
+        |it| matches!(it.tenant.room(), Err(error) if forked(&error)),
+        |it| it.tenant.stats().committed == 0 && it.tenant.stats().blocks == 0,
+        |it| {
+            let stats = it.pool.stats();
+            (stats.limit, stats.committed, stats.tenants.len()) == (64 * G, 0, 0)
+        },
+        |it| matches!(it.pool.trim(0), Err(error) if forked(&error)),
+        |it| matches!(it.pool.compact(|_| true), Err(CompactError::Call(error)) if forked(&error)),
+        |it| {
+            drop(it.pool.capture_guard());
+            true
+        },
+        |it| {
+            let tenant = it.pool.tenant("new").register();
+            matches!(tenant, Err(RegisterError::Call(error)) if forked(&error))
+        },
+        |it| {
+            let pool = Pool::builder(it.pool.device()).build();
+            matches!(pool, Err(BuildPoolError::Call(error)) if forked(&error))
+        },
+        |it| {
+            let mapper = Mapper::start(it.pool.device());
+            matches!(mapper, Err(StartMapperError::Call(error)) if forked(&error))
+        },
+        |it| it.pool.clone().close().is_err(),
+        |it| it.store.free() == 0 && it.store.capacity() > 0,
+        |it| {
+            let slept = it.other.blocks().sleep(Contents::Keep(&it.store));
+            matches!(slept, Err(SleepError::Call(error)) if forked(&error))
+        },
+        |it| {
+            let slept = it.other.blocks().sleep(Contents::Discard);
+            matches!(slept, Err(SleepError::Call(error)) if forked(&error))
+        },
+        |it| {
+            let woken = it.other.blocks().wake();
+            matches!(woken, Err(WakeError::Call(error)) if forked(&error))
+                || matches!(it.other.blocks().wake(), Err(WakeError::Memory {
+                    cause: AllocateError::Call(error), ..
+                }) if forked(&error))
+        },
+        |it| {
+            it.pool.device().on_drop_failure(None);
+            true
+        },
+        |it| {
+            it.tenant.clone().unregister();
+            true
+        },
+        |it| {
+            HostStore::builder(it.pool.device())
+                .ordinary(G)
+                .build()
+                .is_err()
+        },
+    ]
+}
+
+#[test]
+fn a_child_that_is_forked_while_a_thread_has_the_pools_lock_hangs_nowhere() {
+    let rig = common::model();
+    let builder = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));
+    let pool = builder.shareable(HandleTypes::POSIX_FD).build().unwrap();
+    let tenant = pool.tenant("a").register().unwrap();
+    let other = pool.tenant("b").register().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    let store = HostStore::builder(&rig.device)
+        .pinned(4 * G)
+        .build()
+        .unwrap();
+    let asleep = other.allocate(G).unwrap();
+    other.blocks().sleep(Contents::Keep(&store)).unwrap();
+    let block = tenant.block(2 * G).capacity(4 * G).home_stream(&stream);
+    let third = tenant.clone();
+    let mut held = Some(Held {
+        block: block.allocate().unwrap(),
+        _cached: tenant.allocate_on(&stream, G).unwrap(),
+        pool,
+        tenant,
+        other,
+        stream,
+        store,
+        asleep,
+    });
+    let ways = ways();
+    rig.faults.forget();
+    rig.faults.set_cost(Call::MemCreate, Duration::from_secs(3));
+    std::thread::scope(|scope| {
+        scope.spawn(move || drop(third.try_allocate(8 * G).unwrap()));
+        while rig.faults.count(Call::MemCreate) == 0 {
+            std::thread::yield_now();
+        }
+        // SAFETY: the child only uses what this test made, and leaves by `_exit` or a signal.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: ends a child that hangs.
+            unsafe { libc::alarm(20) };
+            let mut own = held.take().unwrap();
+            let wrong = ways.iter().position(|way| !way(&mut own));
+            drop(own);
+            let status = wrong.map_or(0, |index| i32::try_from(index).unwrap_or(98) + 1);
+            // SAFETY: ends the child without running anything of the parent's.
+            unsafe { libc::_exit(status) }
+        }
+        let mut status = -1;
+        // SAFETY: waits for the child just made.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_ne!(status & 0x7f, libc::SIGALRM, "the child hangs");
+        assert_eq!(
+            status >> 8,
+            0,
+            "the number of the way that is wrong, from 1 on"
+        );
+        assert_eq!(status, 0);
+    });
+    rig.faults.set_cost(Call::MemCreate, Duration::ZERO);
+    drop(held);
     common::nothing_left(rig);
 }

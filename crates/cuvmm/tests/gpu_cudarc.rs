@@ -52,6 +52,7 @@ on_gpu!(
     a_clone_outlives_what_it_was_made_of,
     the_frameworks_own_go_first,
     a_slice_can_be_taken_apart_and_given_back,
+    a_block_is_asked_when_the_slice_is_made,
     what_does_not_fit_is_refused_and_handed_back,
     an_error_that_cudarc_kept_is_told,
     a_context_of_another_device_than_it_says_is_refused,

@@ -36,7 +36,7 @@ on_each! {
         let pool = Pool::builder(&stage.device).limit(Limit::Bytes(8 * g)).largest_extent(g).build().unwrap();
         let tenant = pool.tenant("a").register().unwrap();
         let block = tenant.block(8 * g).home_stream(&stream).try_allocate().unwrap();
-        let registration = block.register();
+        let registration = block.register().unwrap();
         drop(block);
         assert!(pool.tenant("b").register().unwrap().try_allocate(g).is_err());
         pool.compact(|_| true).unwrap();

@@ -145,6 +145,8 @@ on_both! {
             write(&next, 5);
             assert_eq!(next.address() == late, !hardened);
             assert_eq!(copy(rig, late.0).is_some(), !hardened);
+            let taken = rig.machine.take_hazards().len();
+            assert_eq!(taken, usize::from(hardened), "where it keeps its place, no call takes it");
             rig.machine.let_go_all(D0);
             assert_eq!(rig.device.lost().is_some() || stream.synchronize().is_err(), hardened);
             let mut seen = [0; 4];

@@ -24,9 +24,11 @@ use common::{D0, Rig, manner};
 use cuvmm::driver::Driver;
 use cuvmm::driver::host::{HostDriver, HostMemory, HostOptions};
 use cuvmm::driver::model::{Backing, Machine, ModelDriver, Nothing};
-use cuvmm::error::{AllocateError, BuildPoolError, CompactError, GrowAllError};
+use cuvmm::error::{
+    AllocateError, BlockRefusal, BuildPoolError, CompactError, CopyError, GrowAllError, SleepError,
+};
 use cuvmm::pool::PoolBuilder;
-use cuvmm::{Block, Growth, Hardened, Limit, Mapper, Pool, PoolStats, Stream, Tenant};
+use cuvmm::{Block, Contents, Growth, Hardened, Limit, Mapper, Pool, PoolStats, Stream, Tenant};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler};
 use shuttle::thread::{self, yield_now};
 use shuttle::{Config, Runner};
@@ -344,6 +346,58 @@ fn a_lease_ends_while_its_block_is_freed_and_wanted() {
         });
         drop((a, b, home, other));
         scene.end();
+    });
+}
+
+/// A lease ends while others ask for the fences of what it keeps: a block that shrinks, grows again
+/// and goes, a tenant that wants the memory, and a compaction.
+#[test]
+fn a_lease_ends_beside_those_who_poll_what_it_keeps() {
+    explore(2000, || {
+        for forks in [false, true] {
+            let scene = scene(6);
+            let (a, b) = (scene.tenant("a"), scene.tenant("b"));
+            let (home, other) = (scene.stream(), scene.held_stream());
+            let root = a.block(2 * G).largest_extent(G).home_stream(&home);
+            let root = root.try_allocate().unwrap();
+            let (root, mut block) = match forks {
+                true => {
+                    let fork = root.fork(2 * G, 2 * G).unwrap();
+                    (Some(root), fork)
+                }
+                false => (None, root),
+            };
+            let (lease, address) = (block.lease(), block.address());
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let machine = &scene.rig.machine;
+                    let reads = vec![(address, 2 * G)];
+                    let queued = machine.queue_kernel(D0, other.as_raw(), reads, vec![]);
+                    queued.unwrap();
+                    lease.record_use(&other).unwrap();
+                    drop(lease);
+                    yield_now();
+                    scene.let_go(&other);
+                });
+                scope.spawn(|| {
+                    block.shrink_to(G).unwrap();
+                    // Where it shares, it has to wait for the lease and its work.
+                    let grown = block.try_grow_to(2 * G);
+                    assert!(grown.is_ok() || forks, "{grown:?}");
+                    drop(block);
+                });
+                scope.spawn(|| {
+                    for granules in [4, 6] {
+                        scene.pool.trim(0).unwrap();
+                        drop(scene.had(b.try_allocate(granules * G)));
+                        scene.pool.compact(|_| true).unwrap();
+                        scene.look();
+                    }
+                });
+            });
+            drop((root, a, b, home, other));
+            scene.end();
+        }
     });
 }
 
@@ -915,6 +969,79 @@ fn the_mapper_retires_blocks_of_a_hardened_pool() {
         });
         blocks_are_retired_in_turn(&scene);
         mapper.stop();
+        scene.end();
+    });
+}
+
+/// A copy finds its memory, or is told that the block sleeps; what it found is not taken away under it.
+/// Contents are not kept here: the threads that copy them are none of shuttle's.
+#[test]
+fn a_block_is_written_and_read_while_it_is_put_to_sleep() {
+    explore(3000, || {
+        let scene = scene(4);
+        let a = scene.tenant("a");
+        let stream = scene.stream();
+        let block = a.block(2 * G).home_stream(&stream).try_allocate().unwrap();
+        let slept = AtomicBool::new(false);
+        let copied = |outcome: Result<(), CopyError>| match outcome {
+            Ok(()) => {}
+            Err(CopyError::Asleep) => {}
+            Err(error) => panic!("{error}"),
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| copied(block.write(0, &[2; 8])));
+            scope.spawn(|| copied(block.read(0, &mut [0; 8])));
+            scope.spawn(|| match a.blocks().sleep(Contents::Discard) {
+                Ok(_) => slept.store(true, Ordering::SeqCst),
+                Err(SleepError::Leased { .. } | SleepError::Busy { .. }) => {}
+                Err(error) => panic!("{error}"),
+            });
+        });
+        assert_eq!(block.is_asleep(), slept.load(Ordering::SeqCst));
+        a.blocks().wake().unwrap();
+        block.write(0, &[3; 8]).unwrap();
+        drop((block, a, stream));
+        scene.end();
+    });
+}
+
+/// What a lease was had for stays so while it lives: the memory is there, or there is no lease.
+#[test]
+fn a_block_is_lent_while_it_is_put_to_sleep_and_woken() {
+    explore(3000, || {
+        let scene = scene(4);
+        let a = scene.tenant("a");
+        let stream = scene.stream();
+        let block = a.block(2 * G).home_stream(&stream).try_allocate().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..2 {
+                    match block.register() {
+                        Ok(registration) => {
+                            assert_eq!(registration.size(), 2 * G);
+                            yield_now();
+                            scene.launch(&block, &stream);
+                            scene.is_whole();
+                        }
+                        Err(BlockRefusal::Asleep { size }) => assert_eq!(size, 2 * G),
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            });
+            scope.spawn(|| {
+                for _ in 0..2 {
+                    match a.blocks().sleep(Contents::Discard) {
+                        Ok(_) => {}
+                        Err(SleepError::Leased { .. } | SleepError::Busy { .. }) => {}
+                        Err(error) => panic!("{error}"),
+                    }
+                    yield_now();
+                    a.blocks().wake().unwrap();
+                }
+            });
+        });
+        assert!(!block.is_asleep());
+        drop((block, a, stream));
         scene.end();
     });
 }

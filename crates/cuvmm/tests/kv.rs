@@ -7,11 +7,12 @@ use common::attention::{LAYOUTS, SMALL, Scene, assert_attends, build, fill, row}
 use common::books::figures;
 use common::sweep::{sweep, text};
 use common::{D0, G, Rig, mapped_pool, pool, until};
-use cuvmm::driver::Driver;
+use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::{CUresult, Call, Driver};
 use cuvmm::error::{AllocateError, BuildKvCacheError, GrowAllError, KvCacheError};
 use cuvmm::kv::{Layout, Part, SequenceId, Shape};
-use cuvmm::{KvCache, Mapper, Pool, Stream};
+use cuvmm::{Contents, Growth, KvCache, Mapper, Pool, Stream, Tenant};
 
 fn scene<B: Backing + 'static>(rig: &Rig<B>, granules: u64, layout: Layout) -> Scene
 where
@@ -365,6 +366,90 @@ on_both! {
         cache.free(long).unwrap();
         let stats = cache.stats();
         assert_eq!((stats.held, stats.idle), (2 * G, 25 * G));
+    }
+
+    fn no_step_maps_memory_for_all_ranges_at_once(rig) {
+        // Sequences that began alike: all 8 ranges of all of them end at tokens 128 and 256.
+        let Scene { pool, mut cache, .. } = scene(rig, 6 * 24, Layout::LayerMajor);
+        let step = [90; 6].map(|tokens| (cache.create(tokens).unwrap(), 1));
+        let mut placed = vec![];
+        for tokens in 91..=300 {
+            rig.faults.forget();
+            cache.append(&step).unwrap();
+            placed.push(rig.faults.count(Call::MemMap));
+            if tokens == 129 || tokens == 257 {
+                assert_eq!(*placed.last().unwrap(), 0, "all of it was there");
+            }
+            let stats = cache.stats();
+            assert_eq!(stats.held - stats.margin, 6 * cache.memory_of(tokens));
+        }
+        assert_eq!(placed.iter().sum::<u64>(), 2 * 48, "and no more than is needed");
+        assert!(placed.iter().all(|&count| count <= 4), "{placed:?}");
+        assert_eq!(figures(&pool).committed, 6 * 24 * G);
+    }
+
+    fn what_lies_ahead_is_given_up_before_anybody_is_refused(rig) {
+        let Scene { pool, mut cache, .. } = scene(rig, 40, Layout::LayerMajor);
+        let other = pool.tenant("b").register().unwrap();
+        let id = cache.create(100).unwrap();
+        for _ in 0..27 {
+            cache.append(&[(id, 1)]).unwrap();
+        }
+        assert!(cache.stats().margin > 4 * G, "{:?}", cache.stats());
+        let theirs = other.try_allocate(32 * G).unwrap();
+        assert_eq!((cache.stats().held, cache.stats().margin), (8 * G, 0));
+        // There is nothing ahead now: its next granule says what is missing, and it is as before.
+        cache.append(&[(id, 1)]).unwrap();
+        let refused = cache.append(&[(id, 1)]).unwrap_err();
+        assert!(refused.is_shortage(), "{refused}");
+        assert_eq!(cache.view(id).unwrap().tokens(), 128);
+        drop(theirs);
+        rig.device.synchronize().unwrap();
+        cache.append(&[(id, 1)]).unwrap();
+        fill(&mut cache, id, 6, 0..129);
+        assert_attends(rig, &cache, id, &[6; 129]);
+    }
+
+    fn a_sequence_that_grows_exactly_has_nothing_ahead(rig) {
+        let build = |tenant: &Tenant, stream: &Stream, layout| {
+            let builder = KvCache::builder(tenant, stream, SMALL).layout(layout);
+            builder.growth(Growth::Exact).build().unwrap()
+        };
+        let scene = Scene::new(rig, pool(rig, 40), Layout::LayerMajor, build);
+        let mut cache = scene.cache;
+        let id = cache.create(90).unwrap();
+        for tokens in 91..=140 {
+            cache.append(&[(id, 1)]).unwrap();
+            assert_eq!(cache.stats().held, cache.memory_of(tokens));
+        }
+    }
+
+    fn a_driver_that_refuses_what_lies_ahead_refuses_no_token(rig) {
+        let Scene { mut cache, .. } = scene(rig, 128, Layout::LayerMajor);
+        let ids = [90; 3].map(|tokens| cache.create(tokens).unwrap());
+        let step = ids.map(|id| (id, 1));
+        let code = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+        for call in [Call::MemCreate, Call::MemMap, Call::MemSetAccess] {
+            for nth in 1..4 {
+                for id in ids {
+                    cache.truncate(id, 90).unwrap();
+                }
+                // What lies behind them goes back, so that something has to be had ahead.
+                rig.device.synchronize().unwrap();
+                cache.tenant().blocks().sleep(Contents::Discard).unwrap();
+                cache.tenant().blocks().release(true).wake().unwrap();
+                rig.faults.forget();
+                rig.faults.arm(Fault::nth(nth, code).of(call));
+                for _ in 90..128 {
+                    cache.append(&step).unwrap();
+                }
+                rig.faults.disarm();
+                let stats = cache.stats();
+                assert_eq!(stats.held - stats.margin, 3 * cache.memory_of(128));
+                cache.append(&step).unwrap();
+                assert_eq!(cache.stats().held - cache.stats().margin, 3 * cache.memory_of(129));
+            }
+        }
     }
 
     fn a_decode_step_makes_no_driver_call_with_a_mapper(rig) {

@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::attention::{LAYOUTS, SMALL, Scene, assert_attends, fill, salts};
@@ -263,15 +264,15 @@ on_both! {
         assert!(refused.is_shortage());
         assert_eq!(books(&pool), before);
         assert_eq!(cache.tokens(), 180);
+        let passed = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let machine = &rig.machine;
-            scope.spawn(move || {
+            scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(30));
-                machine.let_go_all(D0);
+                passed.store(true, Ordering::SeqCst);
+                rig.machine.let_go_all(D0);
             });
-            let begun = Instant::now();
             cache.append(&[(fork, 1), (root, 1)]).unwrap();
-            assert!(begun.elapsed() >= Duration::from_millis(20));
+            assert!(passed.load(Ordering::SeqCst), "it waits for the work");
         });
         fill(&mut cache, fork, 2, 60..61);
         fill(&mut cache, root, 3, 120..121);
@@ -508,7 +509,7 @@ fn picture(world: &World) -> ([u64; 7], cuvmm::kv::KvCacheStats) {
 
 #[test]
 fn every_driver_call_failed_once() {
-    for (layout, forking, cutting) in [(Layout::TokenMajor, 14, 5), (Layout::LayerMajor, 64, 40)] {
+    for (layout, forking, cutting) in [(Layout::TokenMajor, 14, 5), (Layout::LayerMajor, 50, 40)] {
         let fork = |_: &Rig<_>, world: &mut World| {
             let id = text(world.cache.fork(world.ids[0], 290))?;
             Ok(world.ids.push(id))

@@ -12,7 +12,7 @@ use common::{G, Rig, pool};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, Driver};
-use cuvmm::error::{AllocateError, KvCacheError, SleepError, WakeError};
+use cuvmm::error::{AllocateError, KvCacheError, ShrinkError, SleepError, WakeError};
 use cuvmm::kv::{Layout, SequenceId};
 use cuvmm::sleep::Progress;
 use cuvmm::{Contents, HostStore, KvCache, Pool, Stream, Tenant};
@@ -181,7 +181,7 @@ fn every_driver_call_of_forks_falling_asleep_failed_once() {
     }
 }
 
-/// The roll-back fails too, at one mapping after the other.
+/// The roll-back fails too, twice at one mapping after the other.
 #[test]
 fn a_family_of_which_some_stay_asleep_wakes_whole() {
     let mut stayed = 0;
@@ -191,7 +191,9 @@ fn a_family_of_which_some_stay_asleep_wakes_whole() {
         rig.faults.forget();
         let code = CUresult::CUDA_ERROR_UNKNOWN;
         rig.faults.arm(Fault::nth(6, code).of(Call::MemUnmap));
-        rig.faults.arm(Fault::nth(nth, code).of(Call::MemMap));
+        for nth in [nth, nth + 1] {
+            rig.faults.arm(Fault::nth(nth, code).of(Call::MemMap));
+        }
         let outcome = tenant.blocks().sleep(Contents::Keep(&store));
         rig.faults.disarm();
         match outcome {
@@ -213,4 +215,76 @@ fn a_family_of_which_some_stay_asleep_wakes_whole() {
         common::nothing_left(rig);
     }
     assert!(stayed > 2, "{stayed}");
+}
+
+/// A sequence whose first ranges are awake and of which a later one could not be woken again after a
+/// sleep that failed.
+fn half_asleep<B: Backing + 'static>(rig: &Rig<B>) -> (Scene, HostStore, SequenceId)
+where
+    Machine<B>: Driver,
+{
+    let mut scene = scene(rig, 64, Layout::LayerMajor);
+    let store = HostStore::builder(&rig.device)
+        .pinned(64 * G)
+        .build()
+        .unwrap();
+    let id = scene.cache.create(300).unwrap();
+    fill(&mut scene.cache, id, 1, 0..300);
+    scene.stream.synchronize().unwrap();
+    rig.faults.forget();
+    // Two extents a range: three ranges are taken out, and the second of them is not put back,
+    // though that is tried twice.
+    let code = CUresult::CUDA_ERROR_UNKNOWN;
+    rig.faults.arm(Fault::nth(7, code).of(Call::MemUnmap));
+    for nth in [3, 4] {
+        rig.faults.arm(Fault::nth(nth, code).of(Call::MemMap));
+    }
+    let outcome = scene.tenant.blocks().sleep(Contents::Keep(&store));
+    rig.faults.disarm();
+    assert!(
+        matches!(outcome, Err(SleepError::Stayed { blocks: 1, .. })),
+        "{outcome:?}"
+    );
+    (scene, store, id)
+}
+
+on_both! {
+    fn a_sequence_that_is_half_asleep_is_changed_as_a_whole_or_not_at_all(rig) {
+        let (scene, store, id) = half_asleep(rig);
+        let Scene { pool, tenant, mut cache, stream } = scene;
+        let before = (books(&pool), cache.stats(), rig.machine.snapshot());
+        let cut = cache.truncate(id, 100);
+        assert!(matches!(cut, Err(KvCacheError::Shrink(ShrinkError::Asleep))), "{cut:?}");
+        let grown = cache.append(&[(id, 90)]);
+        assert!(matches!(grown, Err(KvCacheError::Asleep { .. })), "{grown:?}");
+        let forked = cache.fork(id, 200);
+        assert!(matches!(
+            forked,
+            Err(KvCacheError::Fork { cause: AllocateError::Asleep { .. }, .. })
+        ), "{forked:?}");
+        let after = (books(&pool), cache.stats(), rig.machine.snapshot());
+        assert_eq!(after, before);
+        tenant.blocks().wake().unwrap();
+        // All that the view shows is there, and can be written.
+        assert_attends(rig, &cache, id, &[1; 300]);
+        fill(&mut cache, id, 2, 299..300);
+        cache.truncate(id, 100).unwrap();
+        cache.append(&[(id, 90)]).unwrap();
+        fill(&mut cache, id, 3, 100..190);
+        assert_attends(rig, &cache, id, &salts(&[(1, 100), (3, 90)]));
+        drop((cache, tenant, stream, store));
+        assert_eq!(books(&pool), [0; 3]);
+    }
+
+    fn a_sequence_that_is_half_asleep_can_be_freed(rig) {
+        let (scene, store, id) = half_asleep(rig);
+        let Scene { pool, tenant, mut cache, stream } = scene;
+        cache.free(id).unwrap();
+        assert_eq!((cache.len(), cache.tokens(), books(&pool)[2]), (0, 0, 0));
+        let next = cache.create(300).unwrap();
+        fill(&mut cache, next, 4, 0..300);
+        assert_attends(rig, &cache, next, &[4; 300]);
+        drop((cache, tenant, stream, store));
+        balanced(rig, &pool);
+    }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::{G, GIB, MIB};
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::{CUresult, Call, HandleTypes};
+use cuvmm::driver::{CUresult, Call, HandleTypes, StreamHandle};
 use cuvmm::error::{
     AccessError, AllocateManagedError, CopyError, CreateError, MapError, OpenError, ReserveError,
     RetainError,
@@ -358,4 +358,28 @@ fn calls_are_counted_by_kind() {
         (1, 1, 2)
     );
     assert_eq!(apart.calls().total(), 2);
+}
+
+#[test]
+fn the_per_thread_stream_is_refused_and_both_legacy_handles_are_one_stream() {
+    let rig = common::model();
+    let from_raw = |handle| {
+        // SAFETY: the default streams live as long as the context.
+        #[allow(unsafe_code)]
+        unsafe {
+            Stream::from_raw(&rig.device, handle, Arc::new(()))
+        }
+    };
+    let refused = from_raw(StreamHandle::PER_THREAD).unwrap_err();
+    assert_eq!(refused, CallError::PerThreadStream);
+    assert!(refused.driver().is_none() && rig.faults.calls().is_empty());
+    for handle in [StreamHandle::NULL, StreamHandle::LEGACY] {
+        let stream = from_raw(handle).unwrap();
+        assert_eq!(stream, Stream::legacy(&rig.device));
+        stream.synchronize().unwrap();
+    }
+    let own = Stream::new(&rig.device).unwrap();
+    assert_eq!(from_raw(own.as_raw()).unwrap(), own);
+    drop(own);
+    common::nothing_left(rig);
 }

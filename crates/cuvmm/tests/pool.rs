@@ -326,7 +326,7 @@ on_both! {
         assert!(taker.try_allocate(4 * G).is_err(), "try_allocate asks nobody");
         assert!(asked.lock().unwrap().is_empty());
         let block = taker.allocate(4 * G).unwrap();
-        assert_eq!(*asked.lock().unwrap(), [("taker".to_owned(), 4 * G)]);
+        assert_eq!(*asked.lock().unwrap(), [("taker".to_owned(), 2 * G)], "what is missing");
         drop(block);
     }
 
@@ -382,6 +382,14 @@ on_both! {
             Err(RegisterError::GuaranteeOverLimit { .. })
         ));
         rig.faults.forget();
+        for count in [usize::MAX, usize::MAX / 8, 1 << 40] {
+            let many = tenant.block(G).try_allocate_many(count);
+            assert!(matches!(many, Err(AllocateError::TooMany { count: said, .. }) if said == count));
+            let many = tenant.block(1).deadline(Duration::MAX).allocate_many(count);
+            assert!(matches!(many, Err(AllocateError::TooMany { size: 1, .. })), "{many:?}");
+            assert!(tenant.block(G).try_allocate_adjacent(count).is_err());
+            assert!(tenant.block(0).try_allocate_many(count).is_err());
+        }
         assert!(matches!(tenant.try_allocate(0), Err(AllocateError::ZeroSize)));
         assert!(matches!(tenant.try_allocate(u64::MAX), Err(AllocateError::TooLarge { .. })));
         assert!(matches!(

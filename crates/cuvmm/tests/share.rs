@@ -285,7 +285,7 @@ fn editions_are_whole_and_readers_hear_of_newer_ones() {
         ..Manifest::default()
     };
     let mut subscriber = Subscriber::connect(&path).unwrap();
-    assert_eq!(subscriber.list().unwrap(), []);
+    assert_eq!(subscriber.list().unwrap().publications, []);
     let how = Attachment::builder(&reader.device);
     assert!(matches!(
         subscriber.attach("llama", &how),
@@ -312,7 +312,7 @@ fn editions_are_whole_and_readers_hear_of_newer_ones() {
         bytes
     };
     assert_eq!((first.version(), bytes(&first)), (1, b"first".to_vec()));
-    let listed = &subscriber.list().unwrap()[0];
+    let listed = &subscriber.list().unwrap().publications[0];
     assert_eq!((listed.held, listed.version, listed.tensors), (2 * G, 1, 1));
     let soon = Duration::from_millis(20);
     assert_eq!(subscriber.wait_for_newer(&first, soon).unwrap(), None);

@@ -82,6 +82,7 @@ fn refusal(way: Way, call: &user_regs_struct) -> Option<(&'static str, i32)> {
         libc::SYS_flock => ("flock", libc::ENOLCK, true),
         libc::SYS_unlink => ("unlink", libc::EACCES, false),
         libc::SYS_unlinkat => ("unlinkat", libc::EACCES, false),
+        libc::SYS_utimensat => ("utimensat", libc::EACCES, false),
         libc::SYS_statx => ("statx", libc::EACCES, false),
         libc::SYS_newfstatat => ("newfstatat", libc::EACCES, false),
         libc::SYS_fstat => ("fstat", libc::ENOMEM, false),

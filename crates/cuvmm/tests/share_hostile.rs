@@ -230,7 +230,7 @@ fn messages_without_end() {
             }
         });
         timed_out(&channel.take(&how).unwrap_err());
-        assert!(begun.elapsed() < 10 * SHORT);
+        assert!(begun.elapsed() < PROMPT);
         drop(channel);
         talk.join().unwrap();
         common::nothing_left(taker);
@@ -796,7 +796,7 @@ fn an_answer_larger_than_any() {
         let error = subscriber.list().unwrap_err();
         let right = matches!(
             error,
-            SubscribeError::Channel(ChannelError::TooLarge { most }) if most == 64 << 20
+            SubscribeError::Channel(ChannelError::TooLarge { most }) if most < 4 << 20
         );
         assert!(right, "{error:?}");
         drop(subscriber);

@@ -32,8 +32,11 @@ const GRANULES: u64 = 2;
 /// How long a child that is told to end may take for it.
 const LONG: Duration = Duration::from_secs(30);
 
-/// How long a life lasts in the mean.
+/// How long a life lasts in the mean, to begin with.
 const LIFE: Duration = Duration::from_millis(60);
+
+/// How long one may last in the mean where it would come to nothing otherwise.
+const LONGEST_LIFE: Duration = Duration::from_secs(4);
 
 /// Who wrote an edition, and which of its editions it is.
 type Stamp = (u64, u64);
@@ -292,6 +295,7 @@ struct Crowd {
     seen: (PipeReader, PipeWriter),
     living: BTreeMap<i32, Role>,
     lives: u64,
+    life: Duration,
     random: fastrand::Rng,
 }
 
@@ -305,6 +309,7 @@ impl Crowd {
             seen: (reader, writer),
             living: BTreeMap::new(),
             lives: 0,
+            life: LIFE,
             random: fastrand::Rng::with_seed(seed),
         };
         roles.iter().for_each(|&role| crowd.begin(role));
@@ -325,7 +330,7 @@ impl Crowd {
     /// Kills one of those for whom that is meant, at whatever point it is, and begins it again.
     fn kill(&mut self, meant: impl Fn(Role) -> bool) {
         // So that each lives for about as long, however many there are.
-        let most = LIFE / self.living.len() as u32;
+        let most = self.life / self.living.len() as u32;
         thread::sleep(most.mul_f64(self.random.f64()));
         let candidates: Vec<(i32, Role)> = self
             .living
@@ -390,9 +395,13 @@ fn killed(roles: &[Role], kills: u64) {
         let before = shared_memory();
         let mut crowd = Crowd::of(roles, kills);
         let mut seen = 0;
-        for _ in 0..kills {
+        for number in 1..=kills {
             crowd.kill(|_| true);
             seen += crowd.seen();
+            // Where the machine is busy, lives that come to nothing last longer from now on.
+            if number.is_multiple_of(10) && (seen as u64) < number / 5 {
+                crowd.life = (2 * crowd.life).min(LONGEST_LIFE);
+            }
         }
         assert!(seen as u64 > kills / 10, "{seen} seen in {kills} lives");
         // Those that live now get on with each other.

@@ -160,7 +160,7 @@ fn a_publisher_ends_at_once_whoever_is_silent() {
             let begun = Instant::now();
             drop(publisher);
             let took = begun.elapsed();
-            assert!(took < Duration::from_secs(1), "case {index}: {took:?}");
+            assert!(took < PROMPT, "case {index}: {took:?}");
             assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
             while peer.hear().is_some() {}
             drop(peer);
@@ -184,7 +184,7 @@ fn waiting_for_ever_ends_with_an_edition_a_withdrawal_or_the_publisher() {
                 let begun = Instant::now();
                 meanwhile();
                 let woken = waiting.join().unwrap();
-                assert!(begun.elapsed() < Duration::from_secs(1));
+                assert!(begun.elapsed() < PROMPT);
                 woken
             })
         };
@@ -198,7 +198,7 @@ fn waiting_for_ever_ends_with_an_edition_a_withdrawal_or_the_publisher() {
         let mut subscriber = Subscriber::connect(&path).unwrap();
         let newer = subscriber.wait_for_newer(&first, Duration::MAX).unwrap();
         assert_eq!(newer, Some(2));
-        assert!(begun.elapsed() < Duration::from_secs(1));
+        assert!(begun.elapsed() < PROMPT);
         let second = attach(&reader, &mut subscriber);
         let mut wait = |meanwhile: &mut dyn FnMut()| {
             thread::scope(|scope| {
@@ -208,7 +208,7 @@ fn waiting_for_ever_ends_with_an_edition_a_withdrawal_or_the_publisher() {
                 let begun = Instant::now();
                 meanwhile();
                 let woken = waiting.join().unwrap();
-                assert!(begun.elapsed() < Duration::from_secs(1));
+                assert!(begun.elapsed() < PROMPT);
                 woken
             })
         };
@@ -308,10 +308,10 @@ fn idle_connections_are_bounded() {
         let writer = common::host();
         let (_folder, path, publisher) = publisher(&writer);
         let mut served = Subscriber::connect(&path).unwrap();
-        assert_eq!(served.list().unwrap().len(), 1);
+        assert_eq!(served.list().unwrap().all, 1);
         let before = open_files().len();
         let mut idle: Vec<Raw> = (0..many).map(|_| Raw::connect(&path)).collect();
-        assert_eq!(served.list().unwrap().len(), 1);
+        assert_eq!(served.list().unwrap().all, 1);
         if many > 1024 {
             let mut last = idle.pop().unwrap();
             assert!(last.hear().is_none(), "there is no room for it");
@@ -323,7 +323,7 @@ fn idle_connections_are_bounded() {
         }
         assert_eq!(open_files().len(), before);
         let mut again = Subscriber::connect(&path).unwrap();
-        assert_eq!(again.list().unwrap().len(), 1);
+        assert_eq!(again.list().unwrap().all, 1);
         drop((served, again));
         let begun = Instant::now();
         drop(publisher);
@@ -359,7 +359,7 @@ fn a_forked_child_ends_nothing_of_its_parent_s() {
         });
         assert_eq!(ended(child, PROMPT), Some(0));
         assert_eq!(&text(&reader, read.memory()), b"first");
-        assert_eq!(subscriber.list().unwrap().len(), 1);
+        assert_eq!(subscriber.list().unwrap().all, 1);
         drop(Subscriber::connect(&path).unwrap());
         let one = Channel::connect(&listening).unwrap();
         drop((one, listener.accept(PROMPT).unwrap()));

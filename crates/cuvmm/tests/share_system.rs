@@ -28,7 +28,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit, umask};
 use share_support::{
     PROMPT, Raw, SHORT, alone, drop_in_child, ended, fork, in_a_child, leaves_nothing_open,
-    open_files,
+    lock_of, open_files,
 };
 
 /// What a child ends with where it may not do what it should.
@@ -101,12 +101,12 @@ fn paths_that_are_no_use() {
         symlink(&mine, &path).unwrap();
         assert!(matches!(sweep(&path), Err(ChannelError::NoSocket { .. })));
         std::fs::remove_file(&path).unwrap();
-        symlink(&mine, folder.path().join("socket.lock")).unwrap();
+        symlink(&mine, lock_of(&path)).unwrap();
         assert!(Listener::bind(&path).is_err());
-        std::fs::remove_file(folder.path().join("socket.lock")).unwrap();
+        std::fs::remove_file(lock_of(&path)).unwrap();
         drop(there);
         // A pipe where the lock should be holds nobody up.
-        let lock = folder.path().join("socket.lock");
+        let lock = lock_of(&path);
         let name = std::ffi::CString::new(lock.as_os_str().as_encoded_bytes()).unwrap();
         // SAFETY: the name ends with a zero and lives on.
         assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
@@ -170,6 +170,7 @@ fn a_socket_is_for_those_it_is_meant_for_whatever_the_umask() {
             drop(own);
             let all = Listener::bind_for(&path, Users::own().and(4321)).unwrap();
             assert_eq!(mode(&path), 0o666, "with a mask of {mask:o}");
+            assert_eq!(mode(&lock_of(&path)), 0o600, "with a mask of {mask:o}");
             drop(all);
         });
     }
@@ -228,7 +229,7 @@ fn as_user(uid: u32, work: impl FnOnce()) -> Option<()> {
 #[test]
 fn another_user_is_turned_away() {
     let _alone = alone();
-    const OTHER: u32 = 65_534;
+    const OTHER: u32 = 4322;
     let (folder, path) = folder();
     std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let own = Listener::bind(&path).unwrap();
@@ -279,9 +280,72 @@ fn another_user_is_turned_away() {
             "{error}"
         );
     });
-    assert_eq!(Subscriber::connect(&path).unwrap().list().unwrap(), []);
+    assert_eq!(
+        Subscriber::connect(&path)
+            .unwrap()
+            .list()
+            .unwrap()
+            .publications,
+        []
+    );
     drop(publisher);
     assert!(is_empty(&folder));
+}
+
+/// In a user namespace all users without an id there share one, which may be this process's own too.
+#[test]
+fn a_user_without_an_id_of_its_own_is_never_let_in() {
+    const OVERFLOW: u32 = 65_534;
+    let _alone = alone();
+    let (folder, path) = folder();
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let listener = Listener::bind_for(&path, Users::own().and(OVERFLOW)).unwrap();
+    let child = fork(|| {
+        // SAFETY: no pointers are passed. No user has an id in the new namespace.
+        if unsafe { libc::unshare(libc::CLONE_NEWUSER) } != 0 {
+            // SAFETY: ends the child without running anything of the parent's.
+            unsafe { libc::_exit(MAY_NOT) }
+        }
+        assert_eq!(geteuid().as_raw(), OVERFLOW);
+        let unmapped = |outcome: Result<(), ChannelError>| {
+            let right = matches!(
+                outcome,
+                Err(ChannelError::UnmappedUser { uid: OVERFLOW, .. })
+            );
+            assert!(right, "{outcome:?}");
+        };
+        let both = Users::own().and(OVERFLOW);
+        unmapped(Channel::connect(&path).map(drop));
+        unmapped(Channel::connect_to(&path, &both).map(drop));
+        unmapped(Channel::pair().map(drop));
+        unmapped(Listener::bind(path.with_extension("other")).map(drop));
+        // Files of all users seem to be its own.
+        assert!(!sweep(&path).unwrap());
+    });
+    match ended(child, PROMPT) {
+        Some(0) => {}
+        Some(MAY_NOT) => {
+            not_tried("users without an id, where no user namespace may be made");
+            return;
+        }
+        other => panic!("the child ended with {other:?}"),
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+    // Here the child was this user; the overflow id itself is not let in either.
+    for _ in 0..2 {
+        drop(listener.accept(PROMPT).unwrap());
+    }
+    if as_user(OVERFLOW, || {
+        let known = Users::own().and(0);
+        drop(Channel::connect_to(&path, &known));
+    })
+    .is_some()
+    {
+        assert!(matches!(
+            listener.accept(PROMPT),
+            Err(ChannelError::UnmappedUser { uid: OVERFLOW, .. })
+        ));
+    }
 }
 
 /// A container has process ids of its own; its processes share memory all the same.

@@ -322,7 +322,17 @@ fn each_refusal() {
     for at in [52, 56 + 24 + 20] {
         let mut bytes = good.bytes();
         bytes[at] = 1;
-        assert!(consistent(&bytes).is_err(), "byte {at}");
+        let error = consistent(&bytes).unwrap_err();
+        match at {
+            52 => assert_eq!(
+                error,
+                DescriptionError::Reserved {
+                    version: 1,
+                    value: 1
+                }
+            ),
+            _ => assert!(matches!(error, DescriptionError::Place { .. }), "{error}"),
+        }
     }
 }
 

@@ -11,8 +11,8 @@ use common::{D0, G, Rig, mapped_pool, shareable};
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{Driver, HandleTypes};
 use cuvmm::error::{
-    AllocateError, BuildStoreError, CopyError, ExportBlockError, OfferError, ShrinkError,
-    SleepError, WakeError,
+    AllocateError, BlockRefusal, BuildStoreError, CopyError, ExportBlockError, OfferError,
+    ShrinkError, SleepError, WakeError,
 };
 use cuvmm::sleep::{Slept, Woken};
 use cuvmm::{Block, Contents, Device, HostStore, Mapper, Offer, Stream, Tenant};
@@ -268,8 +268,8 @@ on_both! {
         assert!(matches!(block.shrink_to(G), Err(ShrinkError::Asleep)));
         assert!(matches!(block.read(0, &mut [0; 4]), Err(CopyError::Asleep)));
         assert!(matches!(block.write(0, &[0; 4]), Err(CopyError::Asleep)));
-        assert!(matches!(block.export(HandleTypes::POSIX_FD), Err(ExportBlockError::Asleep)));
-        assert!(matches!(Offer::block(&block), Err(OfferError::Asleep)));
+        assert!(matches!(block.export(HandleTypes::POSIX_FD), Err(ExportBlockError::Refused(BlockRefusal::Asleep { size })) if size == 3 * G));
+        assert!(matches!(Offer::block(&block), Err(OfferError::Refused(BlockRefusal::Asleep { .. }))));
         assert_eq!(rig.machine.snapshot(), asleep);
         // A lease that was taken while it sleeps does not keep it from waking.
         let lease = block.lease();

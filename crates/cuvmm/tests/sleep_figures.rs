@@ -137,11 +137,14 @@ on_both! {
             block.write(0, &bytes).unwrap();
         }
         let store = HostStore::builder(&rig.device).pinned(12 * G).build().unwrap();
-        // The second's one extent cannot be unmapped, and the first's not be put back.
+        // The second's one extent cannot be unmapped, and the first's not be put back,
+        // tried twice.
         rig.faults.forget();
         let code = CUresult::CUDA_ERROR_UNKNOWN;
         rig.faults.arm(Fault::nth(2, code).of(Call::MemUnmap));
-        rig.faults.arm(Fault::nth(1, code).of(Call::MemMap));
+        for nth in [1, 2] {
+            rig.faults.arm(Fault::nth(nth, code).of(Call::MemMap));
+        }
         let outcome = tenant.blocks().sleep(Contents::Keep(&store)).unwrap_err();
         rig.faults.disarm();
         let SleepError::Stayed { blocks: stayed, bytes, cause } = outcome else { panic!("{outcome}") };

@@ -47,8 +47,8 @@ enum Step {
         tag: Option<usize>,
         stop: Option<u64>,
     },
-    /// The next but so many driver calls fails.
-    Fail(u64),
+    /// So many driver calls from now on, one fails; and all that come after it, if that is so.
+    Fail(u64, bool),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -79,7 +79,7 @@ fn step() -> impl Strategy<Value = Step> {
             tag,
             stop
         }),
-        1 => (1..9u64).prop_map(Step::Fail),
+        1 => (1..30u64, any::<bool>()).prop_map(|(nth, lasts)| Step::Fail(nth, lasts)),
     ]
 }
 
@@ -181,13 +181,16 @@ where
                 stop,
             } => self.sleep(tenant, tag, keep, release, stop),
             Step::Wake { tenant, tag, stop } => self.wake(tenant, tag, stop),
-            Step::Fail(nth) if !self.faulty => {
+            Step::Fail(nth, lasts) if !self.faulty => {
                 self.rig.faults.forget();
                 let code = CUresult::CUDA_ERROR_UNKNOWN;
-                self.rig.faults.arm(Fault::nth(nth, code));
+                self.rig.faults.arm(match lasts {
+                    true => Fault::from(nth, code),
+                    false => Fault::nth(nth, code),
+                });
                 self.faulty = true;
             }
-            Step::Fail(_) => {}
+            Step::Fail(..) => {}
         }
     }
 
@@ -275,16 +278,33 @@ where
         match blocks.sleep(contents) {
             Ok(slept) => {
                 assert_eq!(slept.blocks, chosen.len() as u64);
-                for index in chosen {
-                    let known = &mut self.blocks[index];
-                    known.asleep = true;
-                    known.kept = keep;
-                }
+                self.are_asleep(&chosen, keep);
             }
             Err(SleepError::Cancelled) => assert!(stop.is_some_and(|stop| stop * G <= bytes)),
             Err(SleepError::Busy { .. }) => assert!(self.held[tenant] || self.faulty),
             Err(SleepError::StoreFull { wanted, .. }) => assert_eq!((keep, wanted), (true, bytes)),
+            Err(SleepError::Stayed {
+                blocks,
+                bytes,
+                cause,
+            }) => {
+                let cancelled = matches!(*cause, SleepError::Cancelled);
+                assert!(self.faulty && (stop.is_some() || !cancelled), "{cause}");
+                // One failure is undone; a second one on the way back is not.
+                assert!(self.rig.faults.injected() > 1);
+                let stayed = |&index: &usize| self.blocks[index].block.is_asleep();
+                let stayed: Vec<usize> = chosen.into_iter().filter(stayed).collect();
+                assert_eq!((blocks, bytes), (stayed.len() as u64, self.bytes(&stayed)));
+                self.are_asleep(&stayed, keep);
+            }
             Err(error) => assert!(self.faulty, "{error}"),
+        }
+    }
+
+    fn are_asleep(&mut self, indices: &[usize], kept: bool) {
+        for &index in indices {
+            let known = &mut self.blocks[index];
+            (known.asleep, known.kept) = (true, kept);
         }
     }
 
@@ -370,7 +390,7 @@ where
     };
     for step in steps {
         world.run(step);
-        if !matches!(step, Step::Fail(_)) {
+        if !matches!(step, Step::Fail(..)) {
             rig.faults.disarm();
             world.check();
             world.faulty = false;
@@ -396,7 +416,7 @@ where
         let asleep = world.chosen(tenant, None, true);
         match patient.wake() {
             Ok(woken) => assert_eq!(woken.blocks, asleep.len() as u64),
-            // Cancelled, and then a fault: what is stuck lies where the block's memory would.
+            // A failure that lasted: what is stuck lies where a block's memory would, or is missing.
             Err(error) => {
                 assert!(world.pool.stats().quarantined > 0, "{error}");
                 continue;
@@ -435,4 +455,50 @@ fn programs_on_the_model() {
 #[test]
 fn programs_on_the_host() {
     run(100, |steps| program(common::host(), steps));
+}
+
+fn sleep_and_stop(keep: bool) -> Step {
+    Step::Sleep {
+        tenant: 0,
+        tag: None,
+        keep,
+        release: false,
+        stop: Some(1),
+    }
+}
+
+fn allocate(granules: u64) -> Step {
+    Step::Allocate {
+        tenant: 0,
+        granules,
+        tag: 0,
+    }
+}
+
+/// Each call of a sleep or a waking that is cancelled fails, alone or with all that come after it.
+#[test]
+fn cancelled_while_a_driver_call_fails() {
+    for (lasts, keep) in [(false, false), (true, false), (false, true), (true, true)] {
+        for nth in 1..20 {
+            let fail = Step::Fail(nth, lasts);
+            let falling = [allocate(3), allocate(2), fail.clone(), sleep_and_stop(keep)];
+            program(common::model(), &falling);
+            program(common::host(), &falling);
+            let sleep = Step::Sleep {
+                tenant: 0,
+                tag: None,
+                keep,
+                release: true,
+                stop: None,
+            };
+            let wake = Step::Wake {
+                tenant: 0,
+                tag: None,
+                stop: Some(1),
+            };
+            let waking = [allocate(3), allocate(2), sleep, fail, wake];
+            program(common::model(), &waking);
+            program(common::host(), &waking);
+        }
+    }
 }

@@ -8,7 +8,7 @@ use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, Driver};
 use cuvmm::error::{CommitError, SparseError};
 use cuvmm::sparse::Holes;
-use cuvmm::{Place, SparseArray, Stream};
+use cuvmm::{Place, Region, SparseArray, Stream};
 use proptest::prelude::*;
 
 /// Elements in a granule, which is a tile here.
@@ -195,6 +195,56 @@ on_both! {
         assert_eq!(array.remove_zeros(8 * PER_TILE..16 * PER_TILE).unwrap(), 8 * G);
         rig.machine.queue_kernel(D0, home, vec![], vec![(array.address(), 4, 1)]).unwrap();
         assert!(array.home_stream().synchronize().is_err(), "a stray write faults");
+    }
+
+    fn a_commit_over_zeros_in_use_is_refused_before_it_makes_anything(rig) {
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut region = Region::builder(&rig.device, 16 * G).reserve().unwrap();
+        region.back_with_zeros(0..16 * G).unwrap();
+        rig.machine.hold(D0, stream.as_raw());
+        let reads = vec![(region.address(), 16 * G)];
+        rig.machine.queue_kernel(D0, stream.as_raw(), reads, vec![]).unwrap();
+        let before = (rig.machine.live(), region.held(), region.mappings());
+        rig.faults.forget();
+        let refused = region.commit_after(0..7 * G, std::slice::from_ref(&stream));
+        let made = [Call::MemCreate, Call::MemRelease, Call::MemUnmap];
+        let made = made.map(|call| rig.faults.count(call));
+        let after = (rig.machine.live(), region.held(), region.mappings());
+        rig.machine.let_go_all(D0);
+        assert!(matches!(refused, Err(CommitError::ZerosInUse { .. })), "{refused:?}");
+        assert_eq!(made, [0; 3]);
+        assert_eq!((after.1, after.2), (before.1, before.2));
+        assert_eq!(after.0.physicals, before.0.physicals);
+        region.commit_after(0..7 * G, std::slice::from_ref(&stream)).unwrap();
+    }
+
+    fn streams_that_are_gone_and_done_are_forgotten(rig) {
+        let mut array = array(rig, 8);
+        let home = rig.machine.live().streams;
+        let (kept, busy) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
+        array.commit(0..8 * PER_TILE).unwrap();
+        array.record_use(&kept).unwrap();
+        array.record_use(&busy).unwrap();
+        rig.machine.hold(D0, busy.as_raw());
+        let late = vec![(array.address(), 8 * G, 1)];
+        rig.machine.queue_kernel(D0, busy.as_raw(), vec![], late).unwrap();
+        drop(busy);
+        for _ in 0..1000 {
+            array.record_use(&Stream::new(&rig.device).unwrap()).unwrap();
+            array.record_use(&kept).unwrap();
+        }
+        let streams = rig.machine.live().streams - home;
+        let named: Vec<_> = array.view(0..1).unwrap().streams().cloned().collect();
+        // What is queued on one that is gone is waited for as before.
+        array.decommit(0..8 * PER_TILE).unwrap();
+        let limbo = array.stats().limbo;
+        rig.machine.let_go_all(D0);
+        assert!(streams <= 34, "{streams} streams are kept alive");
+        assert!(named.contains(&kept), "it may be used still");
+        assert_eq!(named.len(), streams + 1, "each once, and the home stream");
+        assert_eq!(limbo, 8 * G);
+        assert_eq!(array.reclaim().unwrap(), 8 * G);
+        assert!(rig.device.lost().is_none());
     }
 
     fn zeros_count_against_the_mappings(rig) {

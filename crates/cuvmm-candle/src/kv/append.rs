@@ -5,6 +5,7 @@
 
 use candle_core::Tensor;
 use cuvmm::Block;
+use cuvmm::error::GrowAllError;
 
 use super::cache::{Cache, Store};
 use crate::error::CacheError;
@@ -71,15 +72,19 @@ fn grow<const N: usize>(
         }
     }
     let mut blocks: Vec<(&mut Block, u64)> = Vec::new();
-    let mut tenant = None;
+    let mut memory = None;
     for (cache, step) in caches.iter_mut().zip(steps) {
         if let (Some(store), Some(size)) = (&mut cache.store, step) {
-            tenant = Some(cache.memory.tenant().clone());
+            memory = Some(cache.memory.clone());
             blocks.extend(store.blocks_mut().iter_mut().map(|block| (block, size)));
         }
     }
-    if let Some(tenant) = tenant {
-        tenant.grow_all(&mut blocks)?;
+    if let Some(memory) = memory {
+        let is_short = |error: &GrowAllError| matches!(error, GrowAllError::Refused { cause, .. } if cause.is_shortage());
+        let tenant = memory.tenant();
+        memory
+            .gpu()
+            .allocate(is_short, || tenant.grow_all(&mut blocks))?;
     }
     Ok(())
 }

@@ -6,9 +6,10 @@
 use std::fmt;
 
 use candle_core::Tensor;
-use cuvmm::Block;
+use cuvmm::error::AllocateError;
+use cuvmm::{Block, Right};
 
-use super::geometry::{Geometry, Order};
+use super::geometry::{Geometry, Order, distance_of};
 use crate::error::CacheError;
 use crate::loan::Wanted;
 use crate::memory::{Held, Memory};
@@ -193,13 +194,16 @@ impl Cache {
         let most = geometry.row(self.max_seq_len)?;
         geometry.check_stride(most)?;
         let size = self.whole(geometry.row(wanted)?, most);
-        let block = self.memory.block(size, "kv").capacity(most);
-        let block = block.stride_multiple(geometry.token_bytes());
-        let block = match self.may_fork {
-            true => block.largest_extent(self.memory.gpu().device().granularity().max(SHARED)),
-            false => block,
-        };
-        let blocks = block.allocate_adjacent(geometry.rows)?;
+        let gpu = self.memory.gpu();
+        let blocks = gpu.allocate(AllocateError::is_shortage, || {
+            let block = self.memory.block(size, "kv").capacity(most);
+            let block = block.stride_multiple(geometry.token_bytes());
+            let block = match self.may_fork {
+                true => block.largest_extent(gpu.device().granularity().max(SHARED)),
+                false => block,
+            };
+            block.allocate_adjacent(geometry.rows)
+        })?;
         Store::over(&self.memory, geometry, blocks)
     }
 
@@ -231,11 +235,9 @@ impl Store {
         geometry: Geometry,
         blocks: Vec<Block>,
     ) -> Result<Self, CacheError> {
-        let stride = match blocks.as_slice() {
-            [first, second, ..] => second.address().0 - first.address().0,
-            [only] => only.capacity(),
-            [] => 0,
-        };
+        let rows: Vec<u64> = blocks.iter().map(|block| block.address().0).collect();
+        let single = || blocks.first().map_or(0, Block::capacity);
+        let stride = distance_of(&rows)?.unwrap_or_else(single);
         let tokens = geometry.tokens_between(stride)?;
         let mut held = Held::new(memory, blocks);
         let wanted = Wanted {
@@ -243,6 +245,8 @@ impl Store {
             bytes: held.ground().span(),
             dtype: geometry.dtype,
             shape: geometry.stored(tokens),
+            // What is written lies behind what is shared, or the cache moves to rows of its own first.
+            right: Right::Read,
         };
         let all = held.ground().lend(memory.gpu().cuda(), wanted)?;
         Ok(Self {

@@ -6,6 +6,7 @@
 
 use candle_core::Tensor;
 use cuvmm::Block;
+use cuvmm::error::ForkBlocksError;
 
 use super::cache::{Cache, Store};
 use crate::error::CacheError;
@@ -44,13 +45,15 @@ impl Cache {
         let Some(store) = self.store.as_ref().filter(|_| seq_len > 0) else {
             return Ok(None);
         };
-        self.memory.gpu().sweep();
         let geometry = &store.geometry;
         let blocks: Vec<&Block> = store.held.blocks().iter().collect();
         let most = blocks.first().map_or(0, |block| block.capacity());
         let size = self.whole(geometry.row(wanted)?, most);
         let tenant = self.memory.tenant();
-        let forks = tenant.fork_all(&blocks, geometry.row(seq_len)?, size)?;
+        let bytes = geometry.row(seq_len)?;
+        let is_short = |error: &ForkBlocksError| matches!(error, ForkBlocksError::Allocate(error) if error.is_shortage());
+        let gpu = self.memory.gpu();
+        let forks = gpu.allocate(is_short, || tenant.fork_all(&blocks, bytes, size))?;
         Store::over(&self.memory, geometry.clone(), forks).map(Some)
     }
 }

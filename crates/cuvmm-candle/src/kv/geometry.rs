@@ -166,6 +166,25 @@ impl Geometry {
     }
 }
 
+/// The distance in bytes at which all rows lie, whose addresses these are; nothing where there are
+/// fewer than two.
+pub(super) fn distance_of(rows: &[u64]) -> Result<Option<u64>, CacheError> {
+    let mut first = None;
+    for (before, pair) in rows.windows(2).enumerate() {
+        let [one, two] = pair else { continue };
+        let distance = two.saturating_sub(*one);
+        let first = *first.get_or_insert(distance);
+        if distance == 0 || distance != first {
+            return Err(CacheError::NotSideBySide {
+                row: before + 1,
+                distance,
+                first,
+            });
+        }
+    }
+    Ok(first)
+}
+
 #[cfg(test)]
 mod tests {
     use candle_core::{Device, Tensor};
@@ -263,5 +282,27 @@ mod tests {
         }
         let odd = Geometry::new(&[2, 4], DType::F4, 0, Order::Heads);
         assert!(matches!(odd, Err(CacheError::Tensor(_))));
+    }
+
+    #[test]
+    fn rows_lie_at_equal_distances_or_are_none() {
+        assert_eq!(distance_of(&[]).unwrap(), None);
+        assert_eq!(distance_of(&[7]).unwrap(), None);
+        assert_eq!(distance_of(&[7, 10, 13, 16]).unwrap(), Some(3));
+        for (rows, figures) in [
+            (&[7, 10, 30][..], (2, 20, 3)),
+            (&[7, 10, 5], (2, 0, 3)),
+            (&[7, 7], (1, 0, 0)),
+        ] {
+            let refused = distance_of(rows);
+            assert!(
+                matches!(
+                    refused,
+                    Err(CacheError::NotSideBySide { row, distance, first })
+                        if (row, distance, first) == figures
+                ),
+                "{refused:?}"
+            );
+        }
     }
 }

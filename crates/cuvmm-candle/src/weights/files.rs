@@ -22,9 +22,24 @@ pub(super) struct File {
     /// Where its tensors begin.
     begin: u64,
     entries: Vec<Entry>,
-    /// What is read at a time, in bytes, and where to.
+}
+
+/// Where files are read to, a piece at a time: one for all files of a model.
+pub(super) struct Buffer {
+    /// The most that is read at a time, in bytes.
     most: usize,
     piece: Vec<u8>,
+}
+
+impl Buffer {
+    pub(super) const fn new() -> Self {
+        Self::of(PIECE)
+    }
+
+    const fn of(most: usize) -> Self {
+        let piece = Vec::new();
+        Self { most, piece }
+    }
 }
 
 /// A tensor in a file.
@@ -82,8 +97,6 @@ impl File {
             file,
             begin,
             entries,
-            most: PIECE,
-            piece: Vec::new(),
         })
     }
 
@@ -93,24 +106,25 @@ impl File {
     }
 
     /// Reads a tensor into one of the same shape, of any type.
-    pub(super) fn read(&mut self, entry: &Entry, to: &Tensor) -> Result<()> {
-        let read = self.read_pieces(entry, to);
+    pub(super) fn read(&mut self, entry: &Entry, to: &Tensor, buffer: &mut Buffer) -> Result<()> {
+        let read = self.read_pieces(entry, to, buffer);
         read.map_err(|error| error.with_path(&self.path))
     }
 
-    fn read_pieces(&mut self, entry: &Entry, to: &Tensor) -> Result<()> {
+    fn read_pieces(&mut self, entry: &Entry, to: &Tensor, buffer: &mut Buffer) -> Result<()> {
+        let Buffer { most, piece } = buffer;
         let to = to.flatten_all()?;
         self.file.seek(SeekFrom::Start(self.begin + entry.offset))?;
         let (mut left, mut done) = (entry.bytes, 0);
         while left > 0 {
-            let bytes = left.min(self.most);
-            self.piece.resize(bytes, 0);
-            self.file.read_exact(&mut self.piece)?;
+            let bytes = left.min(*most);
+            piece.resize(bytes, 0);
+            self.file.read_exact(piece)?;
             let count = bytes.checked_div(entry.dtype.size_in_bytes());
             let count =
                 count.ok_or_else(|| Error::from(io::Error::other("elements of no size")))?;
-            let piece = Tensor::from_raw_buffer(&self.piece, entry.dtype, &[count], to.device())?;
-            to.slice_set(&piece.to_dtype(to.dtype())?, 0, done)?;
+            let read = Tensor::from_raw_buffer(piece, entry.dtype, &[count], to.device())?;
+            to.slice_set(&read.to_dtype(to.dtype())?, 0, done)?;
             left -= bytes;
             done += count;
         }
@@ -136,7 +150,7 @@ mod tests {
         let saved = HashMap::from([("large", large), ("odd", odd), ("empty", empty)]);
         candle_core::safetensors::save(&saved, &path).unwrap();
         let mut file = File::open(&path).unwrap();
-        file.most = 1024;
+        let mut buffer = Buffer::of(1024);
         let entries = file.entries().to_vec();
         assert_eq!(entries.len(), 3);
         for entry in entries {
@@ -147,7 +161,7 @@ mod tests {
             );
             for dtype in [entry.dtype, DType::F64] {
                 let to = Tensor::ones(&entry.shape, dtype, &Device::Cpu).unwrap();
-                file.read(&entry, &to).unwrap();
+                file.read(&entry, &to, &mut buffer).unwrap();
                 let flat = |tensor: &Tensor| {
                     let tensor = tensor.flatten_all().unwrap().to_dtype(DType::F64).unwrap();
                     tensor.to_vec1::<f64>().unwrap()
@@ -155,6 +169,26 @@ mod tests {
                 assert!(flat(&to) == flat(expected), "{} as {dtype:?}", entry.name);
             }
         }
+    }
+
+    #[test]
+    fn all_files_are_read_through_one_buffer() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut buffer = Buffer::of(1024);
+        let mut places = std::collections::HashSet::new();
+        for number in 0..5u32 {
+            let path = folder.path().join(format!("{number}.safetensors"));
+            let one = Tensor::full(number as f32, 1000, &Device::Cpu).unwrap();
+            candle_core::safetensors::save(&HashMap::from([("one", one)]), &path).unwrap();
+            let mut file = File::open(&path).unwrap();
+            let entry = file.entries()[0].clone();
+            let to = Tensor::zeros(1000, DType::F32, &Device::Cpu).unwrap();
+            file.read(&entry, &to, &mut buffer).unwrap();
+            assert!(to.to_vec1::<f32>().unwrap() == [number as f32; 1000]);
+            places.insert((buffer.piece.as_ptr(), buffer.piece.capacity()));
+        }
+        assert_eq!(places.len(), 1, "the buffer was made once");
+        assert!(places.iter().all(|&(_, capacity)| capacity <= 1024));
     }
 
     #[test]
@@ -206,7 +240,10 @@ mod tests {
         std::fs::write(&path, &good[..good.len() - 4]).unwrap();
         let entry = file.entries()[0].clone();
         let to = Tensor::zeros(2, DType::F32, &Device::Cpu).unwrap();
-        let refused = file.read(&entry, &to).unwrap_err().to_string();
+        let refused = file
+            .read(&entry, &to, &mut Buffer::new())
+            .unwrap_err()
+            .to_string();
         assert!(refused.contains("broken.safetensors"), "{refused}");
         let absent = File::open(&folder.path().join("absent")).err().unwrap();
         assert!(absent.to_string().contains("absent"), "{absent}");

@@ -81,6 +81,85 @@ fn the_end_of_one_tensor_disturbs_no_other() {
     rig.nothing_went_wrong();
 }
 
+/// What cudarc was refused as a tensor went is noted where candle's copies of it look, and forgotten
+/// before they do; a copy by `force_contiguous` has nothing to do with it.
+#[test]
+fn a_copy_is_used_after_its_tensor_has_gone() {
+    let Some(rig) = rig("a_copy_is_used_after_its_tensor_has_gone", 64) else {
+        return;
+    };
+    let numbers = [1.0f32, 2.0, 3.0, 4.0];
+    let lent = || {
+        let block = written(&rig, &numbers);
+        rig.memory.tensor(block, 4, DType::F32).unwrap()
+    };
+    let shows = |copy: &Tensor| {
+        let again = copy.copy().unwrap();
+        assert_eq!(again.to_vec1::<f32>().unwrap(), numbers);
+        assert_eq!(copy.to_vec1::<f32>().unwrap(), numbers);
+    };
+    for _ in 0..20 {
+        // Whatever comes between, and nothing does.
+        let tensor = lent();
+        let copy = tensor.force_contiguous().unwrap();
+        drop(tensor);
+        shows(&copy);
+        assert_eq!((rig.gpu.sweep(), rig.stats().blocks), (0, 0));
+
+        let tensor = lent();
+        let copy = tensor.copy().unwrap();
+        drop(tensor);
+        // The copy has the tensor's objects, and so counts as a user of its block.
+        assert_eq!((rig.gpu.sweep(), rig.stats().blocks), (16, 1));
+        shows(&copy);
+        drop(copy);
+        assert_eq!((rig.gpu.sweep(), rig.stats().blocks), (0, 0));
+
+        // Nor does what the tensor came from have to be swept, if it goes later.
+        let mut arena = Arena::new(&rig.memory, 4096).unwrap();
+        let source = Tensor::new(&numbers, rig.candle()).unwrap();
+        let tensor = arena.copy(&source).unwrap();
+        let copy = tensor.copy().unwrap();
+        drop(tensor);
+        drop(arena);
+        shows(&copy);
+        drop(copy);
+        assert_eq!((rig.gpu.sweep(), rig.stats().blocks), (0, 0));
+
+        // Without any of that a copy is refused once, and then never again.
+        let tensor = lent();
+        let copy = tensor.copy().unwrap();
+        drop(tensor);
+        if let Err(refused) = copy.copy() {
+            let refused = refused.to_string();
+            assert!(refused.contains("INVALID_VALUE"), "{refused}");
+        }
+        shows(&copy);
+        drop(copy);
+        rig.gpu.sweep();
+    }
+    rig.nothing_went_wrong();
+}
+
+/// Kernels write to tensors: over memory that forks share there are none.
+#[test]
+fn what_forks_share_is_no_tensor() {
+    let Some(rig) = rig("what_forks_share_is_no_tensor", 16) else {
+        return;
+    };
+    let root = block(&rig, 2 * G);
+    let fork = root.fork(2 * G, 2 * G).unwrap();
+    let refused = rig.memory.tensor(fork, 4, DType::F32).unwrap_err();
+    assert!(matches!(refused, TensorError::Refused(_)), "{refused}");
+    // The fork has been freed.
+    rig.candle().synchronize().unwrap();
+    rig.pool.trim(0).unwrap();
+    let tensor = rig.memory.tensor(root, 4, DType::F32).unwrap();
+    drop(tensor);
+    assert_eq!((rig.gpu.sweep(), rig.stats().blocks), (0, 0));
+    rig.nothing_went_wrong();
+}
+
 /// A kernel that still runs as the last tensor goes finds its memory, and the next block of the stream
 /// comes behind it.
 #[test]

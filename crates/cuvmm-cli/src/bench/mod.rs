@@ -7,6 +7,7 @@
 //! for each kind of row, `prices` for the table of costs, and `foreseen` for what plans expect by it.
 //! `nccl` is a command of its own.
 
+mod beside_waiter;
 mod busy;
 mod by_hand;
 mod calls;
@@ -54,12 +55,14 @@ mod warm;
 
 use std::process::ExitCode;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
 use cuvmm::Scrub;
 
 use self::report::Report;
 use self::stage::Stage;
 use self::wanted::Wanted;
+use crate::files;
+use crate::terminal::print;
 
 pub(crate) use options::Args;
 pub(crate) use share::Reader;
@@ -167,6 +170,7 @@ fn groups() -> Vec<Group> {
         take_back::measure(stage, report, Scrub::BetweenTenants)
     }));
     groups.push(Group::one(drop_under::NAME, drop_under::measure));
+    groups.push(Group::one(beside_waiter::NAME, beside_waiter::measure));
     let names = [launch::NAME, launch::IDLE].map(str::to_owned).to_vec();
     groups.push(Group::new(names, |stage, _, report| {
         launch::measure(stage, report)
@@ -238,10 +242,10 @@ impl Args {
         } else {
             report.text()
         };
-        crate::drivers::print(&text)?;
+        print(&text)?;
         if let Some(file) = &self.save_costs {
             let table = prices::written(&stage, prices::measured(&stage)?);
-            std::fs::write(file, table).with_context(|| file.display().to_string())?;
+            files::write(file, &table)?;
         }
         let failed = report.failed();
         if failed.is_empty() {

@@ -1,14 +1,12 @@
 //! The options of `cuvmm bench`.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::anyhow;
 use cuvmm::driver::model::Costs;
 
-use crate::costs;
 use crate::drivers::{Choice, Opened, StandIn};
 use crate::size::size;
+use crate::{costs, files};
 
 /// What a driver without a GPU can map by default: enough for every row. Only what is written is
 /// taken from the system.
@@ -70,7 +68,7 @@ impl Args {
     pub(super) fn open(&self) -> anyhow::Result<(Opened, Option<Costs>)> {
         let costs = self.costs.as_deref().map(costs::read).transpose()?;
         if let Some(file) = &self.save_costs {
-            writable(file)?;
+            files::writable(file)?;
         }
         let memory = match self.memory {
             None if self.driver != Choice::Model => Some(MAPPABLE),
@@ -84,12 +82,4 @@ impl Args {
         })?;
         Ok((opened, costs))
     }
-}
-
-/// Finds out whether the file can be written, before a run that takes minutes.
-fn writable(file: &Path) -> anyhow::Result<()> {
-    let opened = fs::OpenOptions::new().append(true).create(true).open(file);
-    opened
-        .map(drop)
-        .map_err(|error| anyhow!("{}: {error}", file.display()))
 }

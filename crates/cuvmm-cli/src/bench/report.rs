@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::Write as _;
 
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
 use super::row::Row;
 use super::stage::Skip;
+use crate::terminal::{self, safe};
 use crate::watch::in_words;
 
 /// The rows of a run, and what is missing from it. The keys are a stable interface; others may be
@@ -71,7 +71,7 @@ impl Report {
         if error.is::<Skip>() {
             self.skip(name, error.to_string());
         } else {
-            self.skip(name, format!("failed: {error:#}"));
+            self.skip(name, format!("failed: {}", terminal::chain(error)));
             self.failed.push(name.to_owned());
         }
     }
@@ -89,13 +89,12 @@ impl Report {
     /// A line for whoever follows a run.
     fn tell(&self, line: impl FnOnce() -> String) {
         if self.verbose {
-            // Nobody is left to tell that even this failed.
-            let _ = writeln!(std::io::stderr(), "{}", line());
+            terminal::tell(&line());
         }
     }
 
     pub(super) fn json(&self) -> anyhow::Result<String> {
-        Ok(serde_json::to_string_pretty(self)? + "\n")
+        Ok(terminal::json(self)?)
     }
 
     pub(super) fn text(&self) -> String {
@@ -106,7 +105,7 @@ impl Report {
     }
 
     fn write_text(&self, text: &mut String) -> std::fmt::Result {
-        writeln!(text, "{} on {}", self.device, self.about)?;
+        writeln!(text, "{} on {}", safe(&self.device), safe(&self.about))?;
         if !self.rows.is_empty() {
             writeln!(text, "\n{}", table(&self.rows))?;
         }
@@ -117,7 +116,7 @@ impl Report {
         if !self.skipped.is_empty() {
             writeln!(text, "\nLeft out")?;
             for (name, reason) in &self.skipped {
-                writeln!(text, "{name}: {reason}")?;
+                writeln!(text, "{name}: {}", safe(reason))?;
             }
         }
         Ok(())

@@ -1,7 +1,6 @@
 //! Plans as TOML files. `docs/plan.md` says how they are written.
 
 use std::fmt;
-use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
@@ -13,7 +12,9 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 use toml::Spanned;
 
-use crate::usage;
+use crate::size;
+use crate::terminal::{counted, shown};
+use crate::{files, usage};
 
 /// A plan, and where and how each of its steps is written.
 #[derive(Debug)]
@@ -134,9 +135,8 @@ impl<'de> Deserialize<'de> for Size {
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Size, E> {
-                let bytes = text.parse::<ByteSize>();
-                let refused = || E::invalid_value(de::Unexpected::Str(text), &self);
-                Ok(Size(bytes.map_err(|_| refused())?.as_u64()))
+                let wrong = |what| E::custom(format!("{text:?}: {what}"));
+                Ok(Size(size::bytes(text).map_err(wrong)?))
             }
         }
         from.deserialize_any(Read)
@@ -186,16 +186,13 @@ impl File {
     /// # Errors
     /// Wrong usage: a file that cannot be read or is no plan, with the line.
     pub(super) fn read(path: &Path) -> anyhow::Result<Self> {
-        let name = path.display().to_string();
-        let text = fs::read_to_string(path).map_err(|error| usage(format!("{name}: {error}")))?;
-        Self::parse(name, &text).map_err(|error| usage(error.to_string()))
+        let text = files::text(path)?;
+        Self::parse(shown(path), &text).map_err(|error| usage(error.to_string()))
     }
 
     fn parse(name: String, text: &str) -> anyhow::Result<Self> {
-        let line_of = |offset: usize| {
-            let before = text.as_bytes().iter().take(offset);
-            1 + before.filter(|&&byte| byte == b'\n').count()
-        };
+        let breaks: Vec<usize> = text.match_indices('\n').map(|(at, _)| at).collect();
+        let line_of = |offset: usize| 1 + breaks.partition_point(|&at| at < offset);
         let written: Written = toml::from_str(text).map_err(|error| {
             let line = error.span().map_or(1, |span| line_of(span.start));
             anyhow!("{name}, line {line}: {}", error.message())
@@ -322,8 +319,8 @@ impl fmt::Display for Verb {
                 ..
             }) => write!(
                 f,
-                "stripe {size} as {name} over {} devices by {unit}",
-                devices.len()
+                "stripe {size} as {name} over {} by {unit}",
+                counted(devices.len() as u64, "device")
             ),
             Self::Release(name) => write!(f, "release {name}"),
             Self::Wait(Span { written, .. }) => write!(f, "wait {written}"),
@@ -442,7 +439,12 @@ wait = "500 ms"
             (
                 "[[step]]\nreserve = { name = \"a\", size = \"many\" }",
                 2,
-                "2 MiB",
+                "512MiB",
+            ),
+            (
+                "[[step]]\nreserve = { name = \"a\", size = \"99999999999EiB\" }",
+                2,
+                "at most 18446744073709551615",
             ),
             (
                 "[[step]]\nreserve = { name = \"a\", size = -1 }",

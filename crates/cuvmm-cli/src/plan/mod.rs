@@ -20,8 +20,10 @@ use cuvmm::{Device, Plan};
 use self::figures::{Figures, Whose};
 use self::file::File;
 use crate::costs;
-use crate::drivers::{Choice, Opened, StandIn, print};
+use crate::drivers::{Choice, Opened, StandIn};
 use crate::size::size;
+use crate::terminal::{json, print};
+use crate::usage;
 use crate::watch::{A_WHILE, Watch};
 
 /// Go through operations on memory in advance: driver calls, time, waste, and what does not fit
@@ -84,7 +86,14 @@ impl Args {
             Some(real) => real.mirror(&mut stand_in)?,
             // The model's own is an H200's.
             None if self.memory.is_none() && costs.memory_mib >= 1.0 => {
-                stand_in.capacity = Some((costs.memory_mib as u64) << 20);
+                let bytes = (costs.memory_mib as u64).checked_mul(1 << 20);
+                let bytes = bytes.ok_or_else(|| {
+                    usage(format!(
+                        "the table of costs is of a device with {} MiB, which is more than 16 EiB: --memory says another size",
+                        costs.memory_mib
+                    ))
+                })?;
+                stand_in.capacity = Some(bytes);
             }
             None => {}
         }
@@ -107,7 +116,7 @@ impl Args {
         let whose = whose(real.as_ref().map_or(&devices, |real| &real.devices), about)?;
         let figures = Figures::new(whose, &file, &expected, measured.as_ref());
         let text = match self.json {
-            true => serde_json::to_string_pretty(&figures)? + "\n",
+            true => json(&figures)?,
             false => text::of(&figures),
         };
         print(&text)?;

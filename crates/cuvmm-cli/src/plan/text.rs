@@ -4,16 +4,17 @@ use bytesize::ByteSize;
 use comfy_table::{CellAlignment, Table, presets};
 
 use super::figures::{Failed, Figures, Total};
+use crate::terminal::{counted, safe};
 use crate::watch::in_words;
 
 pub(super) fn of(figures: &Figures) -> String {
     let mut text = format!(
         "{} x {} with {} on the {} driver\nexpected by {}\n\n{}\n\n",
         figures.devices,
-        figures.device,
+        safe(&figures.device),
         bytes(figures.device_memory),
         figures.driver,
-        figures.costs,
+        safe(&figures.costs),
         table(figures)
     );
     let Total { calls, .. } = &figures.total;
@@ -24,10 +25,10 @@ pub(super) fn of(figures: &Figures) -> String {
     text += &format!("Driver calls: {}\n", or_none(&calls.join(", ")));
     let peak = &figures.peak;
     text += &format!(
-        "At most {} of memory, {} that nobody asked for, {} mappings, {} of addresses\n",
+        "At most {} of memory, {} that no step asked for, {}, {} of addresses\n",
         bytes(peak.memory),
         bytes(peak.waste),
-        peak.mappings,
+        counted(peak.mappings, "mapping"),
         bytes(peak.addresses)
     );
     let ending = &figures.ending;
@@ -42,8 +43,8 @@ pub(super) fn of(figures: &Figures) -> String {
         .map(|(what, time)| format!("{what} {}", micros(time)))
         .collect();
     text += &format!(
-        "Giving everything back: {} driver calls, {}\n",
-        ending.driver_calls,
+        "Giving everything back: {}, {}\n",
+        counted(ending.driver_calls, "driver call"),
         times.join(", ")
     );
     for (whose, failed) in [
@@ -61,7 +62,9 @@ pub(super) fn of(figures: &Figures) -> String {
 pub(super) fn said(failed: &Failed) -> String {
     format!(
         "step {} fails ({}): {}",
-        failed.step, failed.does, failed.error
+        failed.step,
+        safe(&failed.does),
+        safe(&failed.error)
     )
 }
 
@@ -92,7 +95,7 @@ fn table(figures: &Figures) -> Table {
     for row in &figures.steps {
         let mut cells = vec![
             row.step.to_string(),
-            row.does.clone(),
+            safe(&row.does).into_owned(),
             row.took.driver_calls.to_string(),
         ];
         cells.extend(times(&row.took));

@@ -8,6 +8,8 @@ use plotters::prelude::*;
 use super::policy::Policy;
 use super::settings::Nanos;
 use super::timeline::Timeline;
+use crate::files;
+use crate::terminal::safe;
 
 /// One panel: a policy and what it did.
 type Panel = (Policy, Timeline);
@@ -28,21 +30,6 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(213, 94, 0),
 ];
 
-/// Finds out whether the file can be written, before a replay that takes minutes. What is in it
-/// stays there.
-///
-/// # Errors
-/// The file cannot be written.
-pub(crate) fn check(file: &Path) -> anyhow::Result<()> {
-    let opened = std::fs::OpenOptions::new()
-        .append(true)
-        .create(true)
-        .open(file);
-    opened
-        .map(drop)
-        .map_err(|error| anyhow!("{}: {error}", file.display()))
-}
-
 /// Draws the panels to an SVG file.
 ///
 /// # Errors
@@ -54,8 +41,7 @@ pub(crate) fn draw(
     limit: u64,
     panels: &[Panel],
 ) -> anyhow::Result<()> {
-    let svg = svg(models, granule, limit, panels)?;
-    std::fs::write(file, svg).map_err(|error| anyhow!("{}: {error}", file.display()))
+    files::write(file, &svg(models, granule, limit, panels)?)
 }
 
 fn svg(models: &[String], granule: u64, limit: u64, panels: &[Panel]) -> anyhow::Result<String> {
@@ -129,7 +115,8 @@ fn draw_panel<'a>(
         }
         chart
             .draw_series(AreaSeries::new(steps, 0.0, colour.filled()))?
-            .label(models[model].clone())
+            // A control character is none of XML's.
+            .label(safe(&models[model]))
             .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], colour.filled()));
     }
     chart
@@ -157,14 +144,14 @@ mod tests {
         timeline.change(0, 0, 100);
         timeline.change(30_000_000_000, 1, 200);
         timeline.advance(60_000_000_000);
-        let models = ["conv".to_owned(), "code <&>".to_owned()];
+        let models = ["conv\u{1b}".to_owned(), "code <&>".to_owned()];
         let panels = [Policy::Static, Policy::Elastic].map(|policy| (policy, timeline.clone()));
         let svg = svg(&models, 2 << 20, 1 << 30, &panels).unwrap();
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
         for (text, times) in [
             ("static: memory", 1),
             ("elastic: memory", 1),
-            ("conv", 2),
+            ("conv\\u{1b}", 2),
             ("code &lt;&amp;&gt;", 2),
             ("limit", 2),
         ] {

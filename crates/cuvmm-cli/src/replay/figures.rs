@@ -9,6 +9,7 @@ use serde::{Serialize, Serializer};
 use super::settings::Nanos;
 use super::simulate::{Fate, Played, Request};
 use super::stamps::Verified;
+use crate::terminal::counted;
 
 /// What the memory operations of one model, or of all, cost.
 #[derive(Clone, Debug, Default)]
@@ -212,8 +213,9 @@ pub(crate) fn losses(split: &PolicyFigures, elastic: &PolicyFigures) -> Vec<Loss
         }
         if after.completed < before.completed {
             how.push(format!(
-                "{} requests completed instead of {}",
-                after.completed, before.completed
+                "{} completed instead of {}",
+                counted(after.completed as u64, "request"),
+                before.completed
             ));
         }
         if !how.is_empty() {

@@ -37,6 +37,8 @@ use self::timeline::Timeline;
 use self::workload::Workload;
 use crate::costs;
 use crate::drivers::StandIn;
+use crate::files;
+use crate::terminal::print;
 
 /// What a driver without a GPU has beyond the replay's memory: no pool leaves anything free.
 const SLACK: u64 = 256 << 20;
@@ -51,7 +53,7 @@ impl Args {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let workload = self.workload()?;
         if let Some(file) = &self.chart {
-            chart::check(file)?;
+            files::writable(file)?;
         }
         let table = self.table()?;
         let costs = costs::about(&table).to_owned();
@@ -109,7 +111,7 @@ impl Args {
         } else {
             report::text(&setup, &results)
         };
-        crate::drivers::print(&report)?;
+        print(&report)?;
         for (policy, figures) in &results {
             let verified = &figures.all.cost.verified;
             if let Some(first) = &verified.first_wrong {

@@ -12,6 +12,7 @@ use super::workload::{self, Workload};
 use crate::costs;
 use crate::drivers::Choice;
 use crate::size::size;
+use crate::terminal::counted;
 use crate::usage;
 
 /// Replay a request trace: several models share one GPU's memory.
@@ -123,15 +124,12 @@ impl Args {
 
     /// Where the requests come from, for the head of the report.
     pub(super) fn described(&self, workload: &Workload) -> String {
-        let requests = workload.requests.len();
+        let requests = counted(workload.requests.len() as u64, "request");
         let models = workload.models.join(", ");
         if self.models.is_empty() {
-            format!(
-                "{requests} requests to {models}, generated from seed {}",
-                self.seed
-            )
+            format!("{requests} to {models}, generated from seed {}", self.seed)
         } else {
-            format!("{requests} requests to {models}")
+            format!("{requests} to {models}")
         }
     }
 

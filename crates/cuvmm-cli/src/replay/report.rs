@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::figures::{self, Figures, InOrder, Loss, PolicyFigures};
 use super::policy::Policy;
 use super::settings::{Nanos, Settings};
+use crate::terminal::{self, counted, safe};
 
 /// What was replayed on what, for the head of the report.
 #[derive(Clone, Debug)]
@@ -54,7 +55,9 @@ fn write_text(text: &mut String, setup: &Setup, results: &Results) -> std::fmt::
     writeln!(
         text,
         "{} on {}, {}",
-        setup.workload, setup.driver, setup.device
+        safe(&setup.workload),
+        safe(&setup.driver),
+        safe(&setup.device)
     )?;
     writeln!(
         text,
@@ -74,8 +77,10 @@ fn write_text(text: &mut String, setup: &Setup, results: &Results) -> std::fmt::
                 .map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
             writeln!(
                 text,
-                "{policy}: {:.1} ms of driver time expected for {} calls, measured by expected {ratio} ({})",
-                expected.driver_time_ms, expected.driver_calls, expected.costs
+                "{policy}: {:.1} ms of driver time expected for {}, measured by expected {ratio} ({})",
+                expected.driver_time_ms,
+                counted(expected.driver_calls, "call"),
+                safe(&expected.costs)
             )?;
         }
     }
@@ -104,7 +109,12 @@ fn write_text(text: &mut String, setup: &Setup, results: &Results) -> std::fmt::
         writeln!(text, "No model loses under elastic.")?;
     }
     for loss in losses {
-        writeln!(text, "{} loses under elastic: {}.", loss.model, loss.how)?;
+        writeln!(
+            text,
+            "{} loses under elastic: {}.",
+            safe(&loss.model),
+            loss.how
+        )?;
     }
     Ok(())
 }
@@ -151,7 +161,7 @@ fn requests_table(results: &Results) -> Table {
         };
         table.add_row([
             policy.to_string(),
-            model.to_owned(),
+            safe(model).into_owned(),
             figures.requests.to_string(),
             figures.completed.to_string(),
             figures.rejected.to_string(),
@@ -181,7 +191,7 @@ fn memory_table(results: &Results) -> Table {
     for (policy, model, figures) in rows(results) {
         table.add_row([
             policy.to_string(),
-            model.to_owned(),
+            safe(model).into_owned(),
             bytes(figures.memory_mean.round() as u64),
             bytes(figures.memory_peak),
             figures.cost.calls.to_string(),
@@ -260,5 +270,5 @@ pub(super) fn json(setup: &Setup, results: &Results) -> anyhow::Result<String> {
         policies: InOrder(policies.collect()),
         comparison: both(results).map(compared),
     };
-    Ok(serde_json::to_string_pretty(&document)? + "\n")
+    Ok(terminal::json(&document)?)
 }

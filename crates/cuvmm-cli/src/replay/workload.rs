@@ -7,7 +7,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use rand::SeedableRng;
 use rand_distr::{Distribution, Exp, LogNormal, Uniform};
 use rand_pcg::Pcg64Mcg;
@@ -15,6 +15,10 @@ use rand_pcg::Pcg64Mcg;
 use super::settings::Nanos;
 use super::simulate::Request;
 use super::trace::{self, Row};
+use crate::files;
+
+/// The most bytes of a trace: about 90 million requests.
+const MOST_TRACE: u64 = 4 << 30;
 
 /// Models by name, and their requests.
 #[derive(Clone, Debug)]
@@ -28,12 +32,12 @@ pub(crate) struct Workload {
 /// Reads one trace per model.
 ///
 /// # Errors
-/// A file that cannot be read or is no trace, or traces further apart than time is counted.
+/// Wrong usage: a file that cannot be read or is no trace. Traces further apart than time is counted.
 pub(crate) fn from_traces(traces: &[(String, PathBuf)]) -> anyhow::Result<Workload> {
     let mut rows = Vec::new();
     for (model, (_, path)) in traces.iter().enumerate() {
-        let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
-        let trace = trace::read(&bytes).with_context(|| path.display().to_string())?;
+        let bytes = files::bytes(path, MOST_TRACE)?;
+        let trace = trace::read(&bytes).map_err(|error| files::wrong(path, error))?;
         rows.extend(trace.into_iter().map(|row| (model, row)));
     }
     let models = traces.iter().map(|(name, _)| name.clone()).collect();

@@ -8,13 +8,13 @@ use anyhow::{Context as _, anyhow, ensure};
 use cuvmm::error::SubscribeError;
 use cuvmm::share::{Publication, Subscriber};
 use cuvmm::{Attachment, Device, Stream};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::file::Weights;
 use super::publishers::{self, Publisher};
 use super::shown::{Attached, Dump};
 use super::{Where, elements, size};
-use crate::drivers::print;
+use crate::terminal::{json, json_line, print, shown};
 
 /// How long the publisher is asked to wait for something newer before it is asked again.
 const LONG: Duration = Duration::from_secs(3600);
@@ -70,6 +70,10 @@ impl Args {
     /// Options that cannot be meant, a name that nobody publishes or more than one do, what cannot be
     /// attached, and bytes that are not those of the file.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        if let Some(path) = &self.verify {
+            // It is opened again to be compared with; a wrong one should not be found out after attaching.
+            drop(Weights::open(path)?);
+        }
         let device = self.at.open()?;
         let stream = Stream::new(&device)?;
         let publisher = publishers::of(&self.name, self.socket.as_deref())?;
@@ -88,10 +92,10 @@ impl Args {
 
     fn object(&self, object: &Value) -> anyhow::Result<()> {
         let text = match self.watch {
-            true => serde_json::to_string(object)?,
-            false => serde_json::to_string_pretty(object)?,
+            true => json_line(object)?,
+            false => json(object)?,
         };
-        print(&(text + "\n"))
+        print(&text)
     }
 }
 
@@ -108,7 +112,8 @@ impl Reader<'_> {
     fn attach(&self) -> anyhow::Result<(Subscriber, Publication)> {
         let free_before = self.device.memory_info()?.free;
         let begun = Instant::now();
-        let mut subscriber = Subscriber::connect(&self.publisher.socket)?;
+        let socket = &self.publisher.socket;
+        let mut subscriber = publishers::naming(socket, Subscriber::connect(socket))?;
         let how = Attachment::builder(self.device);
         let publication = subscriber.attach(&self.args.name, &how).with_context(|| {
             format!(
@@ -166,7 +171,7 @@ impl Reader<'_> {
         self.verify(&held)?;
         let (version, bytes) = (held.version(), held.memory().held());
         if self.args.json {
-            return self.args.object(&json!({
+            return self.args.object(&serde_json::json!({
                 "publisher": "gone",
                 "version": version,
                 "bytes": bytes,
@@ -202,7 +207,7 @@ impl Reader<'_> {
             return Ok(());
         };
         let weights = Weights::open(path)?;
-        let shown = path.display();
+        let shown = shown(path);
         ensure!(
             weights.manifest() == publication.manifest(),
             "the manifest of {:?} is not that of {shown}",

@@ -12,6 +12,9 @@ use anyhow::{Context as _, anyhow, ensure};
 use cuvmm::share::{Manifest, Tensor};
 use safetensors::tensor::Metadata;
 
+use crate::files;
+use crate::terminal::{chain, shown};
+
 /// The bytes before the header: its length.
 const LENGTH: u64 = 8;
 
@@ -67,15 +70,14 @@ impl Weights {
     /// from behind the header.
     ///
     /// # Errors
-    /// When it is no safetensors file, or not whole.
+    /// Wrong usage: it cannot be read, is no regular file, no safetensors file, or not whole.
     pub(super) fn open(path: &Path) -> anyhow::Result<Self> {
-        Self::read(path).with_context(|| path.display().to_string())
+        let file = files::regular(path)?;
+        Self::read(path, file).map_err(|error| files::wrong(path, chain(&error)))
     }
 
-    fn read(path: &Path) -> anyhow::Result<Self> {
-        let file = File::open(path)?;
+    fn read(path: &Path, file: File) -> anyhow::Result<Self> {
         let status = file.metadata()?;
-        ensure!(status.is_file(), "this is no file");
         let stamp = Stamp::new(&status);
         ensure!(stamp.size >= LENGTH, "this is no safetensors file");
         let mut length = [0; LENGTH as usize];
@@ -147,7 +149,7 @@ impl Weights {
                 }
             });
             for chunk in chunks {
-                let (offset, chunk) = chunk.with_context(|| self.path.display().to_string())?;
+                let (offset, chunk) = chunk.with_context(|| shown(&self.path))?;
                 act(offset, &chunk)?;
                 // The last chunks are wanted by nobody.
                 let _ = give_back.send(chunk);
@@ -155,7 +157,7 @@ impl Weights {
             let now = Stamp::new(&self.file.metadata()?);
             match now == self.stamp {
                 true => Ok(()),
-                false => Err(anyhow!("{} changed while it was read", self.path.display())),
+                false => Err(anyhow!("{} changed while it was read", shown(&self.path))),
             }
         })
     }

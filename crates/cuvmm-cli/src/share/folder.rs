@@ -3,12 +3,16 @@
 //! Whoever may write to the folder could pass itself off as a publisher, so it must be this user's and
 //! nobody else's.
 
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
+use cuvmm::share::LOCK_ENDING;
 use rustix::process::geteuid;
+
+use crate::terminal::shown;
 
 /// How the name of a socket ends.
 const SOCKET: &str = "sock";
@@ -29,7 +33,7 @@ pub(super) fn own_socket() -> anyhow::Result<PathBuf> {
     let folder = path();
     match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-            return Err(error).with_context(|| folder.display().to_string());
+            return Err(error).with_context(|| shown(&folder));
         }
         _ => {}
     }
@@ -37,31 +41,36 @@ pub(super) fn own_socket() -> anyhow::Result<PathBuf> {
     Ok(folder.join(format!("{}.{SOCKET}", std::process::id())))
 }
 
-/// Every socket in the folder, in the order of their names. Where there is no folder there is none.
+/// Every socket in the folder, in the order of their names, and every place of one of which a lock is
+/// left. Where there is no folder there is none.
 ///
 /// # Errors
 /// When the folder cannot be read, or others may write to it.
-pub(super) fn sockets() -> anyhow::Result<Vec<PathBuf>> {
+pub(super) fn sockets() -> anyhow::Result<BTreeSet<PathBuf>> {
     let folder = path();
     let entries = match std::fs::read_dir(&folder) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(vec![]),
-        entries => entries.with_context(|| folder.display().to_string())?,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeSet::new()),
+        entries => entries.with_context(|| shown(&folder))?,
     };
     check(&folder)?;
-    let mut sockets = vec![];
+    let mut sockets = BTreeSet::new();
     for entry in entries {
-        let path = entry.with_context(|| folder.display().to_string())?.path();
+        let path = entry.with_context(|| shown(&folder))?.path();
+        let lock = LOCK_ENDING.trim_start_matches('.');
+        let path = match path.extension().is_some_and(|ending| ending == lock) {
+            true => path.with_extension(""),
+            false => path,
+        };
         if path.extension().is_some_and(|ending| ending == SOCKET) {
-            sockets.push(path);
+            sockets.insert(path);
         }
     }
-    sockets.sort();
     Ok(sockets)
 }
 
 fn check(folder: &Path) -> anyhow::Result<()> {
-    let shown = folder.display();
-    let found = std::fs::symlink_metadata(folder).with_context(|| shown.to_string())?;
+    let shown = shown(folder);
+    let found = std::fs::symlink_metadata(folder).with_context(|| shown.clone())?;
     ensure!(found.is_dir(), "{shown} is no folder");
     let own = geteuid().as_raw();
     ensure!(

@@ -8,12 +8,13 @@ use serde_json::{Value, json};
 
 use super::publishers::{Found, find};
 use super::{size, table};
-use crate::drivers::print;
+use crate::terminal::{json as as_json, print, safe, shown};
 
 /// List what this user's processes publish
 ///
-/// Looks in `$XDG_RUNTIME_DIR/cuvmm`, or `/tmp/cuvmm-UID` where that is not set. Sockets that dead
-/// publishers have left are removed. Exit code 1 when a publisher does not answer.
+/// Looks in `$XDG_RUNTIME_DIR/cuvmm`, or `/tmp/cuvmm-UID` where that is not set. Asks at most 1,024
+/// publishers, shows at most 4,096 publications, and says what it leaves out. What dead publishers
+/// have left there is removed. Exit code 1 when a publisher does not answer.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Only the publisher at this socket
@@ -31,7 +32,7 @@ impl Args {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let found = find(self.socket.as_deref())?;
         let text = match self.json {
-            true => serde_json::to_string_pretty(&object(&found))? + "\n",
+            true => as_json(&object(&found))?,
             false => text(&found),
         };
         print(&text)?;
@@ -40,7 +41,7 @@ impl Args {
         }
         let silent = found.silent.iter();
         let silent: Vec<_> = silent
-            .map(|(socket, why)| format!("{}: {why}", socket.display()))
+            .map(|(socket, why)| format!("{}: {why}", shown(socket)))
             .collect();
         bail!("no answer from {}", silent.join(", "))
     }
@@ -61,12 +62,14 @@ fn object(found: &Found) -> Value {
             "pid": publisher.pid,
             "socket": publisher.socket.display().to_string(),
             "publications": publications.collect::<Vec<_>>(),
+            "left_out": publisher.left_out,
         })
     });
     let swept = found.swept.iter();
     let silent = found.silent.iter();
     json!({
         "publishers": publishers.collect::<Vec<_>>(),
+        "sockets_not_asked": found.unasked,
         "swept": swept.map(|socket| socket.display().to_string()).collect::<Vec<_>>(),
         "silent": silent
             .map(|(socket, why)| json!({"socket": socket.display().to_string(), "error": why}))
@@ -82,13 +85,13 @@ fn text(found: &Found) -> String {
     for publisher in &found.publishers {
         for one in &publisher.publications {
             rows.add_row([
-                one.name.clone(),
+                safe(&one.name).into_owned(),
                 one.version.to_string(),
                 size(one.held),
                 one.extents.to_string(),
                 one.tensors.to_string(),
                 publisher.pid.to_string(),
-                publisher.socket.display().to_string(),
+                shown(&publisher.socket),
             ]);
         }
     }
@@ -96,8 +99,17 @@ fn text(found: &Found) -> String {
         0 => "nothing is published\n".to_owned(),
         _ => format!("{rows}\n"),
     };
+    for publisher in found.publishers.iter().filter(|one| one.left_out > 0) {
+        text += &format!(
+            "process {}: {} more left out\n",
+            publisher.pid, publisher.left_out
+        );
+    }
+    if found.unasked > 0 {
+        text += &format!("{} more sockets were not asked\n", found.unasked);
+    }
     for socket in &found.swept {
-        text += &format!("removed {}: its publisher is dead\n", socket.display());
+        text += &format!("removed {}: its publisher is dead\n", shown(socket));
     }
     text
 }

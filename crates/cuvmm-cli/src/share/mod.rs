@@ -81,14 +81,6 @@ fn size(bytes: u64) -> String {
     ByteSize(bytes).display().iec().to_string()
 }
 
-/// So many of something.
-fn counted(count: usize, what: &str) -> String {
-    match count {
-        1 => format!("1 {what}"),
-        _ => format!("{count} {what}s"),
-    }
-}
-
 /// A table whose columns from `first` up to `end` are of numbers.
 fn table(head: &[&str], first: usize, end: usize) -> Table {
     let mut table = Table::new();

@@ -4,17 +4,17 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow, ensure};
+use anyhow::{Context as _, anyhow};
 use cuvmm::driver::HandleTypes;
 use cuvmm::share::Publisher;
 use cuvmm::{Device, Region, Stream};
 
 use super::file::{Stamp, Weights};
 use super::stop::{Stop, Stopped};
-use super::{Where, counted, folder, size};
-use crate::drivers::print;
+use super::{Where, folder, publishers, size};
+use crate::terminal::{chain, counted, print, shown};
 use crate::watch::{in_words, nanos};
-use crate::{FAILURE, complain, usage};
+use crate::{FAILURE, complain, files, usage};
 
 /// Nothing of an edition is ever given back alone, and each reader pays for each extent: so they are as
 /// large as they can be.
@@ -27,7 +27,8 @@ const LOOK: Duration = Duration::from_millis(250);
 ///
 /// Each file is read into memory of the device once, in few large extents, and published whole under a
 /// name. What lies where is as in the file. Ends at SIGINT, SIGTERM or SIGHUP, and removes its socket
-/// then; whoever has attached keeps what it has.
+/// then; readers keep what they have attached. A second signal ends it at once, and leaves the socket
+/// for the next `list` to remove.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// The files
@@ -59,26 +60,28 @@ impl Args {
     /// a newer version is told, and the one before stays.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let mut sources = self.sources()?;
+        let all = sources.iter().map(Source::open);
+        let all = all.collect::<anyhow::Result<Vec<_>>>()?;
         let stop = Stop::on_signals()?;
         let device = self.at.open()?;
         let socket = match self.socket {
             Some(socket) => socket,
             None => folder::own_socket()?,
         };
-        let publisher = Publisher::bind(&socket)?;
+        let publisher = publishers::naming(&socket, Publisher::bind(&socket))?;
         let press = Press {
             stream: Stream::new(&device)?,
             device,
             publisher,
             stop,
         };
-        for source in &mut sources {
-            press.publish(source)?;
+        for (source, weights) in sources.iter_mut().zip(all) {
+            press.publish(source, weights)?;
         }
         print(&format!(
             "process {} at {}, until Ctrl-C\n",
             std::process::id(),
-            socket.display()
+            shown(&socket)
         ))?;
         match self.follow {
             true => press.follow(&mut sources)?,
@@ -98,8 +101,15 @@ impl Args {
                 Some(name) => name.clone(),
                 None => stem(path)?,
             };
+            if let Err(refusal) = Publisher::check_name(&name) {
+                let what = match &self.name {
+                    Some(name) => format!("--name {name:?}"),
+                    None => format!("{}: its name {name:?}", shown(path)),
+                };
+                return Err(usage(format!("{what}: {refusal}")));
+            }
             if let Some(other) = sources.iter().find(|other| other.name == name) {
-                let (one, other) = (other.path.display(), path.display());
+                let (one, other) = (shown(&other.path), shown(path));
                 return Err(usage(format!("{one} and {other} are both named {name:?}")));
             }
             sources.push(Source {
@@ -116,7 +126,7 @@ impl Args {
 fn stem(path: &Path) -> anyhow::Result<String> {
     let stem = path.file_stem().and_then(|stem| stem.to_str());
     let named = stem.map(str::to_owned);
-    named.ok_or_else(|| usage(format!("{} has no name to publish under", path.display())))
+    named.ok_or_else(|| usage(format!("{} has no name to publish under", shown(path))))
 }
 
 /// A file and its name.
@@ -130,6 +140,20 @@ struct Source {
     seen: Option<Stamp>,
 }
 
+impl Source {
+    /// Opens the file that is there now.
+    ///
+    /// # Errors
+    /// Wrong usage: it is no safetensors file, or has nothing to publish.
+    fn open(&self) -> anyhow::Result<Weights> {
+        let weights = Weights::open(&self.path)?;
+        match weights.bytes() {
+            0 => Err(files::wrong(&self.path, "this holds no bytes to publish")),
+            _ => Ok(weights),
+        }
+    }
+}
+
 /// What publishing takes.
 struct Press {
     stream: Stream,
@@ -139,14 +163,12 @@ struct Press {
 }
 
 impl Press {
-    /// Publishes what a file holds now.
-    fn publish(&self, source: &mut Source) -> anyhow::Result<()> {
+    /// Publishes the file of a source that was opened.
+    fn publish(&self, source: &mut Source, weights: Weights) -> anyhow::Result<()> {
         let begun = Instant::now();
-        let weights = Weights::open(&source.path)?;
         source.tried = Some(weights.stamp());
         let bytes = weights.bytes();
-        let path = source.path.display();
-        ensure!(bytes > 0, "{path} holds no bytes to publish");
+        let path = shown(&source.path);
         let region = self
             .load(&weights)
             .with_context(|| format!("{path}: {} to load", size(bytes)))?;
@@ -162,8 +184,8 @@ impl Press {
             "published {:?} version {version}: {} of {} in {}, {}, {:.2} GB/s\n",
             source.name,
             size(bytes),
-            counted(tensors, "tensor"),
-            counted(extents, "extent"),
+            counted(tensors as u64, "tensor"),
+            counted(extents as u64, "extent"),
             in_words(took),
             // Bytes in a nanosecond are gigabytes in a second.
             bytes as f64 / took,
@@ -194,10 +216,13 @@ impl Press {
                     continue;
                 }
                 source.tried = now;
-                match self.publish(source) {
+                match source
+                    .open()
+                    .and_then(|weights| self.publish(source, weights))
+                {
                     Err(error) if error.is::<Stopped>() => return Ok(()),
                     Err(error) => {
-                        complain(&format!("{error:#}"), FAILURE);
+                        complain(&chain(&error), FAILURE);
                     }
                     Ok(()) => {}
                 }

@@ -3,14 +3,21 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
 use cuvmm::error::{ChannelError, SubscribeError};
 use cuvmm::share::{self, Listing, Subscriber};
 
 use super::folder;
+use crate::terminal::{chain, safe, shown};
 
 /// How long a publisher may take to answer before the next one is asked.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The most publishers that are asked.
+const MOST_ASKED: usize = 1024;
+
+/// The most publications that are kept, of all publishers together.
+const MOST_KEPT: usize = 4096;
 
 /// A publisher that answers.
 #[derive(Debug)]
@@ -18,6 +25,8 @@ pub(super) struct Publisher {
     pub(super) socket: PathBuf,
     pub(super) pid: u32,
     pub(super) publications: Vec<Listing>,
+    /// How many more there are.
+    pub(super) left_out: u64,
 }
 
 /// All that was found.
@@ -28,6 +37,20 @@ pub(super) struct Found {
     pub(super) swept: Vec<PathBuf>,
     /// Sockets at which somebody is and does not answer, and why.
     pub(super) silent: Vec<(PathBuf, String)>,
+    /// How many sockets there are that were not asked, because there are too many.
+    pub(super) unasked: usize,
+}
+
+impl Found {
+    /// Adds a publisher, with as many of its publications as there is room for.
+    fn add(&mut self, mut publisher: Publisher) {
+        let kept = self.publishers.iter().map(|one| one.publications.len());
+        let room = MOST_KEPT.saturating_sub(kept.sum());
+        let cut = publisher.publications.len().saturating_sub(room);
+        publisher.publications.truncate(room);
+        publisher.left_out += cut as u64;
+        self.publishers.push(publisher);
+    }
 }
 
 /// Asks every publisher of this user in the default folder, or the one at a socket.
@@ -41,22 +64,28 @@ pub(super) fn find(socket: Option<&Path>) -> anyhow::Result<Found> {
         Some(socket) => {
             // What is there is told, and that nothing is there too.
             if !sweep(socket, &mut found)? {
-                let publisher = ask(socket).with_context(|| socket.display().to_string())?;
+                let publisher = naming(socket, ask(socket))?;
                 found.publishers.push(publisher);
             }
             return Ok(found);
         }
     };
+    let mut asked = 0;
     for socket in sockets {
         let outcome = match sweep(&socket, &mut found) {
             Ok(true) => continue,
+            Ok(false) if asked == MOST_ASKED => {
+                found.unasked += 1;
+                continue;
+            }
             Ok(false) => ask(&socket),
             Err(error) => Err(error),
         };
+        asked += 1;
         match outcome {
-            Ok(publisher) => found.publishers.push(publisher),
+            Ok(publisher) => found.add(publisher),
             Err(error) if has_gone(&error) => {}
-            Err(error) => found.silent.push((socket, format!("{error:#}"))),
+            Err(error) => found.silent.push((socket, chain(&error))),
         }
     }
     Ok(found)
@@ -77,7 +106,7 @@ pub(super) fn of(name: &str, socket: Option<&Path>) -> anyhow::Result<Publisher>
         (Some(last), false) => {
             those.push(last);
             let all = those.iter().map(|publisher| {
-                let socket = publisher.socket.display();
+                let socket = shown(&publisher.socket);
                 format!("process {} at {socket}", publisher.pid)
             });
             let all = all.collect::<Vec<_>>().join(", ");
@@ -86,25 +115,47 @@ pub(super) fn of(name: &str, socket: Option<&Path>) -> anyhow::Result<Publisher>
             ))
         }
         (None, _) => {
+            let left_out: u64 = others.iter().map(|publisher| publisher.left_out).sum();
+            let cut = match (left_out, found.unasked) {
+                (0, 0) => String::new(),
+                (more, sockets) => {
+                    format!("; {more} more were not looked at, nor {sockets} sockets")
+                }
+            };
             let names = others.iter().flat_map(|publisher| &publisher.publications);
             let names: Vec<_> = names.map(|one| format!("{:?}", one.name)).collect();
             let what = match names.is_empty() {
-                true => "nothing".to_owned(),
-                false => names.join(", "),
+                true => "nothing is".to_owned(),
+                false => format!("published are {}", names.join(", ")),
             };
             let silent = found
                 .silent
                 .iter()
-                .map(|(socket, why)| format!("; {} does not answer: {why}", socket.display()));
+                .map(|(socket, why)| format!("; {} does not answer: {why}", shown(socket)));
             let silent: String = silent.collect();
-            Err(anyhow!("nobody publishes {name:?}, but {what}{silent}"))
+            Err(anyhow!("{name:?} is not published: {what}{silent}{cut}"))
         }
     }
 }
 
+/// An error that names the socket it is about: some of the library's do not.
+pub(super) fn naming<T, E: Into<anyhow::Error>>(
+    socket: &Path,
+    outcome: Result<T, E>,
+) -> anyhow::Result<T> {
+    let path = shown(socket);
+    outcome.map_err(|error| {
+        let error = error.into();
+        match safe(&chain(&error)).contains(&path) {
+            true => error,
+            false => error.context(path),
+        }
+    })
+}
+
 /// Removes what a dead publisher has left at a path; whether there was something.
 fn sweep(socket: &Path, found: &mut Found) -> anyhow::Result<bool> {
-    let swept = share::sweep(socket)?;
+    let swept = naming(socket, share::sweep(socket))?;
     if swept {
         found.swept.push(socket.to_owned());
     }
@@ -114,10 +165,12 @@ fn sweep(socket: &Path, found: &mut Found) -> anyhow::Result<bool> {
 fn ask(socket: &Path) -> anyhow::Result<Publisher> {
     let mut subscriber = Subscriber::connect(socket)?;
     subscriber.channel().set_timeout(PATIENCE);
+    let listed = subscriber.list()?;
     Ok(Publisher {
         socket: socket.to_owned(),
         pid: subscriber.channel().peer().pid,
-        publications: subscriber.list()?,
+        left_out: listed.left_out(),
+        publications: listed.publications,
     })
 }
 
@@ -127,4 +180,30 @@ fn has_gone(error: &anyhow::Error) -> bool {
     let asking = error.downcast_ref();
     matches!(connecting, Some(ChannelError::NobodyThere { .. }))
         || matches!(asking, Some(SubscribeError::Channel(ChannelError::Closed)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_of_all_publishers_is_bounded_and_the_rest_is_counted() {
+        let listing = r#"{"name":"a","version":1,"held":1,"extents":1,"tensors":1}"#;
+        let Ok(listing) = serde_json::from_str::<Listing>(listing) else {
+            unreachable!("a listing");
+        };
+        let mut found = Found::default();
+        for count in [MOST_KEPT - 2, 5, 3] {
+            found.add(Publisher {
+                socket: PathBuf::new(),
+                pid: 1,
+                publications: vec![listing.clone(); count],
+                left_out: 10,
+            });
+        }
+        let kept = found.publishers.iter().map(|one| one.publications.len());
+        assert_eq!(kept.collect::<Vec<_>>(), [MOST_KEPT - 2, 2, 0]);
+        let left_out = found.publishers.iter().map(|one| one.left_out);
+        assert_eq!(left_out.collect::<Vec<_>>(), [10, 13, 13]);
+    }
 }

@@ -7,7 +7,8 @@ use cuvmm::share::{Manifest, Publication};
 use serde_json::{Value, json};
 
 use super::publishers::Publisher;
-use super::{counted, size, table};
+use super::{size, table};
+use crate::terminal::{counted, safe, shown};
 
 /// As many tensors are listed unless all are wanted.
 const FEW: usize = 10;
@@ -69,7 +70,7 @@ impl Attached<'_> {
             self.publication.name(),
             self.publication.version(),
             self.publisher.pid,
-            self.publisher.socket.display()
+            shown(&self.publisher.socket)
         );
         let _ = writeln!(
             text,
@@ -80,22 +81,23 @@ impl Attached<'_> {
             text,
             "{} in {} at {}, read only",
             size(memory.held()),
-            counted(memory.extents().len(), "extent"),
+            counted(memory.extents().len() as u64, "extent"),
             memory.address()
         );
         let _ = writeln!(
             text,
             "free on {} by its driver: {} before, {} after",
-            memory.device().name(),
+            safe(memory.device().name()),
             size(self.free_before),
             size(self.free_after)
         );
         list(&mut text, self.publication.manifest(), all);
         if let Some(dump) = &self.dump {
-            let _ = writeln!(text, "{}: {}", dump.tensor, dump.elements.join(", "));
+            let elements = dump.elements.join(", ");
+            let _ = writeln!(text, "{}: {elements}", safe(&dump.tensor));
         }
         if let Some(file) = self.verified {
-            let _ = writeln!(text, "verified: all bytes are those of {}", file.display());
+            let _ = writeln!(text, "verified: all bytes are those of {}", shown(file));
         }
         text
     }
@@ -103,15 +105,15 @@ impl Attached<'_> {
 
 fn list(text: &mut String, manifest: &Manifest, all: bool) {
     for (key, note) in &manifest.metadata {
-        let _ = writeln!(text, "{key}: {note}");
+        let _ = writeln!(text, "{}: {}", safe(key), safe(note));
     }
     let tensors = &manifest.tensors;
     let most = if all { tensors.len() } else { FEW };
     let mut rows = table(&["tensor", "type", "shape", "offset", "bytes"], 3, 5);
     for tensor in tensors.iter().take(most) {
         rows.add_row([
-            tensor.name.clone(),
-            tensor.dtype.clone(),
+            safe(&tensor.name).into_owned(),
+            safe(&tensor.dtype).into_owned(),
             format!("{:?}", tensor.shape),
             tensor.offset.to_string(),
             tensor.size.to_string(),

@@ -1,10 +1,23 @@
 //! Ctrl-C and its like, as something to wait for: what is left behind is cleaned up by its owners.
+//!
+//! The first signal is waited for; a second one does what it does to a program that handles none. So a
+//! process that is stuck can always be ended.
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
 use std::time::Duration;
 
-/// Heard of when the process is asked to end: SIGINT, SIGTERM, SIGHUP.
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
+use signal_hook::iterator::Signals;
+
+/// The signals that ask a process to end.
+const SIGNALS: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
+
+/// Heard of when the process is asked to end.
 #[derive(Debug)]
 pub(super) struct Stop(Receiver<()>);
 
@@ -14,10 +27,19 @@ impl Stop {
     /// # Errors
     /// When the system refuses.
     pub(super) fn on_signals() -> anyhow::Result<Self> {
+        let asked = Arc::new(AtomicBool::new(false));
+        for signal in SIGNALS {
+            // In this order: the first signal finds the flag unset, and sets it.
+            flag::register_conditional_default(signal, Arc::clone(&asked))?;
+            flag::register(signal, Arc::clone(&asked))?;
+        }
+        let mut signals = Signals::new(SIGNALS)?;
         let (sender, receiver) = channel();
-        ctrlc::set_handler(move || {
-            // Nobody waits when it is ending already.
-            let _ = sender.send(());
+        thread::Builder::new().spawn(move || {
+            for _ in signals.forever() {
+                // The receiver is gone when the process is ending already.
+                let _ = sender.send(());
+            }
         })?;
         Ok(Self(receiver))
     }
@@ -29,7 +51,7 @@ impl Stop {
 
     /// Waits until it is.
     pub(super) fn wait(&self) {
-        // The handler is never dropped.
+        // The thread never ends, and so the sender is never dropped.
         let _ = self.0.recv();
     }
 

@@ -3,8 +3,11 @@
 use super::answer::{Answer, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, require};
 use super::backing::{Backing, Change, Reach};
 use super::device::Device;
+use super::hazards::{Loss, Taken};
 use super::state::State;
-use crate::{AccessDesc, AccessFlags, CUresult, DeviceAddress, Location, LocationKind, Ordinal};
+use crate::{
+    AccessDesc, AccessFlags, CUresult, Call, DeviceAddress, Location, LocationKind, Ordinal,
+};
 
 /// Who can be given a right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -94,11 +97,19 @@ impl<B: Backing> State<B> {
         for (index, opened) in plan.opened.into_iter().enumerate() {
             self.devices[index].opened = opened;
         }
+        let mut taken: Vec<Taken> = Vec::new();
         for (start, rights) in plan.rights {
-            if let Some(mapping) = self.mappings.by_address.get_mut(&start) {
-                mapping.rights = rights;
+            let Some(mapping) = self.mappings.by_address.get_mut(&start) else {
+                continue;
+            };
+            let (size, after) = (mapping.size, rights.clone());
+            let before = std::mem::replace(&mut mapping.rights, rights);
+            if !self.streams.is_idle() {
+                let loss = Loss::Mapping { before, after };
+                taken.push(Taken { start, size, loss });
             }
         }
+        self.note_hazards(Call::MemSetAccess, &taken);
         for handle in plan.warmed {
             if let Some(physical) = self.physicals.by_handle.get_mut(&handle) {
                 physical.cold = false;

@@ -1,16 +1,18 @@
 //! Memory that is not ours to map: plain, from a memory pool, pinned, managed.
 //!
-//! Kept simple: every allocation takes whole granules, and a memory pool keeps nothing.
+//! Kept simple: every allocation takes whole granules, and each device has one memory pool, which
+//! keeps what was freed into it until the next synchronisation.
 
 use std::collections::BTreeMap;
 
 use super::answer::{Answer, INVALID_VALUE, NOT_SUPPORTED, require};
 use super::backing::Backing;
 use super::device::Owner;
+use super::hazards::{Loss, Taken};
 use super::managed::Advised;
 use super::state::State;
 use super::work::Work;
-use crate::{DeviceAddress, DeviceAttribute, Ordinal, StreamHandle};
+use crate::{Call, DeviceAddress, DeviceAttribute, Ordinal, StreamHandle};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -69,9 +71,14 @@ impl<B: Backing> State<B> {
             Kind::Managed => None,
         };
         self.sweep();
+        let pooled = match kind {
+            Kind::Pool => self.devices[index].pooled.min(taken),
+            _ => 0,
+        };
         if let Some(owner) = owner {
-            self.charge(owner, taken)?;
+            self.charge(owner, taken - pooled)?;
         }
+        self.devices[index].pooled -= pooled;
         let address = match self.backing.allocate(taken, kind.is_touchable()) {
             Ok(address) => address,
             Err(code) => {
@@ -97,14 +104,45 @@ impl<B: Backing> State<B> {
     }
 
     /// Takes an allocation away.
-    pub(crate) fn end_allocation(&mut self, address: u64) {
+    pub(crate) fn end_allocation(&mut self, call: Call, address: u64) {
         let Some(gone) = self.allocations.by_address.remove(&address) else {
             return;
         };
+        let touchable = gone.kind.is_touchable();
+        let taken = Taken {
+            start: address,
+            size: gone.size,
+            loss: Loss::Allocation { touchable },
+        };
+        self.note_hazards(call, &[taken]);
         self.backing.deallocate(address, gone.taken);
         if let Some(owner) = gone.owner {
             self.refund(owner, gone.taken);
         }
+    }
+
+    /// Takes an allocation away in the order of its stream. The pool keeps its memory.
+    pub(crate) fn free_in_order(&mut self, address: u64) {
+        if let Some(gone) = self.allocations.by_address.get_mut(&address)
+            && gone.kind == Kind::Pool
+            && let Some(Owner::Device(index)) = gone.owner.take()
+        {
+            self.devices[index].pooled += gone.taken;
+        }
+        self.end_allocation(Call::MemFreeAsync, address);
+    }
+
+    /// What waiting for a stream, an event or a context does beside.
+    pub(crate) fn synchronized(&mut self, device: Ordinal) -> Answer {
+        let index = self.device(device)?;
+        self.trim_pool(index);
+        Ok(())
+    }
+
+    /// The pool of a device gives back what it keeps.
+    pub(crate) fn trim_pool(&mut self, index: usize) {
+        let pooled = std::mem::take(&mut self.devices[index].pooled);
+        self.refund(Owner::Device(index), pooled);
     }
 
     /// An allocation that begins here, is of one of these kinds and not being freed.
@@ -139,7 +177,7 @@ impl<B: Backing> State<B> {
         let size = self
             .allocation(address.0, &[Kind::Plain, Kind::Pool, Kind::Managed])?
             .size;
-        self.end_allocation(address.0);
+        self.end_allocation(Call::MemFree, address.0);
         self.clock.spend(self.rules.costs.free.at(size));
         Ok(())
     }
@@ -188,7 +226,7 @@ impl<B: Backing> State<B> {
     pub(crate) fn host_free(&mut self, device: Ordinal, address: u64) -> Answer {
         self.context(device)?;
         self.allocation(address, &[Kind::Pinned])?;
-        self.end_allocation(address);
+        self.end_allocation(Call::MemFreeHost, address);
         Ok(())
     }
 

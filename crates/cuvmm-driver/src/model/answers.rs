@@ -273,14 +273,16 @@ answers! {
             Ok(state.streams.covered_by(key))
         };
         self.ask_and_wait(Call::StreamSynchronize, device, question, |state| {
-            state.wait_for(device, stream)
+            state.wait_for(device, stream)?;
+            state.synchronized(device)
         })
     }
 
     unsafe fn event_synchronize(&self, device: Ordinal, event: EventHandle) -> Result<()> {
         let question = |state: &mut State<B>| state.event_marks(device, event);
         self.ask_and_wait(Call::EventSynchronize, device, question, |state| {
-            state.wait_for_event(event)
+            state.wait_for_event(event)?;
+            state.synchronized(device)
         })
     }
 
@@ -292,7 +294,8 @@ answers! {
             Ok(state.streams.unfinished(device.0, false))
         };
         self.ask_and_wait(Call::CtxSynchronize, device, question, |state| {
-            state.wait_for_all(device)
+            state.wait_for_all(device)?;
+            state.synchronized(device)
         })
     }
 

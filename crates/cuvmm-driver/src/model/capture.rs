@@ -111,6 +111,16 @@ impl<B: Backing> State<B> {
         Ok(GraphHandle(graph))
     }
 
+    /// Ends the captures that began on a device.
+    pub(crate) fn end_captures_of(&mut self, device: i32) {
+        let captures = self.captures.iter();
+        let began = captures.filter(|(_, capture)| capture.origin.device == device);
+        let ids: Vec<_> = began.map(|(&id, _)| id).collect();
+        for id in ids {
+            self.end_capture(id);
+        }
+    }
+
     fn end_capture(&mut self, id: u64) -> Option<Capture> {
         self.streams.forget_capture(id);
         self.captures.remove(&id)

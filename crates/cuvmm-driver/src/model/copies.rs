@@ -15,6 +15,16 @@ pub(crate) enum Use {
     Write,
 }
 
+impl Use {
+    /// Whether a right is enough for it.
+    pub(crate) fn allowed(self, right: AccessFlags) -> bool {
+        match self {
+            Self::Read => right != AccessFlags::NONE,
+            Self::Write => right == AccessFlags::READ_WRITE,
+        }
+    }
+}
+
 /// A run of bytes that lies in one piece.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
@@ -68,11 +78,7 @@ impl<B: Backing> State<B> {
     /// The place of one address, and where what it lies in ends.
     fn place(&self, device: i32, at: u64, how: Use) -> Option<(Place, u64)> {
         if let Some((start, mapping)) = self.mappings.containing(at) {
-            let right = mapping.rights.of(Who::Device(device));
-            let enough = match how {
-                Use::Read => right != AccessFlags::NONE,
-                Use::Write => right == AccessFlags::READ_WRITE,
-            };
+            let enough = how.allowed(mapping.rights.of(Who::Device(device)));
             let physical = self.physicals.by_handle.get(&mapping.handle)?;
             let place = Place::Memory(physical.memory, at - start);
             return enough.then_some((place, start + mapping.size));

@@ -12,6 +12,10 @@ use crate::{
 pub(crate) struct Device {
     /// Bytes taken by physicals and allocations.
     pub(crate) used: u64,
+    /// The part of them that was freed into the memory pool, which has not given it back.
+    pub(crate) pooled: u64,
+    /// Bytes that other programs hold.
+    pub(crate) elsewhere: u64,
     /// Mappings that this device has access to.
     pub(crate) opened: u64,
     /// The code that every use of a lost context answers.
@@ -101,8 +105,10 @@ impl<B: Backing> State<B> {
         let index = self.context(device)?;
         self.sweep();
         let total = self.rules.capacity;
+        let device = &self.devices[index];
+        let taken = device.used.saturating_add(device.elsewhere);
         Ok(MemoryInfo {
-            free: total.saturating_sub(self.devices[index].used),
+            free: total.saturating_sub(taken),
             total,
         })
     }
@@ -136,7 +142,12 @@ impl<B: Backing> State<B> {
     /// Takes bytes of a place, if there are as many.
     pub(crate) fn charge(&mut self, owner: Owner, bytes: u64) -> Answer {
         let capacity = match owner {
-            Owner::Device(_) => self.rules.capacity,
+            Owner::Device(index) => {
+                let elsewhere = self.devices.get(index).map(|device| device.elsewhere);
+                self.rules
+                    .capacity
+                    .saturating_sub(elsewhere.unwrap_or_default())
+            }
             Owner::Host => self.rules.host_capacity,
         };
         let Some(used) = self.used_of(owner) else {

@@ -11,7 +11,7 @@ use crate::{CUresult, EventFlags, EventHandle, Ordinal, StreamHandle};
 
 #[derive(Debug)]
 pub(crate) struct Event {
-    device: i32,
+    pub(crate) device: i32,
     /// What was queued when it was last recorded; nothing before the first record.
     pub(crate) covers: Vec<Mark>,
     /// The capture that it was recorded in, if it was.

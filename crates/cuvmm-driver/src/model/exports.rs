@@ -7,7 +7,9 @@
 //! "Memory lives while a descriptor is open" is measured by file locks: every export is a new
 //! open file with a shared lock on it, which the system drops when the last descriptor *and* the
 //! last mapping of that open file have gone, in whichever process. While an exclusive lock is
-//! refused, somebody still holds the memory.
+//! refused, a process still holds the memory. A process that locks or unlocks what it was handed
+//! makes that count wrong, which changes figures and no contents; it holds up no call, since no lock is
+//! waited for.
 //!
 //! `unsafe` is needed to look at a descriptor that came as a bare number.
 #![allow(unsafe_code)]
@@ -59,7 +61,16 @@ pub(crate) fn new_file(size: u64, location: Location) -> Answer<OwnedFd> {
     let file = memfd_create(name, flags).map_err(code)?;
     ftruncate(&file, size).map_err(|_| OUT_OF_MEMORY)?;
     fcntl_add_seals(&file, seals()).map_err(code)?;
-    Ok(file)
+    // A file that was opened for writing can have no lease, and the one that was made just now does
+    // not count as such. Where a process had a lease on it, opening it again would wait for that process.
+    open_again(&file)
+}
+
+/// A new open file of the same memory.
+fn open_again(file: &OwnedFd) -> Answer<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    retry_on_intr(|| open(&path, flags, Mode::empty())).map_err(code)
 }
 
 /// What stands for a dma-buf: a file of that length which nobody can import.
@@ -71,18 +82,19 @@ pub(crate) fn stand_in(size: u64) -> Answer<OwnedFd> {
 
 /// A new descriptor on a new open file of the same memory, locked for as long as it lives.
 pub(crate) fn hand_out(file: &OwnedFd) -> Answer<OwnedFd> {
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    let given = retry_on_intr(|| open(&path, flags, Mode::empty())).map_err(code)?;
-    retry_on_intr(|| flock(&given, FlockOperation::LockShared)).map_err(code)?;
-    Ok(given)
+    let given = open_again(file)?;
+    match retry_on_intr(|| flock(&given, FlockOperation::NonBlockingLockShared)) {
+        // A process that was handed the file has locked it for itself: it holds the memory as long
+        // as it holds that lock.
+        Ok(()) | Err(Errno::WOULDBLOCK) => Ok(given),
+        Err(error) => Err(code(error)),
+    }
 }
 
 /// Whether a descriptor that was handed out, or a mapping of it, still lives anywhere.
 pub(crate) fn held_elsewhere(file: &OwnedFd) -> bool {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {
-            // Nobody waits for this lock but an export, which waits that instant.
             let _ = flock(file, FlockOperation::Unlock);
             false
         }

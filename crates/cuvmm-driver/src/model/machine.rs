@@ -10,6 +10,7 @@ use cuvmm_sys::{SYMBOLS, Symbol};
 use super::answer::{Answer, INVALID_VALUE};
 use super::backing::Backing;
 use super::copies::Use;
+use super::hazards::Hazard;
 use super::options::Rules;
 use super::picture::{Live, Snapshot};
 use super::spite::{Spite, Spiting};
@@ -37,6 +38,12 @@ use crate::{
 /// comes late lands in whatever is mapped at its address by then. If nothing is, or the device
 /// has no right there, the context is lost as on a GPU: launches, copies, fills, queries and
 /// synchronisations answer `ILLEGAL_ADDRESS` from then on, while the virtual-memory calls go on.
+///
+/// # Hazards
+/// A GPU may run queued work at any moment; here it runs only when it is let go, and memory that
+/// was swapped at its addresses before that would go unseen. So each call that unmaps, lowers
+/// access or frees while queued work names the range notes a [`Hazard`]. The answers stay those of
+/// a GPU. A test fixture looks at [`hazards`](Self::hazards) when it ends.
 pub struct Machine<B> {
     state: Mutex<State<B>>,
     /// Told whenever queued work was done or given up.
@@ -72,6 +79,7 @@ impl<B: Backing> Machine<B> {
         let answered = |state: &mut State<B>| {
             let cost = state.rules.costs.of_call(call);
             state.clock.spend(cost);
+            state.let_arrive(call);
             if let Some(code) = state.spited(call) {
                 return Err(code);
             }
@@ -106,7 +114,7 @@ impl<B: Backing> Machine<B> {
         }
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut State<B>) -> T) -> T {
+    pub(super) fn with<T>(&self, act: impl FnOnce(&mut State<B>) -> T) -> T {
         let mut state = self.lock();
         let outcome = act(&mut state);
         // Something that others waited for may have been done on the way.
@@ -241,6 +249,19 @@ impl<B: Backing> Machine<B> {
     #[must_use]
     pub fn spited(&self) -> u64 {
         self.lock().spited
+    }
+
+    /// Takes the hazards noted so far: calls that took memory away while queued work named it. The
+    /// first 64 since the last time come with their figures.
+    #[must_use]
+    pub fn take_hazards(&self) -> Vec<Hazard> {
+        self.lock().hazards.take()
+    }
+
+    /// How many hazards were noted and not taken.
+    #[must_use]
+    pub fn hazards(&self) -> u64 {
+        self.lock().hazards.count()
     }
 
     /// The virtual time: what all calls so far would have cost.

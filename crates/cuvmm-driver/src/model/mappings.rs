@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use super::access::Rights;
 use super::answer::{Answer, INVALID_VALUE, NOT_SUPPORTED, require};
 use super::backing::{Backing, Part};
+use super::hazards::Taken;
 use super::state::State;
-use crate::{DeviceAddress, PhysicalHandle};
+use crate::{Call, DeviceAddress, PhysicalHandle};
 
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -124,6 +125,7 @@ impl<B: Backing> State<B> {
             gone.push(start);
         }
         self.backing.unmap(&parts)?;
+        let mut taken: Vec<Taken> = Vec::new();
         for start in gone {
             let Some(mapping) = self.mappings.by_address.remove(&start) else {
                 continue;
@@ -134,7 +136,11 @@ impl<B: Backing> State<B> {
                 physical.mappings -= 1;
             }
             self.reap(mapping.handle);
+            if !self.streams.is_idle() {
+                taken.push(Taken::unmapped(start, mapping.size, mapping.rights));
+            }
         }
+        self.note_hazards(Call::MemUnmap, &taken);
         Ok(())
     }
 }

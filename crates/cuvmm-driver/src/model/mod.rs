@@ -15,7 +15,7 @@
 //!   nothing in it.
 //! - Work takes virtual time only for whoever waits for it: a query answers that it is done.
 //! - Imported memory of another process is charged to nobody here, nor are managed pages.
-//! - An allocation on a capturing stream is `NOT_SUPPORTED`; pools keep nothing.
+//! - An allocation on a capturing stream is `NOT_SUPPORTED`.
 //!
 //! # The hostile manner
 //! [`Manner::Hostile`] is a driver that keeps to the documentation and to nothing else. It refuses
@@ -48,6 +48,11 @@
 //!   which is not there is `INVALID_VALUE` is a guess.
 //! - On a device that moves no managed pages while the host uses them, moving them there and advice
 //!   that names it are `INVALID_DEVICE`.
+//! - A memory pool keeps what `cuMemFreeAsync` gave it until the next synchronisation of a stream,
+//!   an event or the context: so the documentation says of a pool that nobody has set up. That a
+//!   lack of memory elsewhere does not make it give back sooner is a guess.
+//! - What a reset of the primary context leaves: so the documentation says, which does not name
+//!   mappings.
 //! - Pinned memory of no bytes lies at an address of its own and is charged as one granule. That
 //!   it is given out and can be given back was seen.
 
@@ -67,6 +72,7 @@ mod events;
 mod exports;
 mod graphs;
 mod handles;
+mod hazards;
 mod machine;
 mod managed;
 mod mappings;
@@ -76,8 +82,10 @@ mod pages;
 mod physicals;
 mod picture;
 mod pointers;
+mod programs;
 mod refusals;
 mod reservations;
+mod reset;
 mod space;
 mod spite;
 mod state;
@@ -87,6 +95,7 @@ mod work;
 pub use backing::{Backing, Change, MemoryKey, Part, Place, Reach};
 pub use costs::{Costs, Curve, ParseCostsError};
 pub use documented::documented;
+pub use hazards::Hazard;
 pub use machine::Machine;
 pub use nothing::Nothing;
 pub use options::{Manner, ModelOptions};

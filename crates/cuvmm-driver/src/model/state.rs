@@ -13,9 +13,11 @@ use super::clock::Clock;
 use super::device::Device;
 use super::events::Event;
 use super::handles::Handles;
+use super::hazards::Hazards;
 use super::mappings::Mappings;
 use super::options::{Manner, Rules};
 use super::physicals::Physicals;
+use super::programs::Arrival;
 use super::reservations::Reservations;
 use super::spite::Spiting;
 use super::streams::Streams;
@@ -42,6 +44,8 @@ pub(crate) struct State<B> {
     pub(crate) graphs: BTreeMap<u64, Vec<Work>>,
     pub(crate) graph_execs: BTreeMap<u64, (i32, Vec<Work>)>,
     pub(crate) handles: Handles,
+    pub(crate) hazards: Hazards,
+    pub(crate) arrivals: Vec<Arrival>,
     /// What the hostile manner chooses by.
     pub(crate) chance: Chance,
     pub(crate) spiting: Option<Spiting>,
@@ -58,6 +62,8 @@ impl<B: Backing> State<B> {
         Self {
             streams: Streams::new(rules.devices),
             handles: Handles::new(rules.manner == Manner::Hostile),
+            hazards: Hazards::default(),
+            arrivals: Vec::new(),
             chance: Chance::new(rules.seed),
             spiting: rules.spite.map(Spiting::from),
             spited: 0,

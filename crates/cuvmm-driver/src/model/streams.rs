@@ -51,6 +51,8 @@ struct Item {
 
 #[derive(Debug, Default)]
 pub(crate) struct Stream {
+    /// What named it when it was made.
+    handle: u64,
     non_blocking: bool,
     /// Number of the last work submitted, and of the last done.
     submitted: u64,
@@ -208,6 +210,21 @@ impl Streams {
         dropped
     }
 
+    /// Ends the streams of a device, whose work is done or given up, and names their handles. Its
+    /// legacy default stream is as new.
+    pub(crate) fn end_all(&mut self, device: i32) -> Vec<u64> {
+        self.by_key.retain(|key, _| key.device != device);
+        let legacy = StreamKey::legacy(device);
+        self.by_key.insert(legacy, Stream::default());
+        let mut gone = Vec::new();
+        self.named.retain(|&handle, key| {
+            let stays = key.device != device;
+            gone.extend((!stays).then_some(handle));
+            stays
+        });
+        gone
+    }
+
     /// Streams that were made and not destroyed; the default streams are not counted.
     pub(crate) fn live(&self) -> usize {
         self.by_key
@@ -219,6 +236,23 @@ impl Streams {
     /// Pieces of work that are queued.
     pub(crate) fn queued(&self) -> usize {
         self.by_key.values().map(|stream| stream.queue.len()).sum()
+    }
+
+    /// Shows each piece of work that is queued, with its device and its stream's handle.
+    pub(crate) fn each_queued(&self, mut see: impl FnMut(i32, StreamHandle, &Work)) {
+        for key in &self.backlog {
+            let Some(stream) = self.by_key.get(key) else {
+                continue;
+            };
+            for item in &stream.queue {
+                see(key.device, StreamHandle(stream.handle), &item.work);
+            }
+        }
+    }
+
+    /// Whether any work is queued.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.backlog.is_empty()
     }
 
     pub(crate) fn hold(&mut self, key: StreamKey, held: bool) {
@@ -276,12 +310,11 @@ impl Streams {
 }
 
 impl<B: Backing> State<B> {
-    /// A stream that was made on this device and not destroyed. 1 is the other name of the
-    /// legacy default stream.
+    /// A stream that was made on this device and not destroyed, or its legacy default stream.
     pub(crate) fn stream(&self, device: Ordinal, stream: StreamHandle) -> Answer<StreamKey> {
-        let key = match stream.0 {
-            0 | 1 => StreamKey::legacy(device.0),
-            handle => *self.streams.named.get(&handle).ok_or(INVALID_HANDLE)?,
+        let key = match stream {
+            StreamHandle::NULL | StreamHandle::LEGACY => StreamKey::legacy(device.0),
+            StreamHandle(handle) => *self.streams.named.get(&handle).ok_or(INVALID_HANDLE)?,
         };
         let here = key.device == device.0 && self.streams.get(key).is_some();
         require(here, INVALID_HANDLE)?;
@@ -295,7 +328,9 @@ impl<B: Backing> State<B> {
     ) -> Answer<StreamHandle> {
         let index = self.context(device)?;
         require(StreamFlags::NON_BLOCKING.contains(flags), INVALID_VALUE)?;
+        let handle = self.handles.take();
         let stream = Stream {
+            handle,
             non_blocking: flags.contains(StreamFlags::NON_BLOCKING),
             held: self.devices[index].hold_new,
             ..Stream::default()
@@ -305,7 +340,6 @@ impl<B: Backing> State<B> {
             device: device.0,
             number: self.streams.made,
         };
-        let handle = self.handles.take();
         self.streams.by_key.insert(key, stream);
         self.streams.named.insert(handle, key);
         Ok(StreamHandle(handle))

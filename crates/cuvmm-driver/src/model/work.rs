@@ -15,7 +15,7 @@ use super::backing::Backing;
 use super::copies::{Piece, Use};
 use super::costs::Costs;
 use super::state::State;
-use crate::CUresult;
+use crate::{CUresult, Call};
 
 /// One piece of work.
 #[derive(Clone, Debug)]
@@ -58,7 +58,69 @@ pub(crate) enum Work {
     Graph(Vec<Work>),
 }
 
+/// A range that a piece of work will use when it runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Named {
+    pub(crate) start: u64,
+    pub(crate) size: u64,
+    pub(crate) how: Use,
+    /// The range is the program's end of a copy.
+    pub(crate) of_host: bool,
+}
+
 impl Work {
+    /// What it is called where work is reported.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Marker => "marker",
+            Self::Fill { .. } => "fill",
+            Self::Copy { .. } => "copy",
+            Self::ToDevice { .. } => "copy to the device",
+            Self::ToHost { .. } => "copy to the host",
+            Self::Kernel { .. } => "kernel",
+            Self::FreeAllocation { .. } => "free",
+            Self::Prefetch => "prefetch",
+            Self::Graph(_) => "graph",
+        }
+    }
+
+    /// Shows each range that it will use.
+    pub(crate) fn each_named(&self, see: &mut impl FnMut(Named)) {
+        let mut names = |start, size, how, of_host| {
+            see(Named {
+                start,
+                size,
+                how,
+                of_host,
+            });
+        };
+        match self {
+            &Self::Fill { to, size, .. } => names(to, size, Use::Write, false),
+            &Self::Copy { to, from, size } => {
+                names(from, size, Use::Read, false);
+                names(to, size, Use::Write, false);
+            }
+            &Self::ToDevice { to, from, size } => {
+                names(from as u64, size, Use::Read, true);
+                names(to, size, Use::Write, false);
+            }
+            &Self::ToHost { to, from, size } => {
+                names(from, size, Use::Read, false);
+                names(to as u64, size, Use::Write, true);
+            }
+            Self::Kernel { reads, writes } => {
+                for &(from, size) in reads {
+                    names(from, size, Use::Read, false);
+                }
+                for &(to, size, _) in writes {
+                    names(to, size, Use::Write, false);
+                }
+            }
+            Self::Graph(nodes) => nodes.iter().for_each(|node| node.each_named(see)),
+            Self::Marker | Self::FreeAllocation { .. } | Self::Prefetch => {}
+        }
+    }
+
     /// How long it takes, in virtual microseconds. What a test launches takes none.
     pub(crate) fn takes(&self, costs: &Costs) -> f64 {
         match self {
@@ -130,7 +192,7 @@ impl<B: Backing> State<B> {
                 Ok(())
             }
             &Work::FreeAllocation { address } => {
-                self.end_allocation(address);
+                self.free_in_order(address);
                 Ok(())
             }
             Work::Graph(nodes) => nodes.iter().try_for_each(|node| self.execute(device, node)),
@@ -140,7 +202,7 @@ impl<B: Backing> State<B> {
     /// Work that will never run: what it would have given back is given back all the same.
     pub(crate) fn give_up_work(&mut self, work: &Work) {
         if let &Work::FreeAllocation { address } = work {
-            self.end_allocation(address);
+            self.end_allocation(Call::MemFreeAsync, address);
         }
     }
 

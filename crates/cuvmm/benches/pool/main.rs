@@ -7,7 +7,9 @@
 
 mod cold;
 mod grow;
+mod kv;
 mod rig;
+mod sparse;
 mod stats;
 mod take_back;
 mod threads;
@@ -22,6 +24,8 @@ fn main() {
     cold::bench(&mut criterion);
     take_back::bench(&mut criterion);
     stats::bench(&mut criterion);
+    kv::bench(&mut criterion);
+    sparse::bench(&mut criterion);
     threads::bench(&mut criterion);
     criterion.final_summary();
 }

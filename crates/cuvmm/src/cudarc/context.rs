@@ -16,9 +16,6 @@ use crate::device::Device;
 use crate::error::{AdoptError, AdoptStreamError};
 use crate::own::Stream;
 
-/// `CU_STREAM_PER_THREAD`.
-const PER_THREAD: usize = 2;
-
 /// A context of cudarc's, and the device of this library that works in it. Clones are the same.
 ///
 /// Make one for a `CudaContext` and clone it: two made of the same context are two drivers to this
@@ -95,15 +92,13 @@ impl Context {
         if stream.context() != &self.context {
             return Err(AdoptStreamError::WrongContext);
         }
-        let handle = stream.cu_stream().addr();
-        if handle == PER_THREAD {
-            return Err(AdoptStreamError::PerThread);
-        }
+        let handle = StreamHandle(stream.cu_stream().addr() as u64);
         let keep_alive: KeepAlive = Arc::clone(stream) as KeepAlive;
         // SAFETY: it is a stream of the context that the driver uses for the device. cudarc destroys it
         // when its last owner goes, and one is kept; one that it borrowed itself stays for as long by the
         // promise that was given to cudarc.
-        Ok(unsafe { Stream::from_raw(&self.device, StreamHandle(handle as u64), keep_alive) })
+        let adopted = unsafe { Stream::from_raw(&self.device, handle, keep_alive) };
+        adopted.map_err(|_| AdoptStreamError::PerThread)
     }
 }
 

@@ -8,8 +8,8 @@ use std::ops::Range;
 use bytemuck::Pod;
 
 use crate::error::{LendError, LendRefusal, VecError};
-use crate::own::Stream;
-use crate::pool::{Block, Lease};
+use crate::own::{Right, Stream};
+use crate::pool::{Block, Lease, Use};
 use crate::region::Region;
 use crate::unified::{DeviceMut, DeviceRead};
 use crate::vec::DeviceVec;
@@ -126,16 +126,13 @@ impl<T: Pod> Notes for DeviceVec<T> {
 /// A block's memory for as long as this lives: nothing under it is moved, unmapped or handed on
 /// meanwhile, whatever becomes of the block.
 ///
-/// The block must have a home stream, and share no memory with [forks](Block::fork): there are no
-/// slices of cudarc's that are only to be read. What it grows by later is not in it.
+/// The block must be awake, have a home stream, and share no memory with [forks](Block::fork): there
+/// are no slices of cudarc's that are only to be read. What it grows by later is not in it.
 pub struct Leased {
     // Ends first, so that the block is freed as any other.
     lease: Lease,
     block: Option<Block>,
     home: Option<Stream>,
-    size: u64,
-    /// How many of the first bytes must not be written.
-    read_only: u64,
 }
 
 impl Leased {
@@ -145,8 +142,6 @@ impl Leased {
         Self {
             lease: block.lease(),
             home: block.home_stream().cloned(),
-            size: block.size(),
-            read_only: block.read_only(),
             block: None,
         }
     }
@@ -168,12 +163,11 @@ impl From<Block> for Leased {
 
 impl<T: Pod> Place<T> for Leased {
     fn ground(&self) -> Result<Ground, LendRefusal> {
-        if self.read_only > 0 {
-            let bytes = self.read_only;
-            return Err(LendRefusal::ReadOnly { bytes });
-        }
+        // This lease keeps what the gate found.
+        let size = self.lease.size();
+        drop(self.lease.admit(Use::Lend(Right::ReadWrite), 0..size)?);
         let streams = self.home.iter().cloned().collect();
-        elements::<T>(self.lease.address().0, self.size, streams)
+        elements::<T>(self.lease.address().0, size, streams)
     }
 }
 
@@ -187,7 +181,7 @@ impl fmt::Debug for Leased {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Leased")
             .field("lease", &self.lease)
-            .field("size", &self.size)
+            .field("size", &self.lease.size())
             .finish_non_exhaustive()
     }
 }
@@ -207,11 +201,15 @@ impl<'a> Committed<'a> {
     /// A range of a region, to be used on a stream of its device.
     ///
     /// # Errors
-    /// [`LendRefusal`] when not all of it is committed, or the stream is another device's.
+    /// [`LendRefusal`] when not all of it is committed, a [fork](Region::fork) shares some of it, or
+    /// the stream is another device's.
     pub fn new(region: &'a Region, bytes: Range<u64>, home: &Stream) -> Result<Self, LendRefusal> {
         let Range { start, end } = bytes;
         if start > end || end > region.size() || !region.is_committed(start..end) {
             return Err(LendRefusal::NotCommitted { start, end });
+        }
+        if region.is_read_only(start..end) {
+            return Err(LendRefusal::ReadOnly { start, end });
         }
         if !home.device().is_same(region.device()) {
             return Err(LendRefusal::WrongDevice);

@@ -22,6 +22,8 @@ pub enum Consumer {
     /// Work on this stream: it is ordered behind what the memory's streams have queued, by events,
     /// and nobody waits. Host memory is waited for all the same.
     Stream(Stream),
+    /// Work on the per-thread default stream of the thread that exports, ordered as on any other.
+    PerThread,
     /// Somebody who knows that nothing is queued, or sees to the order.
     Ordered,
 }
@@ -33,7 +35,7 @@ impl Consumer {
     /// waits.
     ///
     /// # Errors
-    /// [`NoSuchStream`] for 0, which could be either default stream, and below -1.
+    /// [`NoSuchStream`] for 0, which could be either default stream, and for numbers below -1.
     ///
     /// # Safety
     /// Another number is a live stream of the device's primary context, and stays one until the
@@ -45,15 +47,17 @@ impl Consumer {
         let device = memory.device();
         let number = match stream {
             None | Some(1) => return Ok(Self::Stream(Stream::legacy(device))),
+            Some(2) => return Ok(Self::PerThread),
             Some(-1) => return Ok(Self::Ordered),
             Some(number) => number,
         };
         let handle = u64::try_from(number).ok().filter(|&handle| handle > 0);
         let handle = handle.ok_or(NoSuchStream { number })?;
-        // SAFETY: the caller says that it is a stream, and it is used only while exporting. The
-        // per-thread default stream is 2 for the driver too.
+        // SAFETY: the caller says that it is a stream, and it is used only while exporting.
         let stream = unsafe { Stream::from_raw(device, StreamHandle(handle), Arc::new(())) };
-        Ok(Self::Stream(stream))
+        stream
+            .map(Self::Stream)
+            .map_err(|_| NoSuchStream { number })
     }
 
     /// Has the consumer come behind what is queued on the memory.
@@ -62,10 +66,15 @@ impl Consumer {
         memory: &impl Held,
         on_host: bool,
     ) -> Result<(), ExportTensorRefusal> {
+        let own;
         let stream = match self {
             Self::Ordered => return Ok(()),
             Self::Stream(stream) if !on_host => Some(stream),
-            Self::Stream(_) | Self::Anybody => None,
+            Self::PerThread if !on_host => {
+                own = Stream::per_thread(memory.device());
+                Some(&own)
+            }
+            Self::Stream(_) | Self::PerThread | Self::Anybody => None,
         };
         let streams = memory.streams();
         // All work of a device is marked, or waited for, by what breaks a capture.

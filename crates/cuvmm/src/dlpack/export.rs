@@ -14,8 +14,8 @@ use super::consumer::Consumer;
 use super::memory::{Held, Memory, place_of};
 use super::tensor::{Figures, Tensor, alignment_of};
 use crate::error::{ExportTensorError, ExportTensorRefusal};
+use crate::own::Right;
 use crate::pool::Lease;
-use crate::size::range_within;
 
 impl Tensor {
     /// Makes the tensor over an owner's bytes, for a consumer. The owner lives in it from here on,
@@ -28,7 +28,8 @@ impl Tensor {
     /// Calls what ordering the [`Consumer`] takes, and nothing else.
     ///
     /// # Errors
-    /// [`ExportTensorError`] with the owner in it.
+    /// [`ExportTensorError`] with the owner in it: when the tensor leaves the memory, the block
+    /// sleeps, or the tensor is to be written and a fork shares the memory, say.
     pub fn export<O: Memory>(
         &self,
         owner: O,
@@ -59,17 +60,16 @@ impl Tensor {
         owner: O,
         consumer: &Consumer,
     ) -> Result<Managed<M>, ExportTensorError<O>> {
-        let prepared = self.look_at(&owner).and_then(|(figures, data, device)| {
-            let Figures { shape, strides, .. } = figures;
+        let prepared = self.look_at(&owner).and_then(|found| {
+            let Figures { shape, strides, .. } = found.figures;
             let descriptor = Dynamic::new(shape, strides).prepare_as::<M>()?;
-            consumer.order_behind(&owner, device == DLDevice::CPU)?;
-            Ok((descriptor, data, device))
+            consumer.order_behind(&owner, found.device == DLDevice::CPU)?;
+            Ok((descriptor, found.data, found.device, found.lease))
         });
-        let (descriptor, data, device) = match prepared {
+        let (descriptor, data, device, lease) = match prepared {
             Ok(prepared) => prepared,
             Err(reason) => return Err(ExportTensorError { owner, reason }),
         };
-        let lease = owner.lease();
         let lent = Box::new(Lent {
             held: Some((lease, owner)),
         });
@@ -88,11 +88,8 @@ impl Tensor {
         Ok(unsafe { descriptor.finish() })
     }
 
-    /// The figures of the descriptor, the pointer and the place. Null is the pointer of no elements.
-    fn look_at(
-        &self,
-        memory: &impl Held,
-    ) -> Result<(Figures, usize, DLDevice), ExportTensorRefusal> {
+    /// Checks the tensor against the memory. What is found stays so while the lease lives.
+    fn look_at(&self, memory: &impl Held) -> Result<Found, ExportTensorRefusal> {
         let figures = self.figures()?;
         let (offset, size) = (self.first_byte(), figures.bytes);
         let outside = || ExportTensorRefusal::OutOfRange {
@@ -100,26 +97,52 @@ impl Tensor {
             size,
             bytes: memory.reach(),
         };
-        if size == 0 && offset <= memory.reach() {
-            let device = place_of(memory, &(offset..offset))?;
-            return Ok((figures, 0, device));
+        let end = offset.checked_add(size).ok_or_else(outside)?;
+        if end > memory.reach() {
+            return Err(outside());
         }
-        let range = range_within(offset, size, memory.reach()).ok_or_else(outside)?;
-        if memory.has_hole(range.clone()) {
-            return Err(ExportTensorRefusal::NotCommitted { offset, size });
-        }
-        if !self.is_read_only() && memory.is_read_only(range.clone()) {
-            return Err(ExportTensorRefusal::ReadOnly { offset, size });
-        }
-        let device = place_of(memory, &range)?;
+        let right = match self.is_read_only() {
+            true => Right::Read,
+            false => Right::ReadWrite,
+        };
+        let lease = memory.admit(offset..end, right)?;
+        let device = place_of(memory, &(offset..end))?;
+        let data = match size {
+            0 => 0,
+            _ => self.pointer(memory)?,
+        };
+        Ok(Found {
+            figures,
+            data,
+            device,
+            lease,
+        })
+    }
+
+    /// Where the first element lies.
+    fn pointer(&self, memory: &impl Held) -> Result<usize, ExportTensorRefusal> {
+        let offset = self.first_byte();
+        let outside = || ExportTensorRefusal::OutOfRange {
+            offset,
+            size: 1,
+            bytes: memory.reach(),
+        };
         let address = memory.address().checked_add(offset).ok_or_else(outside)?;
         let alignment = alignment_of(self.element());
         if address.0 % alignment != 0 {
             return Err(ExportTensorRefusal::Misaligned { address, alignment });
         }
-        let data = usize::try_from(address.0).map_err(|_| outside())?;
-        Ok((figures, data, device))
+        usize::try_from(address.0).map_err(|_| outside())
     }
+}
+
+/// What a descriptor says, and what keeps it so.
+struct Found {
+    figures: Figures,
+    /// The first element's address; null where there is none.
+    data: usize,
+    device: DLDevice,
+    lease: Option<Lease>,
 }
 
 /// What a deleter lets go of: the owner, and before it what keeps its memory where it is.

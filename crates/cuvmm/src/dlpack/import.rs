@@ -12,7 +12,7 @@ use dlpark::{
     AllocationDeleter, DlpackElement, DlpackFlags, Managed, ManagedTensorBase, TensorRef,
 };
 
-use super::tensor::Figures;
+use super::tensor::{Figures, alignment_of};
 use crate::device::Device;
 use crate::error::{
     CallError, CopyError, ImportTensorError, ImportTensorRefusal, ShapeError, TensorError,
@@ -194,8 +194,8 @@ impl Imported {
     /// [`strides`](Self::strides).
     ///
     /// # Errors
-    /// [`TensorError`] when they are of another type, do not lie side by side, or lie where no kernel
-    /// reaches them.
+    /// [`TensorError`] when they are of another type, do not lie side by side, lie where no kernel
+    /// reaches them, or do not begin at a multiple of their alignment.
     pub fn view<T: DlpackElement>(&self) -> Result<View<'_, T>, TensorError> {
         self.kernel_reaches()?;
         self.compact()?;
@@ -203,6 +203,13 @@ impl Imported {
             return Err(TensorError::OtherElements {
                 found: self.element,
                 wanted: T::DTYPE,
+            });
+        }
+        let alignment = alignment_of(self.element).max(align_of::<T>() as u64);
+        if !self.address.0.is_multiple_of(alignment) {
+            return Err(TensorError::Misaligned {
+                address: self.address,
+                alignment,
             });
         }
         let elements = self.figures.shape.iter().product();

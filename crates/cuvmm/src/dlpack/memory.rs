@@ -9,8 +9,8 @@ use dlpark::ffi::DLDevice;
 
 use crate::device::Device;
 use crate::error::ExportTensorRefusal;
-use crate::own::Stream;
-use crate::pool::{Block, Lease};
+use crate::own::{Right, Stream};
+use crate::pool::{Block, Lease, Use};
 use crate::region::{Extent, Region};
 use crate::vec::DeviceVec;
 
@@ -44,24 +44,13 @@ pub trait Held {
     /// The streams whose work may use it; nothing where that is all work of the device.
     fn streams(&self) -> Option<Vec<Stream>>;
 
-    /// Whether part of a range within its reach has no memory.
-    fn has_hole(&self, _: Range<u64>) -> bool {
-        false
-    }
-
-    /// Whether part of a range must not be written.
-    fn is_read_only(&self, _: Range<u64>) -> bool {
-        false
-    }
+    /// Whether a range within its reach has its memory and may be used with a right; and what keeps
+    /// it in place besides the owner.
+    fn admit(&self, range: Range<u64>, right: Right) -> Result<Option<Lease>, ExportTensorRefusal>;
 
     /// Whether nobody may mark all work of the device now.
     fn is_capturing(&self) -> bool {
         false
-    }
-
-    /// What keeps its bytes where they are besides itself.
-    fn lease(&self) -> Option<Lease> {
-        None
     }
 
     /// Notes that others than its streams have used it.
@@ -90,17 +79,13 @@ impl Held for Block {
         self.streams()
     }
 
-    fn is_read_only(&self, range: Range<u64>) -> bool {
-        range.start < self.read_only()
+    fn admit(&self, range: Range<u64>, right: Right) -> Result<Option<Lease>, ExportTensorRefusal> {
+        // Without a lease a compaction could move the block while no work of ours uses it.
+        Ok(Some(self.admit(Use::Lend(right), range)?))
     }
 
     fn is_capturing(&self) -> bool {
         self.is_capturing()
-    }
-
-    /// Else a compaction could move it while no work of ours uses it.
-    fn lease(&self) -> Option<Lease> {
-        Some(self.lease())
     }
 
     fn record_use_anywhere(&self) {
@@ -127,6 +112,10 @@ impl Held for Lease {
 
     fn streams(&self) -> Option<Vec<Stream>> {
         self.streams()
+    }
+
+    fn admit(&self, range: Range<u64>, right: Right) -> Result<Option<Lease>, ExportTensorRefusal> {
+        Ok(Some(self.admit(Use::Lend(right), range)?))
     }
 
     fn is_capturing(&self) -> bool {
@@ -159,6 +148,11 @@ impl<T: Pod> Held for DeviceVec<T> {
         self.streams()
     }
 
+    fn admit(&self, _: Range<u64>, _: Right) -> Result<Option<Lease>, ExportTensorRefusal> {
+        // Its elements have memory of their own, which goes to no fork.
+        Ok(None)
+    }
+
     fn record_use_anywhere(&self) {
         self.record_use_anywhere();
     }
@@ -185,12 +179,15 @@ impl Held for Region {
         None
     }
 
-    fn has_hole(&self, range: Range<u64>) -> bool {
-        !self.is_committed(range)
-    }
-
-    fn is_read_only(&self, range: Range<u64>) -> bool {
-        self.is_read_only(range)
+    fn admit(&self, range: Range<u64>, right: Right) -> Result<Option<Lease>, ExportTensorRefusal> {
+        let (offset, size) = (range.start, range.end - range.start);
+        if !self.is_committed(range.clone()) {
+            return Err(ExportTensorRefusal::NotCommitted { offset, size });
+        }
+        if right == Right::ReadWrite && self.is_read_only(range) {
+            return Err(ExportTensorRefusal::ReadOnly { offset, size });
+        }
+        Ok(None)
     }
 
     /// Whoever decommits says which work it waits for, and the drop waits for all of it.
@@ -218,20 +215,12 @@ impl<M: Held + Sync> Held for Arc<M> {
         (**self).streams()
     }
 
-    fn has_hole(&self, range: Range<u64>) -> bool {
-        (**self).has_hole(range)
-    }
-
-    fn is_read_only(&self, range: Range<u64>) -> bool {
-        (**self).is_read_only(range)
+    fn admit(&self, range: Range<u64>, right: Right) -> Result<Option<Lease>, ExportTensorRefusal> {
+        (**self).admit(range, right)
     }
 
     fn is_capturing(&self) -> bool {
         (**self).is_capturing()
-    }
-
-    fn lease(&self) -> Option<Lease> {
-        (**self).lease()
     }
 
     fn record_use_anywhere(&self) {

@@ -20,6 +20,15 @@ pub enum CallError {
     /// A stream or event of another driver was given: its handle means nothing to this one.
     #[error("the stream or event belongs to another driver")]
     WrongDriver,
+    /// Work that may use the memory is not known to be complete, and so it cannot be unmapped.
+    #[error("work that may use the memory is not known to be complete")]
+    InUse,
+    /// The handle of the per-thread default stream was given (`CU_STREAM_PER_THREAD`). It names
+    /// another stream on each thread.
+    #[error(
+        "the per-thread default stream is another stream on each thread: make a stream, or use the legacy default stream"
+    )]
+    PerThreadStream,
     /// An earlier call found the context lost (a kernel fault, say); nothing new is done on it.
     #[error("the device's context is lost since {0}; memory can only be given back")]
     ContextLost(DriverError),
@@ -31,7 +40,7 @@ impl CallError {
     pub const fn driver(&self) -> Option<&DriverError> {
         match self {
             Self::Driver(error) | Self::ContextLost(error) => Some(error),
-            Self::Forked { .. } | Self::WrongDriver => None,
+            Self::Forked { .. } | Self::WrongDriver | Self::InUse | Self::PerThreadStream => None,
         }
     }
 

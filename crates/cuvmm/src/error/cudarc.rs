@@ -4,7 +4,7 @@ use std::fmt;
 
 use cuvmm_driver::{CUresult, auto};
 
-use super::{CallError, OpenError};
+use super::{BlockRefusal, CallError, OpenError};
 
 /// Why a context of cudarc's could not be taken up.
 #[derive(Debug, thiserror::Error)]
@@ -83,11 +83,18 @@ pub enum LendRefusal {
         /// Where it ends.
         end: u64,
     },
-    /// The block shares memory with forks, and cudarc has no slices that are only to be read.
-    #[error("the first {bytes} bytes of the block are shared with forks")]
+    /// The block sleeps, or shares memory with forks: cudarc has no slices that are only to be
+    /// read.
+    #[error(transparent)]
+    Refused(#[from] BlockRefusal),
+    /// A fork of the region shares some of the range: cudarc has no slices that are only to be
+    /// read.
+    #[error("bytes {start:#x}..{end:#x} are shared with a fork: unshare them before they are lent")]
     ReadOnly {
-        /// How many of its first bytes.
-        bytes: u64,
+        /// Where the range starts.
+        start: u64,
+        /// Where it ends.
+        end: u64,
     },
     /// cudarc could not make what it needs beside the memory.
     #[error("cudarc answered {0}")]

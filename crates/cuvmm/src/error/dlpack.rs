@@ -6,7 +6,7 @@ use cuvmm_driver::{DeviceAddress, Location, Ordinal};
 use dlpark::ffi::{DLDataType, DLDevice};
 use dlpark::{Managed, ManagedTensorBase};
 
-use super::{CallError, CopyError};
+use super::{BlockRefusal, CallError, CopyError};
 
 /// Why there is no tensor of such a shape.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -99,7 +99,11 @@ pub enum ExportTensorRefusal {
     /// The driver has addresses and no memory behind them.
     #[error("there is no memory behind the addresses of this driver")]
     NoMemory,
-    /// Part of the memory is shared, and must not be written before it has been unshared.
+    /// The block sleeps, shares the memory with forks, or has lost it.
+    #[error(transparent)]
+    Refused(#[from] BlockRefusal),
+    /// A fork of the region shares part of the memory, which must not be written before it has
+    /// been unshared.
     #[error("a tensor of {size} bytes at offset {offset} can only be exported to be read")]
     ReadOnly {
         /// Where it begins, in bytes.
@@ -207,6 +211,14 @@ pub enum TensorError {
         found: DLDataType,
         /// Those asked for.
         wanted: DLDataType,
+    },
+    /// The first element does not lie where such elements may.
+    #[error("elements at {address} are not aligned to {alignment} bytes: copy them with `read`")]
+    Misaligned {
+        /// Where the first element lies.
+        address: DeviceAddress,
+        /// What its address must be a multiple of.
+        alignment: u64,
     },
     /// The tensor may not be written.
     #[error("the tensor is only to be read")]

@@ -3,6 +3,7 @@
 //! Errors are data: they carry what was asked, what there is, the limit, and the driver's own
 //! code. An operation that returns one has changed nothing, unless the enum says what it kept.
 
+mod block;
 mod call;
 mod cow;
 #[cfg(feature = "cudarc")]
@@ -17,11 +18,13 @@ mod region;
 mod registration;
 mod ring;
 mod share;
+mod shortage;
 mod sleep;
 mod sparse;
 mod unified;
 mod vec;
 
+pub use block::BlockRefusal;
 pub use call::CallError;
 pub use cow::CowError;
 #[cfg(feature = "cudarc")]
@@ -186,6 +189,9 @@ pub enum Error {
     /// A block could not be allocated or grown.
     #[error(transparent)]
     Allocate(#[from] AllocateError),
+    /// A block's memory could not be used, lent or given away.
+    #[error(transparent)]
+    Refused(#[from] BlockRefusal),
     /// A block could not be exported.
     #[error(transparent)]
     ExportBlock(#[from] ExportBlockError),

@@ -4,7 +4,9 @@ use std::fmt;
 
 use cuvmm_driver::{DeviceAddress, HandleTypes, Location};
 
-use super::{CallError, CommitError, CopyError, CreateError, ExportError, ReserveError};
+use super::{
+    BlockRefusal, CallError, CommitError, CopyError, CreateError, ExportError, ReserveError,
+};
 
 /// Why a pool could not be built.
 #[derive(Debug, thiserror::Error)]
@@ -86,6 +88,9 @@ pub enum RegisterError {
         /// The tenant's limit.
         limit: u64,
     },
+    /// The process is a forked child of the one that opened the device.
+    #[error(transparent)]
+    Call(#[from] CallError),
 }
 
 /// Why a compaction ended early. What it did until then stays; the step that failed has changed
@@ -133,9 +138,16 @@ pub enum CompactError {
 pub struct Shortage {
     /// Who asked.
     pub tenant: String,
-    /// What it asked for beyond what it holds, in whole granules.
+    /// What the request was to bring into use, in whole granules.
     pub wanted: u64,
-    /// What it could be charged at most right now, with everything idle taken back.
+    /// How much of that could be had right now, with everything taken back that can be without
+    /// waiting and without pressure hooks: a request for so much succeeds, and one for a granule
+    /// more fails, as long as nothing changes in between. Always less than was wanted.
+    ///
+    /// It is a total. A request may fail below it where mappings or addresses are short, or where
+    /// blocks of other sizes than the one that was refused strand memory on their way; and one may
+    /// get more that has the shape, and the home stream, of a block that was freed on that stream
+    /// a moment ago, since that one's memory is the stream's before its work has passed.
     pub available: u64,
     /// The largest single extent that could be made right now without taking anything back.
     pub largest_run: u64,
@@ -147,10 +159,13 @@ pub struct Shortage {
     pub tenant_held: u64,
     /// What is kept for other tenants' guarantees.
     pub guaranteed_to_others: u64,
-    /// What waits for GPU work to pass.
+    /// What can be taken back once GPU work has passed.
     pub limbo: u64,
     /// What is withdrawn but leased.
     pub leased: u64,
+    /// What is idle in one extent with bytes in use: it can be taken back when those are given up,
+    /// and waiting does not help.
+    pub stranded: u64,
     /// What could not be taken back after a failure.
     pub quarantined: u64,
     /// The other tenants and what each holds, largest first.
@@ -162,8 +177,8 @@ impl fmt::Display for Shortage {
         write!(
             f,
             "{:?} wants {} bytes more and can have {}: it holds {} of at most {}, the pool's limit is {}, \
-             {} are kept for other tenants' guarantees, {} are in limbo, {} leased, {} quarantined, \
-             the largest free run is {}",
+             {} are kept for other tenants' guarantees, {} are in limbo, {} leased, {} stranded, \
+             {} quarantined, the largest free run is {}",
             self.tenant,
             self.wanted,
             self.available,
@@ -173,6 +188,7 @@ impl fmt::Display for Shortage {
             self.guaranteed_to_others,
             self.limbo,
             self.leased,
+            self.stranded,
             self.quarantined,
             self.largest_run,
         )?;
@@ -213,6 +229,16 @@ pub enum AllocateError {
     TooLarge {
         /// Bytes asked for.
         size: u64,
+    },
+    /// The number of blocks exceeds what the device has memory for.
+    #[error("{count} blocks of {size} bytes each are more than the device's {total} bytes")]
+    TooMany {
+        /// How many blocks.
+        count: usize,
+        /// Bytes asked for, of each.
+        size: u64,
+        /// All memory of the device in bytes.
+        total: u64,
     },
     /// The block's largest extent is no power of two granules.
     #[error("an extent of {bytes} bytes is no power of two granules of {granularity}")]
@@ -420,6 +446,9 @@ pub enum ShrinkError {
     /// The block sleeps.
     #[error("a block that sleeps is not shrunk: wake it, or free it")]
     Asleep,
+    /// The process is a forked child of the one that opened the device.
+    #[error(transparent)]
+    Call(#[from] CallError),
 }
 
 /// Why a block could not be exported. Nothing has changed.
@@ -434,16 +463,9 @@ pub enum ExportBlockError {
         /// The types that the pool was built for.
         shareable: HandleTypes,
     },
-    /// The block sleeps, and has no memory.
-    #[error("a block that sleeps has no memory to export")]
-    Asleep,
-    /// The block shows memory together with [forks](crate::Block::fork), or may only read it because
-    /// it is one.
-    #[error("the first {bytes} bytes of the block are shared with forks")]
-    Shared {
-        /// How many of its first bytes.
-        bytes: u64,
-    },
+    /// The block sleeps, or shares memory with [forks](crate::Block::fork).
+    #[error(transparent)]
+    Refused(#[from] BlockRefusal),
     /// An extent could not be exported.
     #[error(transparent)]
     Export(#[from] ExportError),

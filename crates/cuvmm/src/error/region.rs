@@ -19,6 +19,9 @@ pub enum StartMapperError {
     /// The system gives no thread.
     #[error("the system gives no thread for the mapper")]
     Thread(#[source] std::io::Error),
+    /// The process is a forked child of the one that opened the device.
+    #[error(transparent)]
+    Call(#[from] CallError),
 }
 
 /// What is wrong with a range of bytes.
@@ -439,6 +442,17 @@ pub enum CommitError {
         end: u64,
         /// Bytes of extents in limbo that meet it.
         bytes: u64,
+    },
+    /// Part of an extent was withdrawn and cannot be revived: a fork or an alias shows the extent too,
+    /// or it may only be read.
+    #[error(
+        "the extent of {size} bytes at {offset} is shared or read-only, and part of it is committed still: unshare it, or decommit all of it"
+    )]
+    Shared {
+        /// Where in the region the extent begins.
+        offset: u64,
+        /// Its size in bytes.
+        size: u64,
     },
     /// Physical memory could not be created.
     #[error(transparent)]

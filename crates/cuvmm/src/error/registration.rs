@@ -2,7 +2,7 @@
 
 use cuvmm_driver::Location;
 
-use super::{CallError, RangeError};
+use super::{BlockRefusal, CallError, RangeError};
 
 /// A range that cannot change, because others have registered part of it. Nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -80,6 +80,21 @@ pub enum DmaBufError {
         /// One past the last.
         registered_end: u64,
     },
+    /// A fork of the region shares part of the range, or did when it was registered: a device
+    /// that has the dma-buf could write to it.
+    #[error(
+        "the range {start}..{end} is shared with a fork and only to be read: unshare it, and \
+         register it again"
+    )]
+    ReadOnly {
+        /// First byte.
+        start: u64,
+        /// One past the last byte.
+        end: u64,
+    },
+    /// The block shares memory with forks: a device that has the dma-buf could write to it.
+    #[error(transparent)]
+    Refused(#[from] BlockRefusal),
     /// Memory of several places is in the range; a dma-buf is of one device.
     #[error(
         "the range {start}..{end} begins in memory of {first} and goes on, at offset {offset}, in memory of {other}"

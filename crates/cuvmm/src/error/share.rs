@@ -7,7 +7,8 @@ use cuvmm_driver::HandleTypes;
 use rustix::io::Errno;
 
 use super::{
-    AccessError, CallError, CommitError, ExportError, ImportError, RangeError, ReserveError,
+    AccessError, BlockRefusal, CallError, CommitError, ExportError, ImportError, RangeError,
+    ReserveError, StillRegistered,
 };
 
 /// What is wrong with a description of shared memory.
@@ -24,6 +25,17 @@ pub enum DescriptionError {
         version: u16,
         /// The version that is known here.
         known: u16,
+    },
+    /// It has bits where its version has none.
+    #[error(
+        "the description has {value:#x} where version {version} has zero: it is damaged, or says more \
+         than this library knows"
+    )]
+    Reserved {
+        /// Its version.
+        version: u16,
+        /// What is there.
+        value: u32,
     },
     /// It is too short or too long.
     #[error("a description of {length} bytes should have {wanted}")]
@@ -123,18 +135,18 @@ pub enum OfferError {
         /// Its size.
         size: u64,
     },
-    /// A fork shares the memory, and whoever imports it could write to it. A region's can be
-    /// [unshared](crate::Region::unshare).
-    #[error("{start}..{end} is shared with a fork")]
+    /// A fork of the region shares the memory, and a process that imports it could write to it:
+    /// [unshare](crate::Region::unshare) it first.
+    #[error("{start}..{end} is shared with a fork: unshare it before it is offered")]
     ReadOnly {
         /// Its first byte.
         start: u64,
         /// One past its last byte.
         end: u64,
     },
-    /// The block sleeps, and has no memory.
-    #[error("a block that sleeps has no memory to offer")]
-    Asleep,
+    /// The block sleeps, or shares memory with forks.
+    #[error(transparent)]
+    Refused(#[from] BlockRefusal),
     /// The memory lies where a description cannot say.
     #[error("memory at {location} cannot be described to another process")]
     Unnameable {
@@ -287,6 +299,18 @@ pub enum ChannelError {
         /// Its user id.
         uid: u32,
     },
+    /// A user's id is the one that stands for every user without an id in this process's user
+    /// namespace, so it says nothing about who it is.
+    #[error(
+        "process {pid} has user id {uid}, which stands for every user that has no id in this user \
+         namespace: give the user an id there"
+    )]
+    UnmappedUser {
+        /// The process id; this process's own where it has that user id itself.
+        pid: u32,
+        /// The overflow user id.
+        uid: u32,
+    },
     /// What came is no message of ours, or not the next one.
     #[error("a message that is {what}")]
     Malformed {
@@ -334,6 +358,15 @@ pub enum ChannelError {
     #[error("{} is no socket", path.display())]
     NoSocket {
         /// The path.
+        path: PathBuf,
+    },
+    /// A file is in the way that is not this library's and this user's.
+    #[error(
+        "{} is in the way and was not left by a listener of this user: remove it, or use another path",
+        path.display()
+    )]
+    NotOurs {
+        /// The file.
         path: PathBuf,
     },
     /// A system call failed.
@@ -417,6 +450,12 @@ pub enum ManifestError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SealError {
+    /// Leases, registrations, tensors or slices of the block may still write to it.
+    #[error(transparent)]
+    Refused(#[from] BlockRefusal),
+    /// Registrations of the region or vector may still write to it.
+    #[error(transparent)]
+    Registered(#[from] StillRegistered),
     /// A device's right could not be lowered.
     #[error(transparent)]
     Access(#[from] AccessError),
@@ -441,7 +480,9 @@ pub struct PublishError<M> {
 #[non_exhaustive]
 pub enum PublishRefusal {
     /// The name is empty, too long, or has control characters in it.
-    #[error("a name of {length} bytes, or with control characters; the most is {most}")]
+    #[error(
+        "a name has from 1 to {most} bytes and no control characters, and this one has {length} bytes"
+    )]
     Name {
         /// Its bytes.
         length: usize,

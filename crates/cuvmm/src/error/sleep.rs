@@ -38,7 +38,8 @@ pub enum BuildStoreError {
 }
 
 /// Why blocks could not be put to sleep. Every one of them is as before, unless it is
-/// [`Stayed`](Self::Stayed).
+/// [`Stayed`](Self::Stayed): also where the sleep was cancelled, or its watcher panicked, and one
+/// driver call failed while the memory was put back.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SleepError {
@@ -95,16 +96,18 @@ pub enum SleepError {
     /// A driver call failed.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// It failed for the cause given, and some blocks whose memory had been taken out could not be
-    /// given it back: they sleep. Contents that were to be kept are kept. It takes two failures of
-    /// the driver.
+    /// The sleep failed or was cancelled, and the driver twice refused to put back the memory of
+    /// some blocks: they sleep, as [`Block::is_asleep`](crate::Block::is_asleep) tells, and can be
+    /// woken. Contents that were to be kept are kept; those that were to be
+    /// [discarded](crate::Contents::Discard) are lost. The other blocks are as before.
     #[error("{blocks} of the blocks, of {bytes} bytes, stay asleep after: {cause}")]
     Stayed {
         /// How many blocks.
         blocks: u64,
         /// Their bytes.
         bytes: u64,
-        /// Why the others were not put to sleep.
+        /// Why the others were not put to sleep; [`Cancelled`](Self::Cancelled) where the watcher said
+        /// so.
         #[source]
         cause: Box<Self>,
     },

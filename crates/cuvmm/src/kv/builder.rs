@@ -67,7 +67,9 @@ impl<'a> KvCacheBuilder<'a> {
 
     /// How much memory a sequence that outgrows what it has gets at once: by default up to a
     /// sixty-fourth of what it has, where a plain block gets an eighth. With a mapper up to twice
-    /// that lies ahead, and a granule at least.
+    /// that lies ahead, and a granule at least. Without a mapper a layer-major sequence gets what its
+    /// ranges grow by for one range after the other, over the tokens of its last quarter granule;
+    /// with [`Growth::Exact`] it gets it when it needs it.
     pub const fn growth(mut self, growth: Growth) -> Self {
         self.options.growth = growth;
         self

@@ -65,17 +65,27 @@ pub struct Fits {
 /// A sequence and what it can grow into that nobody else could have.
 struct Kept {
     tokens: u64,
-    /// Bytes of each of its ranges.
-    ranges: Vec<u64>,
+    /// Bytes of its ranges, and how many have so much; few figures, since its ranges are alike.
+    ranges: Vec<(u64, u64)>,
+}
+
+impl Kept {
+    /// Takes a range into account.
+    fn add(&mut self, bytes: u64) {
+        match self.ranges.iter_mut().find(|(has, _)| *has == bytes) {
+            Some((_, count)) => *count += 1,
+            None => self.ranges.push((bytes, 1)),
+        }
+    }
 }
 
 impl KvCache {
     /// The figures now. Makes no driver call.
     #[must_use]
     pub fn stats(&self) -> KvCacheStats {
-        let tenant = self.tenant.stats();
+        let idle = self.tenant.idle();
         let (mut held, mut margin, mut revivable) = (0, 0, 0);
-        let common = self.tenant.look_under(self.blocks(), |under| {
+        let common = self.tenant.look_under(self.ranges(), |_, under| {
             held += under.held;
             margin += under.margin;
             revivable += under.held - under.margin - under.used;
@@ -91,7 +101,7 @@ impl KvCache {
             shared: common.held,
             margin,
             padding: held.saturating_sub(margin).saturating_sub(live),
-            idle: (tenant.warm + tenant.limbo + tenant.leased).saturating_sub(revivable),
+            idle: idle.saturating_sub(revivable),
         }
     }
 
@@ -103,18 +113,16 @@ impl KvCache {
     /// [`CallError`] from the driver.
     pub fn admission(&self) -> Result<Admission, CallError> {
         let room = self.tenant.room()?;
-        let mut kept = Vec::with_capacity(self.sequences.count() * self.geometry.ranges);
-        self.tenant
-            .look_under(self.blocks(), |under| kept.push(under.writable));
-        let mut ranges = kept.into_iter();
-        let present: Vec<Kept> = self
-            .sequences
-            .iter()
-            .map(|sequence| Kept {
-                tokens: sequence.tokens,
-                ranges: ranges.by_ref().take(sequence.blocks.len()).collect(),
-            })
-            .collect();
+        let present = self.sequences.iter().map(|sequence| Kept {
+            tokens: sequence.tokens,
+            ranges: vec![],
+        });
+        let mut present: Vec<Kept> = present.collect();
+        self.tenant.look_under(self.ranges(), |sequence, under| {
+            if let Some(kept) = present.get_mut(sequence) {
+                kept.add(under.writable);
+            }
+        });
         Ok(Admission {
             now: self.fits(room.now, &present),
             at_worst: self.fits(room.at_worst, &present),
@@ -122,11 +130,11 @@ impl KvCache {
         })
     }
 
-    /// All blocks, and the bytes of tokens that each has.
-    fn blocks(&self) -> impl Iterator<Item = (&Block, u64)> {
-        self.sequences.iter().flat_map(|sequence| {
+    /// The ranges of each sequence, and the bytes of tokens that each of them has.
+    fn ranges(&self) -> impl Iterator<Item = (&[Block], u64)> {
+        self.sequences.iter().map(|sequence| {
             let bytes = self.geometry.bytes_of(sequence.tokens);
-            sequence.blocks.iter().map(move |block| (block, bytes))
+            (sequence.blocks.as_slice(), bytes)
         })
     }
 
@@ -153,7 +161,9 @@ impl KvCache {
         let growth = |kept: &Kept| -> u64 {
             let tokens = kept.tokens.saturating_add(more).min(most);
             let range = self.geometry.memory_of_range(tokens);
-            let lacking = kept.ranges.iter().map(|has| range.saturating_sub(*has));
+            let lacking = kept.ranges.iter();
+            let lacking =
+                lacking.map(|(has, count)| range.saturating_sub(*has).saturating_mul(*count));
             lacking.fold(0, u64::saturating_add)
         };
         present.iter().map(growth).fold(0, u64::saturating_add)

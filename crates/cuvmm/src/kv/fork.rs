@@ -112,6 +112,7 @@ impl KvCache {
         let cut = self.sequences.iter_mut();
         for sequence in cut.filter(|it| it.cut && it.lacks_room()) {
             sequence.cut = false;
+            sequence.spread_anew();
             let size = sequence.blocks.first().map_or(0, Block::size);
             sequence.room = geometry.tokens_in(size);
         }

@@ -10,7 +10,9 @@
 //!   by 16 tokens, layer-major by 1,024, and has 128 MiB at least.
 //! - **A decode step** is one call, [`append`](KvCache::append) with a batch: all or nothing. Where
 //!   all sequences have the memory it makes no driver call, and a [mapper](crate::Mapper) of the
-//!   pool places ahead what they are about to need.
+//!   pool places ahead what they are about to need. Without one, a layer-major sequence gets the
+//!   next granules of its ranges in turn, over the last quarter of the granules that it has, so that
+//!   no step pays for all of them.
 //! - **A sequence that is freed** leaves its memory mapped. The next one takes it over without a
 //!   driver call, in the order of the home stream; other tenants may take it back.
 //! - **A [fork](KvCache::fork)** begins with the tokens of another sequence, whose memory both show.
@@ -27,6 +29,7 @@
 //! # What is not here
 //! No kernel, no scheduler, no table of prefixes. What the rows hold is the caller's.
 
+mod ahead;
 mod builder;
 mod copies;
 mod figures;
@@ -39,7 +42,7 @@ use std::fmt;
 
 use self::builder::Options;
 use self::fork::MakePrivate;
-use self::sequences::{Sequence, Sequences};
+use self::sequences::Sequences;
 use self::shape::Geometry;
 use crate::error::{AllocateError, GrowAllError, KvCacheError};
 use crate::own::Stream;
@@ -59,8 +62,10 @@ type Grow = fn(&Tenant, &mut [(&mut Block, u64)]) -> Result<(), GrowAllError>;
 struct Added {
     /// So many lack room for it. One that is named again counts again.
     lacking: usize,
-    /// Somebody will, soon.
+    /// Some will soon, and the mapper does not know of it.
     due: bool,
+    /// Some will soon, and have not been given memory ahead for all of their ranges.
+    near: bool,
 }
 
 /// A cache of keys and values over a tenant's memory.
@@ -68,11 +73,12 @@ struct Added {
 /// Its home stream is the one that all kernels run on which read or write it; others are named with
 /// [`record_use`](Self::record_use). Dropping the cache frees all sequences.
 pub struct KvCache {
+    /// Freed before the tenant goes: a tenant that drains takes back what is idle with each free.
+    sequences: Sequences,
     tenant: Tenant,
     home: Stream,
     geometry: Geometry,
     options: Options,
-    sequences: Sequences,
 }
 
 impl KvCache {
@@ -216,6 +222,9 @@ impl KvCache {
                 if added.due {
                     self.foresee(|_| true);
                 }
+                if added.near {
+                    self.precommit();
+                }
                 Ok(())
             }
             Err(error) => {
@@ -234,13 +243,19 @@ impl KvCache {
         if !self.tenant.has_sleepers() {
             return Ok(());
         }
-        for &(id, _) in step {
-            if self.sequences.get(id)?.blocks.iter().any(Block::is_asleep) {
-                let sequence = id.number();
-                return Err(KvCacheError::Asleep { sequence });
-            }
+        let named = step.iter().map(|&(id, _)| self.sequences.get(id));
+        let named = named.collect::<Result<Vec<_>, _>>()?;
+        let blocks = named.iter().map(|sequence| sequence.blocks.as_slice());
+        match self
+            .tenant
+            .first_asleep(blocks)
+            .and_then(|at| named.get(at))
+        {
+            Some(asleep) => Err(KvCacheError::Asleep {
+                sequence: asleep.id.number(),
+            }),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Counts what is to be appended, of the first `added` of a batch if it cannot be.
@@ -266,23 +281,9 @@ impl KvCache {
             *added += 1;
             outcome.lacking += usize::from(sequence.lacks_room());
             outcome.due |= sequence.is_due(lead);
+            outcome.near |= sequence.is_near(lead, limit);
         }
         Ok(outcome)
-    }
-
-    /// Tells the mapper of sequences that are about to enter a new granule: later, after they have,
-    /// the pool sees by itself how fast they grow.
-    fn foresee(&mut self, which: impl Fn(&Sequence) -> bool) {
-        let lead = self.geometry.lead();
-        let due = |sequence: &&mut Sequence| which(sequence) && sequence.is_due(lead);
-        let due = self.sequences.iter_mut().filter(due).flat_map(|sequence| {
-            sequence.foreseen = true;
-            &sequence.blocks
-        });
-        let mut due = due.peekable();
-        if due.peek().is_some() {
-            self.tenant.foresee(due);
-        }
     }
 
     /// Gets memory for all that have more tokens than room, `lacking` at most.
@@ -304,6 +305,7 @@ impl KvCache {
             let size = sequence.blocks.first().map_or(0, Block::size);
             sequence.room = self.geometry.tokens_in(size);
             sequence.foreseen = true;
+            sequence.spread_anew();
         }
         Ok(())
     }
@@ -312,7 +314,8 @@ impl KvCache {
     /// call, unless the sequence shares memory behind them ([`fork`](Self::fork)).
     ///
     /// # Errors
-    /// [`KvCacheError`] when the sequence is gone or has fewer tokens, or none were to be left.
+    /// [`KvCacheError`] when the sequence is gone or has fewer tokens, none were to be left, or one
+    /// of its ranges sleeps. The sequence is as before then.
     pub fn truncate(&mut self, id: SequenceId, tokens: u64) -> Result<(), KvCacheError> {
         let sequence = self.sequences.get_mut(id)?;
         if tokens == 0 {
@@ -326,10 +329,9 @@ impl KvCache {
             });
         }
         if let Some(size) = self.geometry.size_for(tokens) {
-            let larger = |block: &&mut Block| block.size() > size;
-            for block in sequence.blocks.iter_mut().filter(larger) {
-                block.shrink_to(size)?;
-            }
+            let larger = sequence.blocks.iter_mut().filter(|it| it.size() > size);
+            let mut larger: Vec<_> = larger.map(|block| (block, size)).collect();
+            self.tenant.shrink_all(&mut larger)?;
             sequence.cut |= tokens < sequence.fixed;
             sequence.room = match sequence.cut {
                 true => tokens,
@@ -337,6 +339,7 @@ impl KvCache {
             };
             sequence.fixed = sequence.fixed.min(tokens);
             sequence.foreseen = false;
+            sequence.spread_anew();
         }
         sequence.tokens = tokens;
         Ok(())

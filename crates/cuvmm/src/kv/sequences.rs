@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::ahead::Spread;
 use crate::error::KvCacheError;
 use crate::pool::Block;
 
@@ -17,6 +18,12 @@ impl SequenceId {
     #[must_use]
     pub const fn number(self) -> u64 {
         self.number
+    }
+
+    /// A number that lies elsewhere, modulo any other, for each of the sequences of a cache.
+    pub(super) fn phase(self) -> u64 {
+        // Fibonacci hashing: neighbours come to lie far apart.
+        u64::from(self.index).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32
     }
 }
 
@@ -34,6 +41,8 @@ pub(super) struct Sequence {
     pub(super) room: u64,
     /// The mapper knows that it grows.
     pub(super) foreseen: bool,
+    /// What its ranges were given ahead.
+    pub(super) spread: Spread,
     /// Tokens whose rows may be another sequence's too.
     pub(super) fixed: u64,
     /// It was truncated into them: what it has behind its last token may be another's, and is no
@@ -115,6 +124,7 @@ impl Sequences {
                 tokens,
                 room,
                 foreseen: false,
+                spread: Spread::default(),
                 fixed: 0,
                 cut: false,
                 blocks,

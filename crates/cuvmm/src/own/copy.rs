@@ -124,16 +124,19 @@ impl<'a> Span<'a> {
         queued.and(self.waited_for(stream))
     }
 
-    /// Waits for all that was queued, also after one that could not be.
+    /// Waits for all that was queued, also after one that could not be. Where the stream cannot be
+    /// waited for, all work of the device is, since a copy may still be running.
     fn waited_for(&self, stream: &Stream) -> Result<(), CopyError> {
-        let waited = self.device.relaxed(|| stream.synchronize());
-        waited
-            .and_then(|waited| waited)
-            .map_err(|cause| CopyError::Call {
+        stream.settle().map_err(|cause| {
+            if let Err(error) = self.device.drain() {
+                tracing::error!(%error, "a copy could not be waited for");
+            }
+            CopyError::Call {
                 offset: 0,
                 size: self.size,
                 cause,
-            })
+            }
+        })
     }
 
     /// Queues a copy from another span on the stream; it may return before that is done. Whoever

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use cuvmm_driver::{Call, CaptureStatus, StreamFlags, StreamHandle};
 
-use crate::device::Device;
+use crate::device::{Device, Events};
 use crate::error::CallError;
 
 /// A stream. Clones are the same stream; it is destroyed when the last has gone.
@@ -26,6 +26,8 @@ struct Shared {
     device: Device,
     handle: StreamHandle,
     owner: Owner,
+    /// The events behind its work.
+    events: Events,
 }
 
 /// Who destroys the stream.
@@ -57,6 +59,13 @@ impl Stream {
 
     /// Uses a stream that belongs to somebody else. It is not destroyed here.
     ///
+    /// Both handles of the legacy default stream make a stream that is equal to
+    /// [`legacy`](Self::legacy).
+    ///
+    /// # Errors
+    /// [`CallError::PerThreadStream`] for [`StreamHandle::PER_THREAD`]: the streams of two threads
+    /// would be equal by their handle, and one thread could not wait for the other's work.
+    ///
     /// # Safety
     /// `handle` is a stream of the context that the driver uses for `device`, and it stays one
     /// until `keep_alive` is dropped.
@@ -64,8 +73,21 @@ impl Stream {
         device: &Device,
         handle: StreamHandle,
         keep_alive: Arc<dyn Any + Send + Sync>,
-    ) -> Self {
-        Self::with_owner(device, handle, Owner::Other(Some(keep_alive)))
+    ) -> Result<Self, CallError> {
+        let handle = match handle {
+            StreamHandle::PER_THREAD => return Err(CallError::PerThreadStream),
+            StreamHandle::LEGACY => StreamHandle::NULL,
+            handle => handle,
+        };
+        let owner = Owner::Other(Some(keep_alive));
+        Ok(Self::with_owner(device, handle, owner))
+    }
+
+    /// The calling thread's default stream. It must not leave the thread, nor be compared with a
+    /// stream that came from another.
+    #[cfg(feature = "dlpack")]
+    pub(crate) fn per_thread(device: &Device) -> Self {
+        Self::with_owner(device, StreamHandle::PER_THREAD, Owner::Other(None))
     }
 
     fn with_owner(device: &Device, handle: StreamHandle, owner: Owner) -> Self {
@@ -74,6 +96,7 @@ impl Stream {
                 device: device.clone(),
                 handle,
                 owner,
+                events: Events::default(),
             }),
         }
     }
@@ -94,6 +117,12 @@ impl Stream {
         }
     }
 
+    /// Whether no work can be queued on it any more: it was made here, and this is the last owner.
+    /// Of another library's stream that cannot be known.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        matches!(self.shared.owner, Owner::Us) && Arc::strong_count(&self.shared) == 1
+    }
+
     /// The device it belongs to.
     #[must_use]
     pub fn device(&self) -> &Device {
@@ -107,12 +136,14 @@ impl Stream {
     #[doc(alias = "cuStreamSynchronize")]
     pub fn synchronize(&self) -> Result<(), CallError> {
         let handle = self.shared.handle;
+        let device = &self.shared.device;
+        let begun = device.tick();
         // SAFETY: the handle is alive.
-        self.shared
-            .device
-            .call(Call::StreamSynchronize, |driver, device| unsafe {
-                driver.stream_synchronize(device, handle)
-            })
+        device.call(Call::StreamSynchronize, |driver, device| unsafe {
+            driver.stream_synchronize(device, handle)
+        })?;
+        self.shared.events.synchronised(begun);
+        Ok(())
     }
 
     /// Whether all work queued so far is done (`cuStreamQuery`).
@@ -128,6 +159,23 @@ impl Stream {
             .call(Call::StreamQuery, |driver, device| unsafe {
                 driver.stream_query(device, handle)
             })
+    }
+
+    /// Waits until all work queued so far is done, in relaxed capture mode. What the driver refuses is
+    /// tried once more, so that one refusal leaves no work of which nothing is known.
+    pub(crate) fn settle(&self) -> Result<(), CallError> {
+        let device = self.device();
+        device.relaxed(|| {
+            self.synchronize().or_else(|error| {
+                tracing::warn!(%error, "a stream is waited for again");
+                self.synchronize()
+            })
+        })?
+    }
+
+    /// The events behind its work.
+    pub(crate) fn events(&self) -> &Events {
+        &self.shared.events
     }
 
     /// Whether the stream records its work into a graph instead of running it
@@ -159,7 +207,13 @@ impl Eq for Stream {}
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let Owner::Us = self.owner else { return };
+        self.events.destroy(&self.device);
+        if let Owner::Other(kept) = &mut self.owner {
+            if let Some(kept) = kept.take() {
+                self.device.defer(move || drop(kept));
+            }
+            return;
+        }
         let handle = self.handle;
         // SAFETY: the handle is ours and this is the last owner.
         let destroyed = self

@@ -6,51 +6,92 @@ use rangemap::RangeSet;
 
 use crate::size::Granularity;
 
+/// Ranges, and how many bytes they have together: counted as they change, so that a plan of many
+/// steps does not go through all of them after each.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Counted {
+    runs: RangeSet<u64>,
+    bytes: u64,
+}
+
+impl Counted {
+    pub(super) fn add(&mut self, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        let gaps = self.runs.gaps(&range);
+        self.bytes += gaps.map(|gap| gap.end - gap.start).sum::<u64>();
+        self.runs.insert(range);
+    }
+
+    pub(super) fn remove(&mut self, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        let met = self.runs.overlapping(&range);
+        let within = met.map(|run| run.end.min(range.end) - run.start.max(range.start));
+        self.bytes -= within.sum::<u64>();
+        self.runs.remove(range);
+    }
+
+    pub(super) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
 /// Bytes asked for. Every run of them begins at a granule, so that the granules they lie in are
 /// theirs alone.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Asked(RangeSet<u64>);
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    granule: Granularity,
+    exact: Counted,
+    /// The granules of those bytes.
+    whole: Counted,
+}
 
 impl Asked {
+    pub(super) fn new(granule: Granularity) -> Self {
+        Self {
+            granule,
+            exact: Counted::default(),
+            whole: Counted::default(),
+        }
+    }
+
     pub(super) fn add(&mut self, range: Range<u64>) {
-        self.0.insert(range);
+        let end = self.granule.round_up(range.end).unwrap_or(range.end);
+        self.whole.add(range.start..end);
+        self.exact.add(range);
     }
 
     /// Takes whole granules out.
     pub(super) fn remove(&mut self, range: Range<u64>) {
-        self.0.remove(range);
+        self.exact.remove(range.clone());
+        self.whole.remove(range);
     }
 
-    pub(super) fn bytes(&self) -> u64 {
-        self.0.iter().map(|run| run.end - run.start).sum()
+    pub(super) const fn bytes(&self) -> u64 {
+        self.exact.bytes()
     }
 
     /// One past the last byte.
     pub(super) fn end(&self) -> u64 {
-        self.0.last().map_or(0, |run| run.end)
+        self.exact.runs.last().map_or(0, |run| run.end)
     }
 
     /// How many bytes there are from the first on without a hole.
     pub(super) fn prefix(&self) -> u64 {
-        let first = self.0.first().filter(|run| run.start == 0);
+        let first = self.exact.runs.first().filter(|run| run.start == 0);
         first.map_or(0, |run| run.end)
     }
 
     /// The bytes of the granules that it lies in.
-    pub(super) fn covered(&self, granule: Granularity) -> u64 {
-        let whole = |run: &Range<u64>| granule.round_up(run.end).unwrap_or(run.end) - run.start;
-        self.0.iter().map(whole).sum()
+    pub(super) const fn covered(&self) -> u64 {
+        self.whole.bytes()
     }
 
     /// Whether all granules of a range are its own.
-    pub(super) fn covers(&self, granule: Granularity, range: &Range<u64>) -> bool {
-        let mut at = range.start;
-        for run in self.0.overlapping(range) {
-            if run.start > at {
-                return false;
-            }
-            at = granule.round_up(run.end).unwrap_or(run.end);
-        }
-        at >= range.end
+    pub(super) fn covers(&self, range: &Range<u64>) -> bool {
+        self.whole.runs.gaps(range).next().is_none()
     }
 }

@@ -64,6 +64,24 @@ pub(super) enum Act<'a> {
     Wait(Duration),
 }
 
+impl<'a> Act<'a> {
+    /// The name whose memory, mappings or addresses it changes.
+    pub(super) const fn changes(&self) -> Option<&'a str> {
+        match *self {
+            Self::Reserve { name, .. }
+            | Self::Create { name, .. }
+            | Self::Stripe { name, .. }
+            | Self::Release { name } => Some(name),
+            Self::Map { within, .. }
+            | Self::Unmap { within, .. }
+            | Self::Commit { within, .. }
+            | Self::Grow { within, .. }
+            | Self::Decommit { within, .. } => Some(within),
+            Self::Wait(_) => None,
+        }
+    }
+}
+
 /// Goes through the steps.
 pub(super) fn check<'a>(
     steps: &'a [Step],
@@ -272,7 +290,7 @@ impl<'a> Check<'a> {
         let step = self.things.step;
         let range = self.things.range(within, offset, size)?;
         let ground = self.things.committed(within)?;
-        if !ground.asked.covers(ground.granule, &range) {
+        if !ground.asked.covers(&range) {
             return Err(PlanError::NotCommitted {
                 step,
                 name: within.to_owned(),

@@ -33,14 +33,15 @@ impl InUse {
         self.asked + self.padding + self.margin + self.kept
     }
 
-    pub(super) const fn and(self, other: Self) -> Self {
+    /// The sum once a part of it has changed from `before` to `after`.
+    pub(super) const fn changed(self, before: &Self, after: &Self) -> Self {
         Self {
-            asked: self.asked + other.asked,
-            padding: self.padding + other.padding,
-            margin: self.margin + other.margin,
-            kept: self.kept + other.kept,
-            mappings: self.mappings + other.mappings,
-            addresses: self.addresses + other.addresses,
+            asked: self.asked - before.asked + after.asked,
+            padding: self.padding - before.padding + after.padding,
+            margin: self.margin - before.margin + after.margin,
+            kept: self.kept - before.kept + after.kept,
+            mappings: self.mappings - before.mappings + after.mappings,
+            addresses: self.addresses - before.addresses + after.addresses,
         }
     }
 }

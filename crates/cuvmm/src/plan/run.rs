@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
-use super::asked::Asked;
+use super::asked::{Asked, Counted};
 use super::check::Act;
 use super::clock::Clock;
 use super::report::{CallsMade, Ending, Failure, InUse, Peak, Report, StepReport};
 use super::stripe::striped;
+use crate::calls::CallCounts;
 use crate::device::Device;
 use crate::error::{Error, PlanError};
 use crate::own::{Access, CloseRefusal, Mapping, Physical, Reservation, Right};
@@ -16,18 +17,21 @@ use crate::region::Region;
 
 /// Does the acts on devices, and gives everything back.
 pub(super) fn run(acts: &[Act<'_>], devices: &[Device], clock: &dyn Clock) -> Report {
-    let devices: Vec<Device> = devices.iter().map(Device::with_own_counters).collect();
+    let devices = counted_together(devices);
     let mut run = Run {
         devices: &devices,
         clock,
         made: BTreeMap::new(),
+        in_use: InUse::default(),
     };
     let mut steps = Vec::with_capacity(acts.len());
     let mut peak = Peak::default();
     let mut failure = None;
     for (act, step) in acts.iter().zip(1..) {
+        let before = run.held_by(act);
         let (outcome, calls, time) = run.timed(|run| run.act(act, step));
-        let in_use = run.in_use();
+        run.in_use = run.in_use.changed(&before, &run.held_by(act));
+        let in_use = run.in_use;
         let report = StepReport {
             step,
             calls,
@@ -69,6 +73,8 @@ struct Run<'a> {
     devices: &'a [Device],
     clock: &'a dyn Clock,
     made: BTreeMap<&'a str, Made>,
+    /// What all of it holds, kept up to date step by step: no step looks at what others made.
+    in_use: InUse,
 }
 
 /// What a name stands for.
@@ -90,6 +96,7 @@ enum Made {
 struct Grounds {
     region: Region,
     asked: Asked,
+    committed: Counted,
     /// How far growth has committed from the first byte on.
     grown: u64,
 }
@@ -97,16 +104,17 @@ struct Grounds {
 impl<'a> Run<'a> {
     /// Does something and says what it took.
     fn timed<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> (T, CallsMade, Duration) {
-        let before: Vec<_> = self.devices.iter().map(Device::calls).collect();
+        // One device's counters are those of all.
+        let counters = self.devices.first();
+        let before = counters.map(Device::calls);
         let begun = self.clock.now();
         let outcome = act(self);
         let took = self.clock.now().saturating_sub(begun);
-        let mut calls = CallsMade::new();
-        for (device, before) in self.devices.iter().zip(&before) {
-            for (call, count, _) in device.calls().since(before).iter() {
-                *calls.entry(call).or_default() += count;
-            }
-        }
+        let made = counters
+            .zip(before)
+            .map(|(device, before)| device.calls().since(&before));
+        let calls = made.iter().flat_map(CallCounts::iter);
+        let calls = calls.map(|(call, count, _)| (call, count)).collect();
         (outcome, calls, took)
     }
 
@@ -177,6 +185,7 @@ impl<'a> Run<'a> {
             } => {
                 let grounds = self.grounds(step, within)?;
                 grounds.region.commit(range.clone())?;
+                grounds.committed.add(range.clone());
                 grounds.asked.add(asked.clone());
             }
             Act::Grow { within, to, by } => self.grounds(step, within)?.grow(to, by)?,
@@ -201,6 +210,7 @@ impl<'a> Run<'a> {
                     what: "the number of devices",
                 })?;
                 let mut grounds = Grounds::new(striped(home, guests, &places, (size, unit))?);
+                grounds.committed.add(0..grounds.region.size());
                 grounds.asked.add(0..asked);
                 self.made.insert(name, Made::Committed(Box::new(grounds)));
             }
@@ -237,9 +247,10 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn in_use(&self) -> InUse {
-        let each = self.made.values().map(Made::in_use);
-        each.fold(InUse::default(), InUse::and)
+    /// What is held under the name that an act changes.
+    fn held_by(&self, act: &Act<'_>) -> InUse {
+        let made = act.changes().and_then(|name| self.made.get(name));
+        made.map(Made::in_use).unwrap_or_default()
     }
 
     /// Gives everything back: what is mapped first, then what was mapped. Says why the first thing
@@ -259,9 +270,10 @@ impl<'a> Run<'a> {
 impl Grounds {
     fn new(region: Region) -> Self {
         Self {
-            region,
-            asked: Asked::default(),
+            asked: Asked::new(region.device().granule()),
+            committed: Counted::default(),
             grown: 0,
+            region,
         }
     }
 
@@ -281,6 +293,7 @@ impl Grounds {
             let need = granule.round_up(need).unwrap_or(self.region.size());
             held = self.region.grow(held, need)?;
             self.grown = held;
+            self.committed.add(0..held);
             self.asked.add(0..held.min(to));
         }
         self.asked.add(0..to);
@@ -296,6 +309,7 @@ impl Grounds {
         }
         self.region.decommit_after(range.start..end, &[])?;
         self.asked.remove(range.start..end);
+        self.committed.remove(range.start..end);
         self.region.reclaim()?;
         Ok(())
     }
@@ -315,15 +329,14 @@ impl Made {
             },
             Self::Committed(grounds) => {
                 let Grounds { region, asked, .. } = &**grounds;
-                let granule = region.device().granule();
-                let (bytes, covered) = (asked.bytes(), asked.covered(granule));
-                let committed = region.committed();
+                let (bytes, covered) = (asked.bytes(), asked.covered());
+                let committed = grounds.committed.bytes();
                 InUse {
                     asked: bytes,
                     padding: covered - bytes,
                     margin: committed - covered,
                     kept: region.held() - committed,
-                    mappings: region.extents().len() as u64,
+                    mappings: region.mappings(),
                     addresses: region.size(),
                 }
             }
@@ -354,6 +367,16 @@ impl Made {
             Self::Physical { physical, .. } => physical.close().map_err(|failed| failed.reason),
         }
     }
+}
+
+/// The devices with counters of their own, which all of them share: what a step calls is read at
+/// once, however many devices there are.
+fn counted_together(devices: &[Device]) -> Vec<Device> {
+    let counters = devices.first().map(Device::with_own_counters);
+    let counters = counters.iter();
+    counters
+        .flat_map(|counters| devices.iter().map(|device| device.counted_with(counters)))
+        .collect()
 }
 
 /// What a check has found to be there: kept as an error so that nothing here can panic.

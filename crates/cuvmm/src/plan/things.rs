@@ -180,7 +180,7 @@ impl<'a> Things<'a> {
             return Err(unknown);
         };
         if let Use::None = used {
-            *used = Use::Committed(Asked::default());
+            *used = Use::Committed(Asked::new(granule));
         }
         match used {
             Use::Committed(asked) => Ok(Ground {

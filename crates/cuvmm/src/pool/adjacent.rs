@@ -103,7 +103,7 @@ impl State {
         for (_, part) in candidates {
             let mut ready = true;
             for &index in &part {
-                ready = ready && self.is_ready_for(id, index, home)?;
+                ready = ready && self.is_ready_for(id, index, home);
             }
             if ready {
                 return Ok(Some(part));

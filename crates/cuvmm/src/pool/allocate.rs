@@ -8,7 +8,7 @@ use super::slot::{Class, Occupant, Place, Slot};
 use super::state::State;
 use crate::error::{AllocateError, CallError};
 use crate::own::Stream;
-use crate::region::Fence;
+use crate::region::{Fence, Uses};
 
 /// Idle slots looked at for the best one.
 pub(super) const CANDIDATES: usize = 8;
@@ -66,14 +66,14 @@ impl State {
         let needs = self.needs(id, wanted)?;
         let (class, used, home) = (needs.class, needs.used, wanted.home);
         self.retire_some();
-        let mut picked = self.pick(id, &needs, home)?;
+        let mut picked = self.pick(id, &needs, home);
         let lacks = |index| {
             self.slot(id, index)
                 .is_none_or(|slot| slot.space.bytes() < used)
         };
         // What was freed a moment ago may have all that is wanted.
         if picked.is_none_or(lacks) && self.sweep(id) {
-            picked = self.pick(id, &needs, home)?;
+            picked = self.pick(id, &needs, home);
         }
         if let Some(index) = picked {
             let revived = self.slot(id, index).map_or(0, |slot| slot.space.bytes());
@@ -176,8 +176,7 @@ impl State {
             growth: self.growth(wanted.grain),
             pace: Pace::default(),
             home: home.cloned(),
-            users: Vec::new(),
-            anywhere: false,
+            uses: Uses::none(),
             tag: wanted.tag.clone(),
             zeroed,
         });
@@ -246,16 +245,9 @@ impl State {
 
     /// The idle slot of a class that serves best, ordered before the work of `home`: one in which a
     /// block strands no more than it may.
-    fn pick(
-        &mut self,
-        id: TenantId,
-        needs: &Needs,
-        home: Option<&Stream>,
-    ) -> Result<Option<usize>, AllocateError> {
+    fn pick(&mut self, id: TenantId, needs: &Needs, home: Option<&Stream>) -> Option<usize> {
         let used = needs.used;
-        let Some(tenancy) = self.tenants.get(&id) else {
-            return Ok(None);
-        };
+        let tenancy = self.tenants.get(&id)?;
         // Too little memory is worse than a fence, and a fence is worse than too much memory. Where
         // that is the same, rows stay whole: what differs does so by whole granules.
         let mut candidates = [(true, true, u64::MAX, usize::MAX); CANDIDATES];
@@ -274,36 +266,42 @@ impl State {
         let candidates = candidates.get_mut(..count).unwrap_or_default();
         candidates.sort_unstable();
         for &mut (_, unready, _, index) in candidates {
-            if !unready || self.is_ready_for(id, index, home)? {
-                return Ok(Some(index));
+            if !unready || self.is_ready_for(id, index, home) {
+                return Some(index);
             }
         }
-        Ok(None)
+        None
     }
 
     /// Whether what a slot's fence covers comes before the work of `home`, or can be ordered so now.
+    /// A slot for which the driver fails is passed over.
     pub(super) fn is_ready_for(
         &mut self,
         id: TenantId,
         index: usize,
         home: Option<&Stream>,
-    ) -> Result<bool, AllocateError> {
+    ) -> bool {
         let (capturing, needs) = (self.capturing, &mut self.needs_synchronise);
         let tenancy = self.tenants.get_mut(&id);
         let Some(slot) = tenancy.and_then(|tenancy| tenancy.slot_mut(index)) else {
-            return Ok(false);
+            return false;
         };
         if slot.is_before(home) {
-            return Ok(true);
+            return true;
         }
         if capturing > 0 {
-            return Ok(false);
+            return false;
         }
         let ordered = match home {
-            Some(home) => slot.fence.order_before(home)?,
-            None => false,
+            Some(home) => slot.fence.order_before(home),
+            None => Ok(false),
         };
-        Ok(ordered || Self::poll(capturing, needs, &mut slot.fence)?)
+        let ready = ordered
+            .and_then(|ordered| Ok(ordered || Self::poll(capturing, needs, &mut slot.fence)?));
+        ready.unwrap_or_else(|error| {
+            tracing::debug!(%error, "a fence could not be asked: the slot is passed over");
+            false
+        })
     }
 
     /// Addresses for new slots side by side, not yet in their places.

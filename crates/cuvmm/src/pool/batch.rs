@@ -12,14 +12,15 @@ use super::budget::TenantId;
 use super::commit::Furnished;
 use super::core::{Attempt, Core, Locked, Wanted};
 use super::private::Refused;
+use super::relief::Demand;
 use super::slot::{Place, Slot};
 use super::state::State;
 use super::tenant::Tenant;
-use crate::error::{AllocateError, GrowAllError};
+use crate::error::{AllocateError, CallError, GrowAllError, ShrinkError};
 use crate::own::Stream;
-use crate::region::Fence;
+use crate::region::{Fence, Unused};
 
-/// A block to grow, and to how many bytes.
+/// A block to grow or shrink, and to how many bytes.
 type Step = (Place, u64);
 
 /// A block that has grown, and what it was before.
@@ -74,6 +75,28 @@ impl Tenant {
         Ok(())
     }
 
+    /// The first of some groups of the tenant's blocks in which one sleeps or is being moved.
+    pub(crate) fn first_asleep<'a>(
+        &self,
+        groups: impl IntoIterator<Item = &'a [Block]>,
+    ) -> Option<usize> {
+        let state = self.core().lock();
+        let asleep = |blocks: &[Block]| blocks.iter().any(|block| state.is_asleep(block.place()));
+        groups.into_iter().position(asleep)
+    }
+
+    /// Gives up the ends of several of the tenant's blocks, down to the size given with each, under
+    /// one lock: all of them or none.
+    pub(crate) fn shrink_all(&self, blocks: &mut [(&mut Block, u64)]) -> Result<(), ShrinkError> {
+        let steps: Vec<Step> = blocks
+            .iter()
+            .map(|(block, size)| (*block.place(), *size))
+            .collect();
+        self.core().shrink(&steps)?;
+        note(blocks);
+        Ok(())
+    }
+
     /// Tells the mapper, if there is one, that blocks are about to outgrow what they have.
     pub(crate) fn foresee<'a>(&self, blocks: impl IntoIterator<Item = &'a Block>) {
         let mut state = self.core().lock();
@@ -98,7 +121,7 @@ impl Tenant {
 
 fn note(blocks: &mut [(&mut Block, u64)]) {
     for (block, size) in blocks {
-        block.has_grown(*size);
+        block.has_size(*size);
     }
 }
 
@@ -109,12 +132,15 @@ impl Core {
             Self::let_go(state);
             return Ok(());
         }
+        let forked = |cause: CallError| refused(steps, 0, cause.into());
+        self.device.own_process().map_err(forked)?;
         let state = self
             .try_mend_cuts(state, tenant, steps)
             .map_err(|Refused { index, cause }| refused(steps, index, cause))?;
         let failed = Cell::new(0);
         let (mut state, outcome) = self.attempt_to_grow_all(state, steps, &failed);
-        let outcome = outcome.inspect_err(|error| state.count_refusal(tenant, error));
+        let demand = Demand::Growth(steps);
+        let outcome = outcome.map_err(|error| state.refuse(tenant, demand, error));
         Self::let_go(state);
         outcome.map_err(|cause| refused(steps, failed.get(), cause))
     }
@@ -130,15 +156,15 @@ impl Core {
             Self::let_go(state);
             return Ok(());
         }
-        let more = |(place, size): &Step| size.saturating_sub(state.size_of(place));
-        let bytes = steps.iter().map(more).fold(0, u64::saturating_add);
+        let forked = |cause: CallError| refused(steps, 0, cause.into());
+        self.device.own_process().map_err(forked)?;
         let until = until();
         let state = self
             .mend_cuts(state, tenant, steps, until)
             .map_err(|Refused { index, cause }| refused(steps, index, cause))?;
         Self::let_go(state);
         let failed = Cell::new(0);
-        self.insist(tenant, bytes, until, |state| {
+        self.insist(tenant, Demand::Growth(steps), until, |state| {
             self.attempt_to_grow_all(state, steps, &failed)
         })
         .map_err(|cause| refused(steps, failed.get(), cause))
@@ -201,7 +227,8 @@ impl Core {
         let state = self.lock();
         let (mut state, outcome) =
             Self::attempt_to_allocate_many(state, tenant, wanted, count, make);
-        let outcome = outcome.inspect_err(|error| state.count_refusal(tenant, error));
+        let demand = self.demand_of_many(wanted, count);
+        let outcome = outcome.map_err(|error| state.refuse(tenant, demand, error));
         Self::let_go(state);
         outcome
     }
@@ -214,10 +241,15 @@ impl Core {
         until: Option<Instant>,
         make: Make,
     ) -> Result<Vec<Place>, AllocateError> {
-        let bytes = wanted.size.saturating_mul(count as u64);
-        self.insist(tenant, bytes, until, |state| {
+        let demand = self.demand_of_many(wanted, count);
+        self.insist(tenant, demand, until, |state| {
             Self::attempt_to_allocate_many(state, tenant, wanted, count, make)
         })
+    }
+
+    fn demand_of_many(&self, wanted: &Wanted<'_>, count: usize) -> Demand<'static> {
+        let each = self.device.granule().round_up(wanted.size);
+        Demand::Bytes(each.unwrap_or(u64::MAX).saturating_mul(count as u64))
     }
 
     fn attempt_to_allocate_many<'a>(
@@ -358,7 +390,7 @@ impl State {
             .fold((0, 0), |(bytes, count), extent| {
                 (bytes + extent.size, count + 1)
             });
-        self.uncommit(slot, begun);
+        self.uncommit(slot, begun, Some(Unused::never_used()));
         slot.receded();
         self.budget.refund(id, bytes);
         self.budget.refund_mappings(id, count);

@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -13,12 +14,15 @@ use std::time::{Duration, Instant};
 use cuvmm_driver::DeviceAddress;
 
 use super::core::Core;
+use super::gate::Use;
 use super::lease::Lease;
 use super::shelf::Held;
 use super::slot::Place;
 use crate::device::Device;
-use crate::error::{AllocateError, CallError, CopyError, FreeError, FreeRefusal, ShrinkError};
-use crate::own::{Span, Stream};
+use crate::error::{
+    AllocateError, BlockRefusal, CallError, CopyError, FreeError, FreeRefusal, ShrinkError,
+};
+use crate::own::{Right, Span, Stream};
 use crate::region::{Extent, Registration};
 
 /// The moment so long from now, or one that is as good as never.
@@ -66,8 +70,8 @@ impl Block {
         self.wait
     }
 
-    /// The pool has grown it.
-    pub(super) fn has_grown(&mut self, size: u64) {
+    /// The pool has grown or shrunk it.
+    pub(super) fn has_size(&mut self, size: u64) {
         self.held.size = size;
     }
 
@@ -148,7 +152,7 @@ impl Block {
     /// # Errors
     /// [`ShrinkError`] when `size` is zero or more than the block has.
     pub fn shrink_to(&mut self, size: u64) -> Result<(), ShrinkError> {
-        self.core().shrink(self.place(), size)?;
+        self.core().shrink(&[(*self.place(), size)])?;
         self.held.size = size;
         Ok(())
     }
@@ -178,25 +182,33 @@ impl Block {
         self.core().lock().streams(self.place())
     }
 
-    /// Proof that somebody uses the block: while it lives, nothing under the block is unmapped or
-    /// handed on, whatever becomes of the block.
+    /// Keeps what lies under the block in place: while the lease lives, nothing under the block is
+    /// unmapped or handed on, whatever becomes of the block. It asks nothing;
+    /// [`lease_for`](Self::lease_for) says whether the block may be used.
     #[must_use]
     pub fn lease(&self) -> Lease {
         self.plain.store(false, Ordering::Relaxed);
-        self.keep()
-    }
-
-    /// Proof for whoever registers memory with a NIC or with NCCL: a [lease](Self::lease) with the
-    /// exact list of the extents under the block, those behind its end included. What the block
-    /// grows by later is not in it.
-    #[must_use]
-    pub fn register(&self) -> Registration {
-        self.lease().register()
-    }
-
-    /// Keeps what lies under the block in place.
-    fn keep(&self) -> Lease {
         Lease::new(Arc::clone(self.core()), self.held.place, self.size())
+    }
+
+    /// A [lease](Self::lease) with the exact list of the extents under the block, those behind its
+    /// end included, for registering the memory with a NIC or with NCCL. What the block grows by
+    /// later is not in it.
+    ///
+    /// # Errors
+    /// [`BlockRefusal`] when the block sleeps or has lost memory, when the context is lost, and in a
+    /// forked child.
+    pub fn register(&self) -> Result<Registration, BlockRefusal> {
+        Ok(self.lease_for(Right::Read)?.registered())
+    }
+
+    /// A lease for a use of a range that lies in the block.
+    pub(crate) fn admit(&self, wanted: Use, range: Range<u64>) -> Result<Lease, BlockRefusal> {
+        if !matches!(wanted, Use::Copy(_)) {
+            self.plain.store(false, Ordering::Relaxed);
+        }
+        let of = (self.held.place, self.size());
+        self.core().admit(of, wanted, range)
     }
 
     /// Every extent under the block, those behind its end included, in order: what whoever
@@ -212,23 +224,19 @@ impl Block {
     ///
     /// # Errors
     /// [`CopyError`] when the range leaves the block or begins where it is
-    /// [read only](Self::read_only), or while a capture guard lives.
+    /// [read only](Self::read_only), when the block sleeps, or while a capture guard lives.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), CopyError> {
-        let stream = self.copy_stream(offset, bytes.len() as u64)?;
-        if !bytes.is_empty() && offset < self.read_only() {
-            return Err(CopyError::ReadOnly);
-        }
-        let _stays = self.keep();
+        let (stream, _lease) = self.copied(Right::ReadWrite, offset, bytes.len() as u64)?;
         self.span().write(&stream, offset, bytes)
     }
 
     /// Reads bytes behind what the home stream (or the legacy default stream) has queued.
     ///
     /// # Errors
-    /// [`CopyError`] when the range leaves the block, or while a capture guard lives.
+    /// [`CopyError`] when the range leaves the block or the block sleeps, or while a capture guard
+    /// lives.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), CopyError> {
-        let stream = self.copy_stream(offset, bytes.len() as u64)?;
-        let _stays = self.keep();
+        let (stream, _lease) = self.copied(Right::Read, offset, bytes.len() as u64)?;
         self.span().read(&stream, offset, bytes)
     }
 
@@ -280,26 +288,21 @@ impl Block {
         unsafe { Span::new(&self.core().device, self.address(), self.size()) }
     }
 
-    fn copy_stream(&self, offset: u64, size: u64) -> Result<Stream, CopyError> {
-        if offset.checked_add(size).is_none_or(|end| end > self.size()) {
-            return Err(CopyError::OutOfRange {
-                offset,
-                size,
-                bytes: self.size(),
-            });
-        }
-        let state = self.core().lock();
-        if state.capturing > 0 {
-            return Err(CopyError::Capturing);
-        }
-        if state.is_asleep(self.place()) {
-            return Err(CopyError::Asleep);
-        }
-        drop(state);
-        Ok(self
-            .home_stream()
-            .cloned()
-            .unwrap_or_else(|| Stream::legacy(&self.core().device)))
+    /// The stream that a copy runs on, and what keeps the memory in place until it has ended.
+    fn copied(&self, right: Right, offset: u64, size: u64) -> Result<(Stream, Lease), CopyError> {
+        let outside = CopyError::OutOfRange {
+            offset,
+            size,
+            bytes: self.size(),
+        };
+        let end = offset.checked_add(size).filter(|&end| end <= self.size());
+        let end = end.ok_or(outside)?;
+        let lease = self
+            .admit(Use::Copy(right), offset..end)
+            .map_err(|refusal| refusal.of_copy(offset, size))?;
+        let legacy = || Stream::legacy(self.device());
+        let stream = self.home_stream().cloned().unwrap_or_else(legacy);
+        Ok((stream, lease))
     }
 }
 

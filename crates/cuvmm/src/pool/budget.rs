@@ -213,6 +213,21 @@ impl Budget {
         (own, all.max(own))
     }
 
+    /// Bytes a tenant could be charged in all if every tenant held no more than its guarantee.
+    pub(crate) fn most_for(&self, tenant: TenantId) -> u64 {
+        let others = self.accounts().filter(|&(other, _)| other != tenant);
+        let guarantees: u64 = others.map(|(_, account)| account.guarantee).sum();
+        let alone = self.most_alone(tenant);
+        let pool = self.limits.bytes.saturating_sub(self.quarantined);
+        pool.saturating_sub(guarantees).min(alone)
+    }
+
+    /// Bytes a tenant could be charged in all if it were alone: a guarantee ends with its tenant.
+    pub(crate) fn most_alone(&self, tenant: TenantId) -> u64 {
+        let pool = self.limits.bytes.saturating_sub(self.quarantined);
+        pool.min(self.account(tenant).limit)
+    }
+
     /// What is held by anybody, kept for the guarantees of others, or out of use.
     fn spoken_for(&self, tenant: TenantId) -> u64 {
         self.held + self.quarantined + self.guaranteed_to_others(tenant)

@@ -114,7 +114,8 @@ impl<'a> BlockBuilder<'a> {
     }
 
     /// Allocates, asking other tenants' pressure hooks and waiting until the deadline if memory
-    /// is short.
+    /// is short. A request that no giving back could serve is refused at once: one above the
+    /// tenant's own limit, or above what the guarantees of other tenants leave of the pool's.
     ///
     /// # Errors
     /// [`AllocateError`] with the figures; every block is as before then.
@@ -150,7 +151,8 @@ impl<'a> BlockBuilder<'a> {
     /// Allocates so many blocks that are all like this one, in one go: all of them or none.
     ///
     /// # Errors
-    /// As [`Self::allocate`].
+    /// As [`Self::allocate`], and [`AllocateError::TooMany`] where they are more than the device has
+    /// memory for.
     pub fn allocate_many(self, count: usize) -> Result<Vec<Block>, AllocateError> {
         let until = self.wait.map(after);
         self.many(count, |core, tenant, wanted, missing| {
@@ -220,6 +222,7 @@ impl<'a> BlockBuilder<'a> {
         count: usize,
         make: impl Fn(&Core, TenantId, &Wanted<'_>, usize) -> Result<Vec<Place>, AllocateError>,
     ) -> Result<Vec<Block>, AllocateError> {
+        self.check_count(count)?;
         let shelved = std::iter::from_fn(|| self.shelved()).take(count);
         let mut blocks: Vec<Block> = shelved.map(|held| self.block(held)).collect();
         let missing = count - blocks.len();
@@ -234,6 +237,19 @@ impl<'a> BlockBuilder<'a> {
             blocks.extend(self.blocks(made?));
         }
         Ok(blocks)
+    }
+
+    /// Refuses a number of blocks that no memory could hold, so that all that is made for each of
+    /// them is bounded.
+    fn check_count(&self, count: usize) -> Result<(), AllocateError> {
+        let device = &self.owner.core.device;
+        let (size, total) = (self.wanted.size, device.total_memory());
+        let each = device.granule().round_up(size.max(1)).unwrap_or(u64::MAX);
+        let all = each.checked_mul(count as u64);
+        if count > 1 && all.is_none_or(|all| all > total) {
+            return Err(AllocateError::TooMany { count, size, total });
+        }
+        Ok(())
     }
 
     fn blocks(&self, places: Vec<Place>) -> impl Iterator<Item = Block> {

@@ -29,7 +29,7 @@ impl CaptureGuard {
 
 impl Drop for CaptureGuard {
     fn drop(&mut self) {
-        if self.core.device.forked().is_none() {
+        if !self.core.device.is_forked() {
             let mut state = self.core.lock();
             state.capturing = state.capturing.saturating_sub(1);
             drop(state);

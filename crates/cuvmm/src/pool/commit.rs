@@ -7,7 +7,7 @@ use crate::error::{AllocateError, CallError, CommitError};
 use crate::own::Stream;
 #[cfg(doc)]
 use crate::region::Space;
-use crate::region::{Fence, PlaceError, Stain};
+use crate::region::{Fence, PlaceError, Stain, Unused, WaitError, wait_for};
 
 /// What memory a block is to find in its slot.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +51,36 @@ impl<'a> Fit<'a> {
     }
 }
 
+/// A fill or copy that failed.
+#[derive(Debug)]
+pub(super) struct Unfinished {
+    pub(super) error: AllocateError,
+    /// What of it may still be running: nothing, if this has passed.
+    pub(super) running: Fence,
+}
+
+impl Unfinished {
+    /// What is left of work on a stream that could not be waited for.
+    pub(super) fn of(failed: WaitError, stream: Stream) -> Self {
+        Self {
+            error: failed.error.into(),
+            running: match failed.ended {
+                true => Fence::passed(),
+                false => Fence::stream(stream),
+            },
+        }
+    }
+}
+
+impl<E: Into<AllocateError>> From<E> for Unfinished {
+    fn from(error: E) -> Self {
+        Self {
+            error: error.into(),
+            running: Fence::passed(),
+        }
+    }
+}
+
 impl State {
     /// Gets a slot, which has been taken out, ready for a block: memory where it is to be, no other
     /// tenant's data in it, and zeros where they are owed. On failure the slot is as before, except
@@ -69,10 +99,14 @@ impl State {
         } else {
             0
         };
-        let filled = self.cleanse(id, slot, begun, fit).inspect_err(|_| {
-            self.uncommit(slot, begun);
+        let cleansed = self.cleanse(id, slot, begun, fit);
+        let filled = cleansed.map_err(|Unfinished { error, running }| {
+            self.uncommit(slot, begun, running.proof());
+            // What lay there before may be written to as well.
+            slot.fence.merge(running);
             self.budget.refund(id, bytes);
             self.budget.refund_mappings(id, count);
+            error
         })?;
         Ok(Furnished { begun, filled })
     }
@@ -168,8 +202,8 @@ impl State {
     }
 
     /// Takes out what a commit placed behind `begun`, whose charges have been or will be
-    /// refunded.
-    pub(super) fn uncommit(&mut self, slot: &mut Slot, begun: u64) {
+    /// refunded. What cannot be unmapped, or may be in use, is quarantined.
+    pub(super) fn uncommit(&mut self, slot: &mut Slot, begun: u64, proof: Option<Unused>) {
         let offsets: Vec<u64> = slot
             .space
             .extents()
@@ -178,7 +212,8 @@ impl State {
             .take_while(|&offset| offset >= begun)
             .collect();
         for offset in offsets {
-            match slot.space.withdraw(offset) {
+            let withdrawn = proof.ok_or(CallError::InUse);
+            match withdrawn.and_then(|proof| slot.space.withdraw_back(offset, proof)) {
                 Ok(Some(piece)) => self.put_back(vec![piece]),
                 Ok(None) => {}
                 Err(error) => {
@@ -209,7 +244,7 @@ impl State {
         slot: &mut Slot,
         begun: u64,
         fit: &Fit<'_>,
-    ) -> Result<bool, AllocateError> {
+    ) -> Result<bool, Unfinished> {
         let scrubs = self.policy.scrub != Scrub::Never;
         let owed = |stain: Stain| fit.zeroed || (scrubs && stain.by != id.0);
         let overwrites = self.fill().is_some();
@@ -239,12 +274,12 @@ impl State {
                 return Ok(false);
             }
             let bytes = fit.to.saturating_sub(slot.used());
-            return Err(AllocateError::Capturing(self.shortage(id, bytes, 0)));
+            return Err(AllocateError::Capturing(self.shortage(id, bytes, 0)).into());
         }
         self.zero(slot, start, end - start, fit.home)?;
         // Margin that is being zeroed must not be unmapped under the fill.
         if let Some(home) = fit.home.filter(|_| end > fit.to) {
-            slot.fence.merge(Fence::streams(vec![home.clone()]));
+            slot.fence.merge(Fence::stream(home.clone()));
         }
         Ok(fit.home.is_some())
     }
@@ -257,7 +292,7 @@ impl State {
         offset: u64,
         size: u64,
         home: Option<&Stream>,
-    ) -> Result<(), AllocateError> {
+    ) -> Result<(), Unfinished> {
         let stream = match home {
             Some(home) => home.clone(),
             None => self.scrubber()?,
@@ -265,10 +300,10 @@ impl State {
         slot.space
             .fill(&stream, offset, 0, size)
             .map_err(AllocateError::Zero)?;
-        if home.is_none() {
-            self.device.relaxed(|| stream.synchronize())??;
+        match home {
+            Some(_) => Ok(()),
+            None => wait_for(&stream).map_err(|failed| Unfinished::of(failed, stream)),
         }
-        Ok(())
     }
 }
 

@@ -10,8 +10,8 @@ use super::core::Core;
 use super::slot::Slot;
 use super::state::State;
 use crate::error::{CallError, CompactError};
-use crate::own::Stream;
-use crate::region::{Extent, Piece, Poll, Space};
+use crate::own::Right;
+use crate::region::{Extent, Fence, Piece, Space, Unused, wait_for};
 
 /// What a compaction has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -213,11 +213,14 @@ impl State {
             let fence = block.fence(&slot.space);
             slot.fence.merge(fence);
         }
-        if slot.fence.poll()? != Poll::Passed {
-            return Ok(Moved::InUse);
+        if let Err(error) = slot.fence.poll() {
+            tracing::debug!(%error, "a fence could not be asked: the block stays where it is");
         }
+        let Some(proof) = slot.proof() else {
+            return Ok(Moved::InUse);
+        };
         if slot.block.is_none() {
-            self.take_spare(id, slot)?;
+            self.take_spare(id, slot, proof)?;
             return Ok(Moved::Copied(0));
         }
         let pieces = match self.gather(id, run.size, slot.class.largest, false) {
@@ -235,14 +238,14 @@ impl State {
             return Ok(Moved::NoRoom);
         }
         let copy = self.copy_out(slot, run, pieces)?;
-        self.swap(id, slot, run, copy)?;
+        self.exchange_run(id, slot, run, copy, proof)?;
         Ok(Moved::Copied(run.size))
     }
 
     /// Places pieces at addresses of their own and copies a run to them.
     fn copy_out(
         &mut self,
-        slot: &Slot,
+        slot: &mut Slot,
         run: &Run,
         pieces: Vec<Piece>,
     ) -> Result<Space, CompactError> {
@@ -262,27 +265,31 @@ impl State {
         };
         if let Err(failed) = copy.place(0, pieces) {
             self.put_back(failed.pieces);
-            self.discard(copy, &stream);
+            self.discard(copy);
             return Err(failed.error.into());
         }
-        let copied = copy
-            .copy_from(&stream, &slot.space, run.offset, run.size)
-            .map_err(CompactError::Copy)
-            .and_then(|()| Ok(self.device.relaxed(|| stream.synchronize())??));
-        if let Err(error) = copied {
-            self.discard(copy, &stream);
-            return Err(error);
-        }
-        Ok(copy)
+        let queued = copy.copy_from(&stream, &slot.space, run.offset, run.size);
+        let waited = wait_for(&stream);
+        let error = match (queued, waited) {
+            (Ok(()), Ok(())) => return Ok(copy),
+            (_, Err(failed)) if !failed.ended => {
+                // The copy may be running: neither what it writes to nor what it reads goes before it.
+                slot.fence.merge(Fence::streams(vec![stream]));
+                self.keep_copy(copy, true);
+                return Err(failed.error.into());
+            }
+            (Err(error), _) => CompactError::Copy(error),
+            (_, Err(failed)) => failed.error.into(),
+        };
+        self.discard(copy);
+        Err(error)
     }
 
     /// Gives the memory of a copy that is of no use back, or keeps what cannot be given back.
-    fn discard(&mut self, mut copy: Space, stream: &Stream) {
-        // A copy that could not be waited for may still be running.
-        let quiet = self.device.lost().is_some() || stream.is_done().unwrap_or(false);
+    fn discard(&mut self, mut copy: Space) {
         let offsets: Vec<u64> = copy.extents().map(|extent| extent.offset).collect();
-        for offset in offsets.into_iter().filter(|_| quiet) {
-            if let Ok(Some(piece)) = copy.withdraw(offset) {
+        for offset in offsets {
+            if let Ok(Some(piece)) = copy.withdraw_back(offset, Unused::never_used()) {
                 self.put_back(vec![piece]);
             }
         }
@@ -301,34 +308,35 @@ impl State {
     }
 
     /// Puts the copy's memory where the run lies.
-    fn swap(
+    fn exchange_run(
         &mut self,
         id: TenantId,
         slot: &mut Slot,
         run: &Run,
         mut copy: Space,
+        proof: Unused,
     ) -> Result<(), CompactError> {
-        let stream = self.scrubber()?;
         let mut old = vec![];
         for extent in &run.extents {
-            match slot.space.withdraw(extent.offset) {
+            match slot.space.withdraw(extent.offset, proof) {
                 Ok(piece) => old.extend(piece),
                 Err(error) => {
                     let outcome = self.put_run_back(id, slot, run.offset, old);
-                    self.discard(copy, &stream);
+                    self.discard(copy);
                     return Err(outcome.err().unwrap_or_else(|| error.into()));
                 }
             }
         }
         let new: Vec<Piece> = copy.clones(id.0).collect();
-        let count = new.len() as u64;
+        let (count, stuck) = (new.len() as u64, slot.space.stuck_count());
         if let Err(failed) = slot.space.place(run.offset, new) {
-            // They are the copy's pieces too, which it gives back itself.
+            // They are the copy's pieces too, which it gives back itself. What is stuck of them is
+            // charged with the copy's.
             drop(failed.pieces);
-            self.budget.quarantine(0, slot.space.stuck_count());
+            self.budget.quarantine(0, slot.space.stuck_count() - stuck);
             slot.broken |= failed.stuck > 0;
             let outcome = self.put_run_back(id, slot, run.offset, old);
-            self.discard(copy, &stream);
+            self.discard(copy);
             return Err(outcome.err().unwrap_or_else(|| failed.error.into()));
         }
         slot.space.settle(run.offset);
@@ -338,7 +346,8 @@ impl State {
         // The second mapping of the same memory goes.
         let offsets: Vec<u64> = copy.extents().map(|extent| extent.offset).collect();
         for offset in offsets {
-            if let Err(error) = copy.withdraw(offset) {
+            // The copy was waited for.
+            if let Err(error) = copy.withdraw_back(offset, Unused::never_used()) {
                 tracing::error!(%error, "a second mapping could not be unmapped: quarantined");
                 copy.quarantine(offset);
             }
@@ -359,7 +368,7 @@ impl State {
             (bytes + piece.size(), count + 1)
         });
         let before = slot.space.stuck_count();
-        let Err(failed) = slot.space.place(offset, old) else {
+        let Err(failed) = slot.space.place_back(offset, old, Right::ReadWrite) else {
             return Ok(());
         };
         self.budget.refund(id, bytes);

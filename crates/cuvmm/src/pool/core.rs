@@ -4,24 +4,32 @@ use std::fmt;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::budget::TenantId;
+use super::budget::{Budget, TenantId};
+pub(super) use super::locked::Locked;
 use super::pace::Growth;
-use super::pressure::{Pressure, PressureHook};
+use super::relief::{Appeal, Demand};
 use super::slot::Place;
 use super::state::State;
+use crate::deferred::Section;
 use crate::device::Device;
 use crate::error::{AllocateError, CallError, ShrinkError};
 use crate::own::{ExportMark, Stream};
 use crate::region::Extent;
 use crate::sync::atomic::{AtomicUsize, Ordering};
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::{Condvar, Mutex};
 
-/// How long a waiting allocation sleeps before it asks the fences again.
-const ASK_AGAIN: Duration = Duration::from_micros(200);
+/// How long a waiting allocation sleeps before it asks the fences again for the first time. The pause
+/// doubles each time, up to the second figure: memory that other threads free ends it at once, and
+/// what only the GPU can complete is worth no more of the pool's time.
+const ASK_AGAIN: (Duration, Duration) = (Duration::from_micros(100), Duration::from_micros(1600));
 
 pub(crate) struct Core {
     pub(crate) device: Device,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
+    /// What a forked child finds: the state of a pool without tenants. Nothing locks it here.
+    pub(super) childs: Mutex<State>,
+    /// Whether a thread has the lock.
+    pub(super) section: Arc<Section>,
     /// Told when memory becomes idle.
     freed: Condvar,
     /// Those who wait for that.
@@ -29,8 +37,6 @@ pub(crate) struct Core {
     /// Told when the mapper has placed something.
     placed: Condvar,
 }
-
-pub(super) type Locked<'a> = MutexGuard<'a, State>;
 
 /// What came of an attempt, and the lock it was made under.
 pub(super) type Attempt<'a, T> = (Locked<'a>, Result<T, AllocateError>);
@@ -60,18 +66,20 @@ pub(crate) struct Grain {
 
 impl Core {
     pub(crate) fn new(device: Device, state: State) -> Self {
+        let childs = State::new(
+            device.clone(),
+            state.policy,
+            Budget::new(state.budget.limits()),
+        );
         Self {
+            section: device.section(),
             device,
             state: Mutex::new(state),
+            childs: Mutex::new(childs),
             freed: Condvar::new(),
             waiting: AtomicUsize::new(0),
             placed: Condvar::new(),
         }
-    }
-
-    /// A panic elsewhere leaves counters that are right for what was done until then.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn state_mut(&mut self) -> &mut State {
@@ -102,7 +110,8 @@ impl Core {
         wanted: &Wanted<'_>,
     ) -> Result<Place, AllocateError> {
         let (mut state, outcome) = self.attempt_to_allocate(self.lock(), tenant, wanted);
-        let outcome = outcome.inspect_err(|error| state.count_refusal(tenant, error));
+        let demand = Demand::Bytes(wanted.size);
+        let outcome = outcome.map_err(|error| state.refuse(tenant, demand, error));
         Self::let_go(state);
         outcome
     }
@@ -125,16 +134,17 @@ impl Core {
         deadline: Option<Instant>,
     ) -> Result<(), AllocateError> {
         let mut state = self.lock();
-        let more = size.saturating_sub(state.size_of(place));
         if state.grow_within(place, size) {
             Self::let_go(state);
             return Ok(());
         }
+        self.device.own_process()?;
         let state = self
             .mend_cuts(state, place.tenant, &[(*place, size)], deadline)
             .map_err(|refused| refused.cause)?;
         Self::let_go(state);
-        self.insist(place.tenant, more, deadline, |state| {
+        let demand = Demand::Growth(&[(*place, size)]);
+        self.insist(place.tenant, demand, deadline, |state| {
             self.attempt_to_grow(state, place, size)
         })
     }
@@ -145,11 +155,13 @@ impl Core {
             Self::let_go(state);
             return Ok(());
         }
+        self.device.own_process()?;
         let state = self
             .try_mend_cuts(state, place.tenant, &[(*place, size)])
             .map_err(|refused| refused.cause)?;
         let (mut state, outcome) = self.attempt_to_grow(state, place, size);
-        let outcome = outcome.inspect_err(|error| state.count_refusal(place.tenant, error));
+        let demand = Demand::Growth(&[(*place, size)]);
+        let outcome = outcome.map_err(|error| state.refuse(place.tenant, demand, error));
         Self::let_go(state);
         outcome
     }
@@ -189,10 +201,7 @@ impl Core {
         size: u64,
     ) -> Locked<'a> {
         while state.waits_for_mapper(place.tenant, place.slot, size) {
-            state = self
-                .placed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = state.wait(&self.placed, None);
         }
         state
     }
@@ -206,16 +215,18 @@ impl Core {
         }
     }
 
-    /// Tries, asks other tenants to give memory back, and tries again until the deadline.
-    pub(super) fn insist<'a, T>(
+    /// Tries; asks other tenants to give memory back, where they can help; and tries again until the
+    /// deadline, where waiting can help.
+    pub(super) fn insist<'a, 'd, T>(
         &'a self,
         tenant: TenantId,
-        bytes: u64,
+        demand: impl Into<Demand<'d>>,
         deadline: Option<Instant>,
         attempt: impl Fn(Locked<'a>) -> Attempt<'a, T>,
     ) -> Result<T, AllocateError> {
-        let (mut state, outcome) = self.try_until(tenant, bytes, deadline, attempt)?;
-        let outcome = outcome.inspect_err(|error| state.count_refusal(tenant, error));
+        let demand = demand.into();
+        let (mut state, outcome) = self.try_until(tenant, demand, deadline, attempt)?;
+        let outcome = outcome.map_err(|error| state.refuse(tenant, demand, error));
         Self::let_go(state);
         outcome
     }
@@ -223,38 +234,42 @@ impl Core {
     fn try_until<'a, T>(
         &'a self,
         tenant: TenantId,
-        bytes: u64,
+        demand: Demand<'_>,
         deadline: Option<Instant>,
         attempt: impl Fn(Locked<'a>) -> Attempt<'a, T>,
     ) -> Result<Attempt<'a, T>, CallError> {
         let (mut state, mut outcome) = attempt(self.lock());
-        if !is_shortage(&outcome) {
-            return Ok((state, outcome));
-        }
-        let (name, hooks) = state.hooks_of_others(tenant);
-        for hook in hooks {
-            drop(state);
-            hook(&Pressure {
-                wanted_by: name.clone(),
-                bytes,
-                deadline,
-            });
-            (state, outcome) = attempt(self.lock());
-            if !is_shortage(&outcome) {
-                return Ok((state, outcome));
+        let mut asked = Vec::new();
+        while let Some(error) = shortage_in(&outcome) {
+            if !state.can_be_given(tenant, demand, error) {
+                break;
             }
+            let appeal = state.next_appeal(tenant, demand, error, deadline, &asked)?;
+            let Some(Appeal { to, hook, pressure }) = appeal else {
+                break;
+            };
+            asked.push(to);
+            Self::let_go(state);
+            hook(&pressure);
+            // This may be the last owner by now.
+            drop(hook);
+            (state, outcome) = attempt(self.lock());
         }
-        let Some(deadline) = deadline else {
+        let waits = |error| state.can_ever(tenant, demand, error);
+        let (Some(true), Some(deadline)) = (shortage_in(&outcome).map(waits), deadline) else {
             return Ok((state, outcome));
         };
         let _waiter = Waiter::of(&self.waiting);
         state.sweep_each();
+        let mut nap = ASK_AGAIN.0;
         (state, outcome) = attempt(state);
-        while is_shortage(&outcome) {
-            let Some(left) = deadline.checked_duration_since(Instant::now()) else {
+        while let Some(error) = shortage_in(&outcome) {
+            let left = deadline.checked_duration_since(Instant::now());
+            let Some(left) = left.filter(|_| state.can_ever(tenant, demand, error)) else {
                 break;
             };
-            state = self.pause(state, left)?;
+            state = self.pause(state, left.min(nap))?;
+            nap = (2 * nap).min(ASK_AGAIN.1);
             (state, outcome) = attempt(state);
         }
         Ok((state, outcome))
@@ -264,15 +279,13 @@ impl Core {
     /// that tells whether something has passed.
     fn pause<'a>(&'a self, mut state: Locked<'a>, left: Duration) -> Result<Locked<'a>, CallError> {
         if state.needs_synchronise && state.capturing == 0 {
-            let since = state.now();
             drop(state);
             self.device.synchronize()?;
             state = self.lock();
-            state.synchronised(since);
+            state.needs_synchronise = false;
             return Ok(state);
         }
-        let waited = self.freed.wait_timeout(state, left.min(ASK_AGAIN));
-        Ok(waited.unwrap_or_else(PoisonError::into_inner).0)
+        Ok(state.wait(&self.freed, Some(left)))
     }
 
     /// Tries until the deadline, as long as `again` says that trying again may help.
@@ -286,11 +299,13 @@ impl Core {
         let mut outcome = attempt(&mut state);
         if let Some(deadline) = deadline {
             let _waiter = Waiter::of(&self.waiting);
+            let mut nap = ASK_AGAIN.0;
             while matches!(&outcome, Err(error) if again(error)) {
                 let Some(left) = deadline.checked_duration_since(Instant::now()) else {
                     break;
                 };
-                state = self.pause(state, left)?;
+                state = self.pause(state, left.min(nap))?;
+                nap = (2 * nap).min(ASK_AGAIN.1);
                 outcome = attempt(&mut state);
             }
         }
@@ -328,9 +343,12 @@ impl Core {
 
     pub(crate) fn end_lease(&self, place: &Place) {
         let mut state = self.lock();
-        state.end_lease(place);
+        let given = state.end_lease(place);
         Self::let_go(state);
-        self.announce();
+        // Most leases end on blocks that live on: those who wait are not woken for nothing.
+        if given {
+            self.announce();
+        }
     }
 
     pub(crate) fn unregister(&self, tenant: TenantId) {
@@ -340,9 +358,10 @@ impl Core {
         self.announce();
     }
 
-    pub(crate) fn shrink(&self, place: &Place, size: u64) -> Result<(), ShrinkError> {
+    pub(crate) fn shrink(&self, steps: &[(Place, u64)]) -> Result<(), ShrinkError> {
+        self.device.own_process()?;
         let mut state = self.lock();
-        let outcome = state.shrink(place, size);
+        let outcome = state.shrink(steps);
         Self::let_go(state);
         if outcome.is_ok() {
             self.announce();
@@ -351,8 +370,9 @@ impl Core {
     }
 }
 
-fn is_shortage<T>(outcome: &Result<T, AllocateError>) -> bool {
-    matches!(outcome, Err(error) if error.is_shortage())
+/// Why an attempt failed, if something was short.
+fn shortage_in<T>(outcome: &Result<T, AllocateError>) -> Option<&AllocateError> {
+    outcome.as_ref().err().filter(|error| error.is_shortage())
 }
 
 /// One who waits, counted while it lives.
@@ -368,44 +388,6 @@ impl<'a> Waiter<'a> {
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-impl State {
-    /// Tenants to be asked for memory, lower priority first, and who asks.
-    fn hooks_of_others(&self, tenant: TenantId) -> (String, Vec<PressureHook>) {
-        let name = self
-            .tenants
-            .get(&tenant)
-            .map(|tenancy| tenancy.name.clone());
-        let mut others: Vec<_> = self
-            .tenants
-            .iter()
-            .filter(|&(&id, _)| {
-                let account = self.budget.account(id);
-                id != tenant && account.held > account.guarantee
-            })
-            .filter_map(|(_, tenancy)| Some((tenancy.priority, tenancy.hook.clone()?)))
-            .collect();
-        others.sort_by_key(|&(priority, _)| priority);
-        (
-            name.unwrap_or_default(),
-            others.into_iter().map(|(_, hook)| hook).collect(),
-        )
-    }
-
-    pub(super) fn size_of(&self, place: &Place) -> u64 {
-        self.slot(place.tenant, place.slot)
-            .map_or(0, |slot| slot.requested())
-    }
-
-    pub(super) fn count_refusal(&mut self, id: TenantId, error: &AllocateError) {
-        if error.is_shortage() {
-            self.refusals += 1;
-            if let Some(tenancy) = self.tenants.get_mut(&id) {
-                tenancy.refusals += 1;
-            }
-        }
     }
 }
 

@@ -18,11 +18,12 @@ use std::fmt;
 use cuvmm_driver::{Exported, HandleTypes};
 
 use super::block::Block;
+use super::gate::Use;
 use super::lease::Lease;
 use super::slot::Place;
 use super::state::State;
-use crate::error::{ExportBlockError, ExportError, SealError};
-use crate::own::{Physical, Right, one_type};
+use crate::error::{BlockRefusal, ExportBlockError, ExportError, SealError};
+use crate::own::{Physical, one_type};
 use crate::region::Extent;
 
 /// Handles of the memory under a block, for others to import, and a [`Lease`] that keeps that
@@ -127,11 +128,13 @@ impl Block {
     /// The pool must have been built [`shareable`](super::PoolBuilder::shareable) for that type.
     ///
     /// # Errors
-    /// [`ExportBlockError`] when the pool's memory is not shareable so, or the driver refuses.
-    /// Nothing is exported then.
+    /// [`ExportBlockError`] when the pool's memory is not shareable so, the block sleeps or shares
+    /// memory with [forks](Self::fork), or the driver refuses. Nothing is exported then.
     #[doc(alias = "cuMemExportToShareableHandle")]
     pub fn export(&self, handle_type: HandleTypes) -> Result<ExportedBlock, ExportBlockError> {
         one_type(handle_type)?;
+        let forked = |cause| ExportError::Call { handle_type, cause };
+        self.device().own_process().map_err(forked)?;
         let shareable = self.core().lock().policy.props.handle_types;
         if !shareable.contains(handle_type) {
             return Err(ExportBlockError::NotShareable {
@@ -139,60 +142,49 @@ impl Block {
                 shareable,
             });
         }
-        let parts = self
-            .parts()
-            .map_err(|bytes| ExportBlockError::Shared { bytes })?;
-        if self.is_asleep() {
-            return Err(ExportBlockError::Asleep);
-        }
+        let parts = self.parts()?;
         let handles = parts.export(handle_type)?;
         let lease = parts.into_lease();
         Ok(ExportedBlock { handles, lease })
     }
 
     /// The memory under the block, about to be exported. From here on it is as good as exported;
-    /// if nothing was when the last lease has ended, all is as before. How many of its first bytes
-    /// forks share, if they do: whoever imported those could write to them.
-    pub(crate) fn parts(&self) -> Result<Parts, u64> {
-        let lease = self.lease();
-        let list = lease.core().lock().parts(lease.place())?;
+    /// if nothing was when the last lease has ended, all is as before.
+    pub(crate) fn parts(&self) -> Result<Parts, BlockRefusal> {
+        let lease = self.admit(Use::Export, 0..self.size())?;
+        let list = lease.core().lock().parts(lease.place());
         Ok(Parts { list, lease })
     }
-}
 
-impl Block {
+    /// Whether nothing but the block itself may write to it.
+    pub(crate) fn may_be_sealed(&self) -> Result<(), SealError> {
+        Ok(self.core().lock().check_unlent(self.place(), 0)?)
+    }
+
     /// Waits for what writes to it, and lets nobody write any more to the extents that it has: for
-    /// good, since they were exported, and serve no other block.
+    /// good, since they were exported, and serve no other block. The offer of its [parts](Self::parts)
+    /// holds the only lease.
     pub(crate) fn seal(&mut self) -> Result<(), SealError> {
         let core = self.core();
         core.device.synchronize()?;
-        let mut state = core.lock();
-        let place = self.place();
-        match state.slot_mut(place.tenant, place.slot) {
-            Some(slot) => Ok(slot.space.cap_all(Right::Read)?),
-            None => Ok(()),
-        }
+        core.lock().seal(self.place())
     }
 }
 
 impl State {
-    /// The extents that a leased block uses, with their memory, in a slot that is marked.
-    fn parts(&mut self, place: &Place) -> Result<Vec<(Extent, Physical)>, u64> {
-        let Some(slot) = self.slot_mut(place.tenant, place.slot) else {
-            return Ok(Vec::new());
+    /// The extents that a leased block uses, with their memory.
+    fn parts(&self, place: &Place) -> Vec<(Extent, Physical)> {
+        let Some(slot) = self.slot(place.tenant, place.slot) else {
+            return Vec::new();
         };
-        if slot.bound() > 0 {
-            return Err(slot.bound());
-        }
-        slot.exported = true;
         let used = slot.space.parts_in(0, slot.used());
-        let parts = used.map(|(extent, physical)| (extent, physical.clone()));
-        Ok(parts.collect())
+        used.map(|(extent, physical)| (extent, physical.clone()))
+            .collect()
     }
 
     /// Notes that whatever was exported of a leased block may be written to up to the end of its
     /// extents: a block that wants zeros has to zero what it grows over there.
-    fn note_export(&mut self, place: &Place) {
+    pub(super) fn note_export(&mut self, place: &Place) {
         let Some(slot) = self.slot_mut(place.tenant, place.slot) else {
             return;
         };

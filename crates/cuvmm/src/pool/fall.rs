@@ -15,7 +15,7 @@ use super::slumber::{Aside, Slumber};
 use super::state::State;
 use super::tenant::Tenant;
 use crate::error::{CallError, SleepError};
-use crate::region::Piece;
+use crate::region::{Fence, Piece, Unused};
 use crate::store::Saved;
 
 /// A block that is being put to sleep. Dropped before that is done, it is as it was.
@@ -35,6 +35,7 @@ impl Tenant {
     ) -> Result<Vec<Falling>, SleepError> {
         let owner = self.owner();
         let (core, id) = (&owner.core, owner.tenant);
+        core.device.own_process()?;
         let chosen = core.until(
             until,
             |state| state.lull(id, choice),
@@ -162,7 +163,13 @@ impl State {
         }
         let marked = chosen.into_iter().filter_map(|index| {
             let aside = Vec::new();
-            self.mark(id, index, Slumber::Moving { aside, owed: 0 })
+            let (owed, filling) = (0, Fence::passed());
+            let moving = Slumber::Moving {
+                aside,
+                owed,
+                filling,
+            };
+            self.mark(id, index, moving)
         });
         Ok(marked.collect())
     }
@@ -197,7 +204,7 @@ impl State {
         let offsets: Vec<u64> = slot.space.extents().rev().map(|it| it.offset).collect();
         for offset in offsets {
             let most = slot.space.most_at(offset);
-            let piece = slot.space.withdraw(offset)?;
+            let piece = slot.space.withdraw(offset, Unused::promised())?;
             if let (Some(piece), Slumber::Moving { aside, .. }) = (piece, &mut slot.slumber) {
                 aside.push(Aside {
                     offset,
@@ -258,7 +265,7 @@ impl State {
                 most,
             } = aside;
             let handle = piece.physical.as_raw();
-            let failed = slot.space.place_for(offset, vec![piece], most).err()?;
+            let failed = slot.space.place_back(offset, vec![piece], most).err()?;
             Some((offset, handle, failed))
         });
         let stays = failed.is_some();
@@ -315,10 +322,11 @@ impl State {
         {
             own = (own.0 + extent.size, own.1 + 1);
         }
-        self.uncommit(slot, shared);
+        let proof = slot.fence.proof();
+        self.uncommit(slot, shared, proof);
         self.budget.refund(id, own.0);
         self.budget.refund_mappings(id, own.1);
-        self.unshare(id, index, slot);
+        self.unshare(id, index, slot, proof);
         slot.receded();
     }
 }

@@ -11,16 +11,17 @@ use std::time::Instant;
 
 use super::block::{Block, after};
 use super::budget::TenantId;
-use super::commit::{Fit, Furnished, is_capturing};
+use super::commit::{Fit, Furnished, Unfinished, is_capturing};
 use super::core::{Attempt, Core, Locked};
 use super::grow::gone;
 use super::pace::Pace;
+use super::relief::Demand;
 use super::slot::{Occupant, Place, Slot};
 use super::state::State;
 use super::tenant::Tenant;
 use crate::error::{AllocateError, ForkBlocksError};
 use crate::own::{Physical, Right};
-use crate::region::{Fence, Piece, PlaceError, Stain};
+use crate::region::{Fence, Piece, PlaceError, Stain, Unused, Uses};
 
 /// What a fork is to have.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +40,7 @@ struct Forked {
     from: usize,
     /// Up to where they share memory.
     shared: u64,
-    /// Whether the home stream has been told to write to the rest.
+    /// Whether the home stream, or one that its fence names, has been told to write to the rest.
     written: bool,
 }
 
@@ -223,8 +224,10 @@ impl Core {
         blocks: &[Place],
         prefix: Prefix,
     ) -> Result<Vec<Place>, AllocateError> {
+        self.device.own_process()?;
         let (mut state, outcome) = Self::attempt_to_fork(self.lock(), blocks, prefix);
-        let outcome = outcome.inspect_err(|error| state.count_refusal(tenant, error));
+        let demand = state.demand_of_forks(blocks, prefix);
+        let outcome = outcome.map_err(|error| state.refuse(tenant, demand, error));
         Self::let_go(state);
         outcome
     }
@@ -236,16 +239,9 @@ impl Core {
         prefix: Prefix,
         until: Option<Instant>,
     ) -> Result<Vec<Place>, AllocateError> {
-        let state = self.lock();
-        let own = |block: &Place| {
-            let parts = state.slot(block.tenant, block.slot);
-            let parts = parts.map(|slot| whole_parts(slot, prefix.bytes));
-            let shared = parts.into_iter().flatten().map(|physical| physical.size());
-            prefix.size.saturating_sub(shared.sum())
-        };
-        let bytes = blocks.iter().map(own).fold(0, u64::saturating_add);
-        drop(state);
-        self.insist(tenant, bytes, until, |state| {
+        self.device.own_process()?;
+        let demand = self.lock().demand_of_forks(blocks, prefix);
+        self.insist(tenant, demand, until, |state| {
             Self::attempt_to_fork(state, blocks, prefix)
         })
     }
@@ -262,6 +258,18 @@ impl Core {
 }
 
 impl State {
+    /// What forks need beside what they share, each in whole granules.
+    fn demand_of_forks(&self, blocks: &[Place], prefix: Prefix) -> Demand<'static> {
+        let size = self.device.granule().round_up(prefix.size);
+        let own = |block: &Place| {
+            let parts = self.slot(block.tenant, block.slot);
+            let parts = parts.map(|slot| whole_parts(slot, prefix.bytes));
+            let shared = parts.into_iter().flatten().map(|physical| physical.size());
+            size.unwrap_or(u64::MAX).saturating_sub(shared.sum())
+        };
+        Demand::Bytes(blocks.iter().map(own).fold(0, u64::saturating_add))
+    }
+
     fn fork_all(&mut self, blocks: &[Place], prefix: Prefix) -> Result<Vec<Place>, AllocateError> {
         self.retire_some();
         let mut made = Vec::with_capacity(blocks.len());
@@ -287,15 +295,28 @@ impl State {
     ) -> Result<(), AllocateError> {
         let mut left = blocks;
         while let Some(first) = left.first() {
-            let slots: Vec<usize> = left.iter().map(|block| block.slot).collect();
-            let tenancy = self.tenants.get(&first.tenant);
-            let run = tenancy.map_or(1, |tenancy| tenancy.rows.run(&slots));
-            let (side_by_side, rest) = left.split_at(run);
+            let (side_by_side, rest) = left.split_at(self.side_by_side(first, left));
             self.fork_run(side_by_side, prefix, made)?;
             left = rest;
         }
         made.iter_mut()
             .try_for_each(|forked| self.copy_rest(forked, prefix.bytes))
+    }
+
+    /// How many blocks, of which there is a first, lie side by side in their order. Their addresses
+    /// tell: of their row other slots may have gone.
+    fn side_by_side(&self, first: &Place, blocks: &[Place]) -> usize {
+        let class = |block: &Place| Some(self.slot(block.tenant, block.slot)?.class);
+        let first = class(first);
+        let guards = self.guard().saturating_mul(2);
+        let distance = first.map(|class| class.size.saturating_add(guards));
+        let next = |pair: &&[Place]| match pair {
+            [one, two] => {
+                class(two) == first && two.address.0.checked_sub(one.address.0) == distance
+            }
+            _ => false,
+        };
+        1 + blocks.windows(2).take_while(next).count()
     }
 
     /// Forks blocks that lie side by side, at least one, side by side.
@@ -354,7 +375,7 @@ impl State {
         let (given, other) = match (given, other) {
             (Ok(given), Some(other)) => (given, other),
             (given, _) => {
-                self.unshare(id, index, &mut slot);
+                self.unshare(id, index, &mut slot, Some(Unused::never_used()));
                 self.drop_slot(id, index, slot);
                 return Err(given.err().unwrap_or_else(gone));
             }
@@ -369,8 +390,7 @@ impl State {
             growth: other.growth,
             pace: Pace::default(),
             home: other.home.clone(),
-            users: Vec::new(),
-            anywhere: false,
+            uses: Uses::none(),
             tag: other.tag.clone(),
             zeroed: other.zeroed,
         });
@@ -451,21 +471,26 @@ impl State {
             return Ok(());
         };
         let (id, index) = (forked.place.tenant, forked.place.slot);
-        let Some(slot) = self.take_slot(id, index) else {
+        let Some(mut slot) = self.take_slot(id, index) else {
             return Ok(());
         };
         let home = slot.block.as_ref().and_then(|block| block.home.clone());
         let outcome = is_capturing(home.as_ref())
-            .map_err(AllocateError::from)
+            .map_err(Unfinished::from)
             .and_then(|capturing| match capturing || self.capturing > 0 {
                 // It would become part of the graph, and not run now.
-                true => Err(AllocateError::Capturing(self.shortage(id, rest, 0))),
+                true => Err(AllocateError::Capturing(self.shortage(id, rest, 0)).into()),
                 false => {
                     let range = (forked.shared, rest);
                     self.copy_between(id, forked.from, &slot, range, home.as_ref())
                 }
             });
         forked.written |= outcome.is_ok() && home.is_some();
+        let outcome = outcome.map_err(|failed| {
+            forked.written |= !failed.running.is_passed();
+            slot.fence.merge(failed.running);
+            failed.error
+        });
         self.put_slot(id, index, slot);
         outcome
     }
@@ -486,7 +511,7 @@ impl State {
             }
         }
         self.take_out(id, &mut slot, forked.shared);
-        self.unshare(id, index, &mut slot);
+        self.unshare(id, index, &mut slot, Some(Unused::never_used()));
         self.drop_slot(id, index, slot);
     }
 }

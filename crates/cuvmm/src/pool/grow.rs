@@ -227,7 +227,12 @@ impl State {
             if self.capturing > 0 || is_capturing(home.as_ref())? {
                 return Err(AllocateError::Capturing(self.shortage(id, bytes, 0)));
             }
-            self.zero(&slot, stale.start, bytes, home.as_ref())
+            let zeroed = self.zero(&slot, stale.start, bytes, home.as_ref());
+            zeroed.map_err(|unfinished| {
+                // It is memory in use, which is not unmapped.
+                slot.fence.merge(unfinished.running);
+                unfinished.error
+            })
         });
         self.put_slot(id, index, slot);
         outcome

@@ -1,18 +1,21 @@
-//! Proof that somebody may still use a block.
+//! What keeps the memory of a block in place.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::core::Core;
+use super::gate::Use;
 use super::slot::Place;
 use crate::device::Device;
-use crate::error::CallError;
-use crate::own::Stream;
+use crate::error::{BlockRefusal, CallError, DmaBufError};
+use crate::own::{Right, Stream};
 use crate::region::{Extent, Keeper, Registration};
 
 /// While a lease lives, nothing under its block is unmapped or handed on, whatever becomes of the
 /// block: a batch that is still being prepared, or another library that has registered the memory,
-/// holds one.
+/// holds one. A block that [sleeps](crate::sleep) has nothing that a lease could keep: one that was
+/// taken then keeps the memory from when the block is awake. [`Block::lease_for`](super::Block::lease_for) is an error there.
 ///
 /// When the last lease ends, memory that was freed meanwhile goes to limbo. A lease that was used
 /// on streams other than the block's home stream says so by [`record_use`](Self::record_use)
@@ -29,7 +32,7 @@ impl Lease {
         Self { core, place, size }
     }
 
-    /// One that has been counted already.
+    /// A lease that has been counted already.
     pub(super) const fn counted(core: Arc<Core>, place: Place, size: u64) -> Self {
         Self { core, place, size }
     }
@@ -46,7 +49,7 @@ impl Lease {
         self.size
     }
 
-    pub(super) fn core(&self) -> &Core {
+    pub(super) const fn core(&self) -> &Arc<Core> {
         &self.core
     }
 
@@ -68,10 +71,19 @@ impl Lease {
         self.core.lock().record_use(&self.place, stream)
     }
 
-    /// The lease as proof for whoever registers memory with a NIC or with NCCL: the list of the
-    /// extents that are there now. What the block grows by later needs another.
-    #[must_use]
-    pub fn register(self) -> Registration {
+    /// The lease as a [`Registration`], for registering the memory with a NIC or with NCCL: the list
+    /// of the extents that are there now. What the block grows by later needs another.
+    ///
+    /// # Errors
+    /// [`BlockRefusal`] when the block sleeps or has lost memory, when the context is lost, and in a
+    /// forked child. The lease ends then.
+    pub fn register(self) -> Result<Registration, BlockRefusal> {
+        let kept = self.admit(Use::Lend(Right::Read), 0..self.size)?;
+        Ok(kept.registered())
+    }
+
+    /// The extents under a lease that the gate has let through, as a registration.
+    pub(super) fn registered(self) -> Registration {
         let extents = self.core.marked_extents(&self.place);
         let device = self.core.device.clone();
         Registration::new(device, extents, Arc::new(self))
@@ -111,6 +123,16 @@ impl Keeper for Lease {
 
     fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
         Self::record_use(self, stream)
+    }
+
+    fn may_export(&self, range: &Range<u64>) -> Result<(), DmaBufError> {
+        // This lease keeps the mark that the gate makes.
+        drop(self.admit(Use::Export, range.clone())?);
+        Ok(())
+    }
+
+    fn exported(&self) {
+        self.core.lock().note_export(&self.place);
     }
 }
 

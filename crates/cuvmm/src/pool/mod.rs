@@ -66,13 +66,17 @@ mod core;
 mod exported;
 mod fall;
 mod fork;
+mod gate;
 mod grow;
 mod hardened;
 mod lease;
+mod locked;
 mod pace;
+mod precommit;
 mod pressure;
 mod private;
 mod reclaim;
+mod relief;
 mod resting;
 mod retire;
 mod rise;
@@ -115,9 +119,12 @@ pub use compact::Compaction;
 pub use exported::ExportedBlock;
 pub(crate) use fall::Falling;
 pub(crate) use fork::Prefix;
+#[cfg(any(feature = "dlpack", feature = "cudarc"))]
+pub(crate) use gate::Use;
 pub use hardened::Hardened;
 pub use lease::Lease;
 pub use pace::Growth;
+pub(crate) use precommit::Precommitted;
 pub use pressure::{Pressure, PressureHook};
 pub(crate) use rise::Rising;
 pub use room::Room;
@@ -264,6 +271,7 @@ impl<'a> PoolBuilder<'a> {
             ready,
             hardened,
         } = self;
+        device.own_process()?;
         creatable_as(policy.props.handle_types)?;
         let granule = device.granule();
         let total = device.total_memory();
@@ -365,7 +373,8 @@ impl Pool {
         TenantBuilder::new(&self.core, name.into())
     }
 
-    /// The figures now. Makes no driver call.
+    /// The figures now. Makes no driver call. A forked child, which has no part in the pool, sees
+    /// one without tenants and memory.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         self.core.lock().stats()
@@ -385,6 +394,7 @@ impl Pool {
     /// # Errors
     /// [`CallError`] from the driver; what was given back until then stays given back.
     pub fn trim(&self, keep: u64) -> Result<u64, CallError> {
+        self.core.device.own_process()?;
         self.core.lock().trim(keep)
     }
 
@@ -407,6 +417,7 @@ impl Pool {
         &self,
         go_on: impl FnMut(&Compaction) -> bool,
     ) -> Result<Compaction, CompactError> {
+        self.core.device.own_process()?;
         self.core.compact(go_on)
     }
 

@@ -11,19 +11,30 @@ use std::time::Instant;
 
 use super::block::{Block, after};
 use super::budget::TenantId;
+use super::commit::Unfinished;
 use super::core::{Attempt, Core, Locked};
+use super::relief::Demand;
 use super::slot::{Place, Slot};
 use super::state::State;
 use super::tenant::Tenant;
-use crate::error::{AllocateError, CommitError, GrowAllError};
+use crate::error::{AllocateError, CallError, CommitError, GrowAllError};
 use crate::own::Right;
-use crate::region::{Extent, Piece};
+use crate::region::{Extent, Fence, Piece, Unused};
 
 /// A block, and from where on its memory is to be its own.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     place: Place,
     from: u64,
+}
+
+/// What became of a shared extent that was to be a slot's own.
+enum Owned {
+    Copied,
+    /// A stream may still be copying, and could not be waited for.
+    Copying(Fence, AllocateError),
+    /// No other slot shows it.
+    Alone,
 }
 
 /// A block whose memory could not be made its own.
@@ -136,7 +147,7 @@ impl Core {
     ) -> Result<(), Refused> {
         let progress = Progress::default();
         let state = self.lock();
-        let bytes = steps.iter().map(|step| state.replaced(step)).sum();
+        let bytes: u64 = steps.iter().map(|step| state.replaced(step)).sum();
         drop(state);
         let outcome = self.insist(tenant, bytes, until, |state| {
             self.attempt_to_make_private(state, steps, &progress)
@@ -147,7 +158,8 @@ impl Core {
     fn try_make_private(&self, tenant: TenantId, steps: &[Step]) -> Result<(), Refused> {
         let progress = Progress::default();
         let (mut state, outcome) = self.attempt_to_make_private(self.lock(), steps, &progress);
-        let outcome = outcome.inspect_err(|error| state.count_refusal(tenant, error));
+        let bytes = steps.iter().map(|step| state.replaced(step)).sum();
+        let outcome = outcome.map_err(|error| state.refuse(tenant, Demand::Bytes(bytes), error));
         Self::let_go(state);
         outcome.map_err(|cause| progress.refused(cause))
     }
@@ -192,6 +204,8 @@ impl State {
         }
         for (index, step) in steps.iter().enumerate() {
             progress.refused.set(index);
+            // What was copied for an earlier one may read what this one shows.
+            self.check_unused(step)?;
             self.make_slot_private(step)?;
         }
         Ok(())
@@ -291,8 +305,11 @@ impl State {
         if slot.bound() <= from {
             return Ok(());
         }
-        self.take_spare(id, slot)?;
-        self.part(id, index, slot)?;
+        let Some(proof) = slot.proof() else {
+            return Err(CallError::InUse.into());
+        };
+        self.take_spare(id, slot, proof)?;
+        self.part(id, index, slot, proof)?;
         slot.receded();
         // What is left of it is the extent that the byte lies in.
         let (Some(extent), to) = (slot.space.extent_around(from), slot.used()) else {
@@ -304,47 +321,78 @@ impl State {
         let bytes = to.saturating_sub(extent.offset);
         self.make_room(id, bytes)?;
         let most = slot.space.most_at(extent.offset);
-        let Some(old) = slot.space.withdraw(extent.offset)? else {
+        let Some(old) = slot.space.withdraw(extent.offset, proof)? else {
             return Ok(());
         };
         match self.copy_to_own(id, (index, slot), (extent, bytes), &old) {
-            Ok(true) => {
-                self.parted(id, index, slot, extent.offset, old);
-                slot.space.settle(extent.offset);
+            Ok(Owned::Copied) => {
+                self.has_own(id, (index, slot), (extent, to), old);
                 slot.lent = slot.lent.min(extent.offset);
-                let stained = slot.space.stain(extent.offset, to, id.0);
-                slot.touched = self.tick();
-                if let Some(block) = &mut slot.block {
-                    block.stained = block.stained.max(stained);
-                }
                 Ok(())
             }
-            outcome => {
-                let handle = old.physical.as_raw();
-                // What it turned out to have alone is its own.
-                let alone = matches!(outcome, Ok(false));
-                let most = if alone { Right::ReadWrite } else { most };
-                let Err(failed) = slot.space.place_for(extent.offset, vec![old], most) else {
-                    if alone {
-                        slot.lent = slot.lent.min(extent.offset);
-                    }
-                    return outcome.map(drop);
-                };
-                for piece in failed.pieces {
-                    self.parted(id, index, slot, extent.offset, piece);
-                }
-                if failed.stuck > 0 {
-                    self.stuck(id, index, slot, extent.offset, (handle, extent.size));
-                }
-                slot.broken = true;
-                Err(AllocateError::Lost {
-                    address: slot.space.address(),
-                    offset: extent.offset,
-                    bytes: extent.size,
-                    cause: failed.error,
-                })
+            Ok(Owned::Copying(running, cause)) => {
+                self.has_own(id, (index, slot), (extent, to), old);
+                // It may not be written before the copy has passed: that is asked when it is wanted
+                // again.
+                slot.fence.merge(running);
+                Err(cause)
+            }
+            // What it turned out to have alone is its own.
+            Ok(Owned::Alone) => {
+                self.put_extent_back(id, (index, slot), extent, (old, Right::ReadWrite))?;
+                slot.lent = slot.lent.min(extent.offset);
+                Ok(())
+            }
+            Err(error) => {
+                self.put_extent_back(id, (index, slot), extent, (old, most))?;
+                Err(error)
             }
         }
+    }
+
+    /// A slot has memory of its own, of which it uses what lies before `to`, where it showed a shared
+    /// extent.
+    fn has_own(
+        &mut self,
+        id: TenantId,
+        (index, slot): (usize, &mut Slot),
+        (extent, to): (Extent, u64),
+        old: Piece,
+    ) {
+        self.parted(id, index, slot, extent.offset, old);
+        slot.space.settle(extent.offset);
+        let stained = slot.space.stain(extent.offset, to, id.0);
+        slot.touched = self.tick();
+        if let Some(block) = &mut slot.block {
+            block.stained = block.stained.max(stained);
+        }
+    }
+
+    /// Puts a shared extent back where it was. If even that fails, the block has lost it.
+    fn put_extent_back(
+        &mut self,
+        id: TenantId,
+        (index, slot): (usize, &mut Slot),
+        extent: Extent,
+        (old, most): (Piece, Right),
+    ) -> Result<(), AllocateError> {
+        let handle = old.physical.as_raw();
+        let Err(failed) = slot.space.place_back(extent.offset, vec![old], most) else {
+            return Ok(());
+        };
+        for piece in failed.pieces {
+            self.parted(id, index, slot, extent.offset, piece);
+        }
+        if failed.stuck > 0 {
+            self.stuck(id, index, slot, extent.offset, (handle, extent.size));
+        }
+        slot.broken = true;
+        Err(AllocateError::Lost {
+            address: slot.space.address(),
+            offset: extent.offset,
+            bytes: extent.size,
+            cause: failed.error,
+        })
     }
 
     /// Opens an extent that a slot has alone.
@@ -355,26 +403,32 @@ impl State {
         Ok(())
     }
 
-    /// Places memory of a slot's own where a shared extent was, and copies its first bytes there.
-    /// False, and nothing is there, if nobody else shows the extent any more.
+    /// Places memory of a slot's own where a shared extent was, and copies its first bytes there;
+    /// nothing is there if no other slot shows the extent any more.
     fn copy_to_own(
         &mut self,
         id: TenantId,
         (index, slot): (usize, &mut Slot),
         (extent, bytes): (Extent, u64),
         old: &Piece,
-    ) -> Result<bool, AllocateError> {
+    ) -> Result<Owned, AllocateError> {
         // All of it is overwritten by the copy: there is nothing to scrub.
         let count = self.commit(id, slot, extent.offset, bytes, true)?;
         let other = self.other_holder(id, index, old.physical.as_raw());
         let home = slot.block.as_ref().and_then(|block| block.home.clone());
         let range = (extent.offset, bytes);
         let copied = other.map(|other| self.copy_between(id, other, slot, range, home.as_ref()));
-        if !matches!(copied, Some(Ok(()))) {
-            self.uncommit(slot, extent.offset);
-            self.budget.refund(id, bytes);
-            self.budget.refund_mappings(id, count);
-        }
-        copied.map_or(Ok(false), |copied| copied.map(|()| true))
+        let outcome = match copied {
+            Some(Ok(())) => return Ok(Owned::Copied),
+            Some(Err(Unfinished { error, running })) if !running.is_passed() => {
+                return Ok(Owned::Copying(running, error));
+            }
+            Some(Err(failed)) => Err(failed.error),
+            None => Ok(Owned::Alone),
+        };
+        self.uncommit(slot, extent.offset, Some(Unused::never_used()));
+        self.budget.refund(id, bytes);
+        self.budget.refund_mappings(id, count);
+        outcome
     }
 }

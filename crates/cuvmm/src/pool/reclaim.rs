@@ -13,7 +13,7 @@ use super::slot::Slot;
 use super::state::State;
 use super::tenancy::{Aged, Give};
 use crate::error::{AllocateError, CallError};
-use crate::region::Piece;
+use crate::region::{Piece, Round, Unused};
 
 /// One extent to be taken.
 #[derive(Clone, Copy, Debug)]
@@ -25,8 +25,10 @@ struct Take {
 }
 
 /// Extents to be taken, and what that brings.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Plan {
+    /// In which fences are asked.
+    round: Round,
     takes: Vec<Take>,
     /// Bytes that count for whoever wants them.
     gained: u64,
@@ -38,9 +40,29 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    pub(super) fn begin(state: &State) -> Self {
+        Self {
+            round: Round::begin(&state.device),
+            takes: Vec::new(),
+            gained: 0,
+            taken: BTreeMap::new(),
+            from: BTreeMap::new(),
+        }
+    }
+
     /// Bytes that it brings.
     pub(super) const fn gained(&self) -> u64 {
         self.gained
+    }
+
+    /// Bytes that it takes from a slot.
+    pub(super) fn takes_from(&self, id: TenantId, slot: usize) -> u64 {
+        let of_slot = |take: &&Take| (take.from, take.slot) == (id, slot);
+        self.takes
+            .iter()
+            .filter(of_slot)
+            .map(|take| take.size)
+            .sum()
     }
 }
 
@@ -68,7 +90,7 @@ impl State {
         if total == 0 {
             return Ok(());
         }
-        let mut plan = Plan::default();
+        let mut plan = Plan::begin(self);
         for give in [Give::Idle, Give::Margin] {
             self.plan_others(id, give, total, &mut plan)?;
         }
@@ -117,7 +139,7 @@ impl State {
 
     /// Takes back everything idle of one tenant whose fence has passed.
     pub(crate) fn take_back_all_of(&mut self, id: TenantId) -> Result<u64, CallError> {
-        let mut plan = Plan::default();
+        let mut plan = Plan::begin(self);
         for give in [Give::Idle, Give::Margin] {
             self.plan_from(&[id], give, u64::MAX, false, &mut plan)?;
         }
@@ -129,7 +151,7 @@ impl State {
     fn plan(&mut self, id: TenantId, own: u64, total: u64) -> Result<Plan, CallError> {
         self.sweep_all();
         self.part_all();
-        let mut plan = Plan::default();
+        let mut plan = Plan::begin(self);
         self.plan_from(&[id], Give::Idle, total.max(own), false, &mut plan)?;
         if plan.gained < own {
             self.plan_from(&[id], Give::Margin, own, false, &mut plan)?;
@@ -211,7 +233,7 @@ impl State {
     }
 
     /// What a tenant holds above its guarantee, once a plan is carried out.
-    fn spare_of(&self, id: TenantId, plan: &Plan) -> u64 {
+    pub(super) fn spare_of(&self, id: TenantId, plan: &Plan) -> u64 {
         let account = self.budget.account(id);
         let planned = plan.taken.get(&id).copied().unwrap_or(0);
         account
@@ -238,7 +260,7 @@ impl State {
             return Ok(());
         };
         // A block that grew into its margin may be listed still.
-        if !slot.has_spare() || !Self::poll(capturing, needs, &mut slot.fence)? {
+        if !slot.has_spare() || !Self::poll_in(capturing, needs, &mut slot.fence, &plan.round) {
             return Ok(());
         }
         let planned = plan.from.get(&(id, index)).copied().unwrap_or(u64::MAX);
@@ -280,8 +302,11 @@ impl State {
             let Some(mut slot) = self.take_slot(from, index) else {
                 continue;
             };
+            // Nothing has happened since the fence was found complete.
+            let proof = slot.proof();
             for take in takes {
-                match slot.space.withdraw(take.offset) {
+                let Some(proof) = proof else { break };
+                match slot.space.withdraw(take.offset, proof) {
                     Ok(Some(piece)) => {
                         got += take.size;
                         self.taken(from, piece);
@@ -312,12 +337,17 @@ impl State {
         self.keep(piece);
     }
 
-    /// Takes everything that can be taken from a slot that was taken out. Its fence has passed.
-    pub(crate) fn take_spare(&mut self, id: TenantId, slot: &mut Slot) -> Result<(), CallError> {
+    /// Takes everything that can be taken from a slot that was taken out.
+    pub(crate) fn take_spare(
+        &mut self,
+        id: TenantId,
+        slot: &mut Slot,
+        proof: Unused,
+    ) -> Result<(), CallError> {
         let offsets: Vec<u64> = slot.spare().map(|extent| extent.offset).collect();
         let mut outcome = Ok(());
         for offset in offsets {
-            match slot.space.withdraw(offset) {
+            match slot.space.withdraw(offset, proof) {
                 Ok(Some(piece)) => self.taken(id, piece),
                 Ok(None) => {}
                 Err(error) => {

@@ -12,7 +12,7 @@ use super::slot::Slot;
 use super::state::State;
 use crate::error::{CallError, ReserveError};
 use crate::own::Stream;
-use crate::region::{Ring, Space};
+use crate::region::{Fence, Ring, Round, Space};
 
 /// Slots that one operation looks at. A free adds one, so that what has passed is caught up with.
 const LOOKS: usize = 8;
@@ -50,7 +50,11 @@ impl State {
             return;
         }
         match slot.space.fill(home, from, byte, to - from) {
-            Ok(()) => slot.space.blank(from),
+            Ok(()) => {
+                // The fence was made before the fill was queued.
+                slot.fence.merge(Fence::stream(home.clone()));
+                slot.space.blank(from);
+            }
             Err(error) => tracing::debug!(%error, "what a block gave up was not overwritten"),
         }
         // If the block grows over it again, that is noted anew.
@@ -104,11 +108,12 @@ impl State {
             return 0;
         }
         let mut done = 0;
+        let round = Round::begin(&self.device);
         for _ in 0..looks.min(self.retiring.len()) {
             let Some((id, index)) = self.retiring.pop_front() else {
                 break;
             };
-            let outcome = self.retire_slot(id, index);
+            let outcome = self.retire_slot(id, index, &round);
             if let Ok(true) = outcome {
                 done += 1;
                 continue;
@@ -131,7 +136,12 @@ impl State {
 
     /// Unmaps what a slot has to give up, and lets its addresses rest if that was all of it. False
     /// if its fence has not passed.
-    fn retire_slot(&mut self, id: TenantId, index: usize) -> Result<bool, CallError> {
+    fn retire_slot(
+        &mut self,
+        id: TenantId,
+        index: usize,
+        round: &Round,
+    ) -> Result<bool, CallError> {
         if self
             .slot(id, index)
             .is_some_and(|slot| !self.is_to_retire(slot))
@@ -156,14 +166,19 @@ impl State {
             return Ok(true);
         };
         let gives = slot.has_spare() || slot.has_parting();
-        if gives && !Self::poll(capturing, needs, &mut slot.fence)? {
+        if gives && !Self::poll_in(capturing, needs, &mut slot.fence, round) {
             return Ok(false);
         }
         let Some(mut slot) = self.take_slot(id, index) else {
             return Ok(true);
         };
-        let outcome = self.take_spare(id, &mut slot);
-        let outcome = outcome.and_then(|()| self.part(id, index, &mut slot));
+        let outcome = match slot.proof() {
+            Some(proof) => {
+                let taken = self.take_spare(id, &mut slot, proof);
+                taken.and_then(|()| self.part(id, index, &mut slot, proof))
+            }
+            None => Ok(()),
+        };
         slot.retiring = outcome.is_err();
         if slot.is_vacant() && slot.space.bytes() == 0 {
             self.put_away(id, index, slot);

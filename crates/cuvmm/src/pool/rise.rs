@@ -16,6 +16,7 @@ use super::state::State;
 use super::tenant::Tenant;
 use crate::error::{AllocateError, CommitError, WakeError};
 use crate::own::Stream;
+use crate::region::{Fence, wait_for};
 use crate::store::{HostStore, Saved};
 
 /// A block that is being woken. Dropped before that is done, it sleeps on, with what was kept of it.
@@ -40,6 +41,7 @@ impl Tenant {
     ) -> Result<Vec<Rising>, WakeError> {
         let owner = self.owner();
         let (core, id) = (&owner.core, owner.tenant);
+        core.device.own_process()?;
         let bytes = core.lock().asleep(id, choice);
         let chosen = core.insist(id, bytes, until, |mut state| {
             let outcome = state.rouse(id, choice);
@@ -115,15 +117,11 @@ impl Bed {
 impl Drop for Rising {
     fn drop(&mut self) {
         let Some(bed) = self.bed.take() else { return };
-        if let (true, Some(home)) = (self.filled, &self.home) {
-            // Nothing is unmapped under a fill. If this fails the context is lost.
-            let waited = bed.lease.device().relaxed(|| home.synchronize());
-            if let Err(error) = waited.and_then(|waited| waited) {
-                tracing::warn!(%error, "zeros that were on their way could not be waited for");
-            }
-        }
+        // Nothing is unmapped under a fill.
+        let home = self.home.take().filter(|_| self.filled);
+        let filling = home.filter(|home| wait_for(home).is_err_and(|failed| !failed.ended));
         let mut state = bed.lease.core().lock();
-        state.relapse(bed.lease.place(), bed.used, self.saved.take());
+        state.relapse(bed.lease.place(), bed.used, self.saved.take(), filling);
         drop(state);
         bed.lease.core().announce();
     }
@@ -184,7 +182,13 @@ impl State {
             _ => None,
         };
         let aside = Vec::new();
-        let chosen = self.mark(id, index, Slumber::Moving { aside, owed })?;
+        let filling = Fence::passed();
+        let moving = Slumber::Moving {
+            aside,
+            owed,
+            filling,
+        };
+        let chosen = self.mark(id, index, moving)?;
         let rising = Rising {
             bed: None,
             saved,
@@ -256,7 +260,13 @@ impl State {
             zeros: None,
             ..Fit::new(end, home, zeroed)
         };
-        self.cleanse(id, slot, begun, &fit)
+        self.cleanse(id, slot, begun, &fit).map_err(|unfinished| {
+            // The roll-back takes out what it can.
+            if let Slumber::Moving { filling, .. } = &mut slot.slumber {
+                filling.merge(unfinished.running);
+            }
+            unfinished.error
+        })
     }
 
     /// A moving block has all its memory.
@@ -281,14 +291,20 @@ impl State {
         self.heed_sleepers(id);
     }
 
-    /// A moving block is to sleep on: what it was given and what was charged go back.
-    fn relapse(&mut self, place: &Place, used: u64, saved: Option<Saved>) {
+    /// A moving block is to sleep on: what it was given and what was charged go back. What a stream
+    /// may still be filling stays where it is, and is quarantined.
+    fn relapse(&mut self, place: &Place, used: u64, saved: Option<Saved>, filling: Option<Stream>) {
         let (id, index) = (place.tenant, place.slot);
         let Some(mut slot) = self.take_slot(id, index) else {
             return;
         };
         let count = slot.space.count();
-        self.uncommit(&mut slot, 0);
+        let mut filling = filling.map_or_else(Fence::passed, Fence::stream);
+        if let Slumber::Moving { filling: known, .. } = std::mem::take(&mut slot.slumber) {
+            filling.merge(known);
+        }
+        self.uncommit(&mut slot, 0, filling.proof());
+        slot.fence.merge(filling);
         self.budget.refund(id, used);
         self.budget.refund_mappings(id, count);
         slot.receded();

@@ -71,31 +71,43 @@ impl Tenant {
     /// [`CallError`] from the driver.
     pub fn room(&self) -> Result<Room, CallError> {
         let owner = self.owner();
+        owner.core.device.own_process()?;
         owner.core.lock().room(owner.tenant)
     }
 
-    /// What lies under blocks of this tenant, each of which has so many bytes that count, one after
-    /// the other; and what they have in common.
+    /// What lies under groups of blocks of this tenant, where so many bytes of each block of a group
+    /// count: shown block by block, with the number of its group; and what all have in common. The
+    /// lock is let go of between groups.
     pub(crate) fn look_under<'a>(
         &self,
-        blocks: impl IntoIterator<Item = (&'a Block, u64)>,
-        mut see: impl FnMut(Footprint),
+        groups: impl IntoIterator<Item = (&'a [Block], u64)>,
+        mut see: impl FnMut(usize, Footprint),
     ) -> Common {
         let mut shared: BTreeMap<PhysicalHandle, Uses> = BTreeMap::new();
-        let state = self.owner().core.lock();
-        for (block, bytes) in blocks {
-            let place = block.place();
-            let slot = state.slot(place.tenant, place.slot);
-            see(slot.map(|slot| slot.footprint(bytes)).unwrap_or_default());
-            for (extent, physical) in slot.into_iter().flat_map(Slot::shared_parts) {
-                let here = bytes.saturating_sub(extent.offset).min(extent.size);
-                let uses = shared.entry(physical.as_raw()).or_default();
-                uses.size = extent.size;
-                uses.sum += here;
-                uses.most = uses.most.max(here);
+        for (group, (blocks, bytes)) in groups.into_iter().enumerate() {
+            let owner = self.owner();
+            let state = owner.core.lock();
+            let tenancy = state.tenants.get(&owner.tenant);
+            for block in blocks {
+                let slot = tenancy.and_then(|tenancy| tenancy.slot(block.place().slot));
+                let Some(slot) = slot else {
+                    see(group, Footprint::default());
+                    continue;
+                };
+                see(group, slot.footprint(bytes));
+                // Most share nothing, and are not asked for parts.
+                if slot.shared == 0 {
+                    continue;
+                }
+                for (extent, physical) in slot.shared_parts() {
+                    let here = bytes.saturating_sub(extent.offset).min(extent.size);
+                    let uses = shared.entry(physical.as_raw()).or_default();
+                    uses.size = extent.size;
+                    uses.sum += here;
+                    uses.most = uses.most.max(here);
+                }
             }
         }
-        drop(state);
         shared.values().fold(Common::default(), |all, uses| Common {
             held: all.held + uses.size,
             repeated: all.repeated + uses.sum - uses.most,
@@ -109,29 +121,34 @@ impl Slot {
         let (kept, margin) = (taken + self.stranded(), self.margin());
         // What is stranded may be margin.
         let reach = (taken + self.idle()).min(kept);
-        let replaced = self.space.extent_around(bytes);
-        let replaced = replaced.filter(|_| shared > bytes);
+        let replaced = (shared > bytes).then(|| self.space.bounds_around(bytes));
         Footprint {
             used: taken - shared,
             held: reach - shared + margin,
             margin,
-            writable: replaced.map_or(kept, |extent| extent.offset),
+            writable: replaced.flatten().map_or(kept, |extent| extent.start),
         }
     }
 }
 
 impl State {
-    fn room(&mut self, id: TenantId) -> Result<Room, CallError> {
+    /// What a tenant could take back of its own, and from others.
+    pub(super) fn reach(&mut self, id: TenantId) -> Result<(Plan, Plan), CallError> {
         self.sweep_all();
         self.part_all();
-        let mut own = Plan::default();
+        let mut own = Plan::begin(self);
         for give in [Give::Idle, Give::Margin] {
             self.plan_from(&[id], give, u64::MAX, false, &mut own)?;
         }
-        let mut others = Plan::default();
+        let mut others = Plan::begin(self);
         for give in [Give::Idle, Give::Margin] {
             self.plan_others(id, give, u64::MAX, &mut others)?;
         }
+        Ok((own, others))
+    }
+
+    fn room(&mut self, id: TenantId) -> Result<Room, CallError> {
+        let (own, others) = self.reach(id)?;
         let guarantee = self.budget.account(id).guarantee;
         Ok(Room {
             now: self.budget.available_after(id, own.gained(), 0),

@@ -51,17 +51,6 @@ impl Rows {
         !self.of.is_empty() && self.of.contains_key(&slot)
     }
 
-    /// How many of some slots, at least the first, lie side by side in their order.
-    pub(crate) fn run(&self, slots: &[usize]) -> usize {
-        let Some((first, rest)) = slots.split_first() else {
-            return 0;
-        };
-        let row = self.of.get(first).and_then(|row| self.rows.get(row));
-        let behind = row.into_iter().flatten().skip_while(|&slot| slot != first);
-        let pairs = rest.iter().zip(behind.skip(1));
-        1 + pairs.take_while(|(slot, next)| slot == next).count()
-    }
-
     pub(crate) fn iter(&self) -> impl Iterator<Item = &[usize]> {
         self.rows.values().map(Vec::as_slice)
     }
@@ -78,9 +67,6 @@ mod tests {
         rows.add(vec![7, 8]);
         assert!(rows.has(2) && rows.has(7) && !rows.has(4));
         assert_eq!(rows.iter().collect::<Vec<_>>(), [&[3, 1, 2][..], &[7, 8]]);
-        let run = |slots: &[usize]| rows.run(slots);
-        assert_eq!((run(&[3, 1, 2, 7]), run(&[1, 2]), run(&[3, 2])), (3, 2, 1));
-        assert_eq!((run(&[2, 7, 8]), run(&[4, 3, 1]), run(&[])), (1, 1, 0));
         rows.forget(4);
         rows.forget(1);
         assert!(!rows.has(3) && !rows.has(2) && rows.has(8));

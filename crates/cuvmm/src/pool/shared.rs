@@ -14,12 +14,13 @@ use cuvmm_driver::PhysicalHandle;
 
 use super::book::Left;
 use super::budget::TenantId;
+use super::commit::Unfinished;
 use super::slot::Slot;
 use super::state::State;
 use super::tenancy::Tenancy;
 use crate::error::{AllocateError, CallError, CopyError};
 use crate::own::{Physical, Stream};
-use crate::region::{Extent, Fence, Piece};
+use crate::region::{Extent, Fence, Piece, Unused, wait_for};
 
 impl Tenancy {
     /// Bytes of shared memory that some block uses or a lease keeps.
@@ -124,18 +125,19 @@ impl State {
         }
     }
 
-    /// Unmaps what a slot, which has been taken out, shows of shared memory and does not use. Its
-    /// fence has passed, and nothing lies behind.
+    /// Unmaps what a slot, which has been taken out, shows of shared memory and does not use.
+    /// Nothing lies behind.
     pub(super) fn part(
         &mut self,
         id: TenantId,
         index: usize,
         slot: &mut Slot,
+        proof: Unused,
     ) -> Result<(), CallError> {
         let offsets: Vec<u64> = slot.parting().map(|extent| extent.offset).collect();
         let mut outcome = Ok(());
         for offset in offsets {
-            match slot.space.withdraw(offset) {
+            match slot.space.withdraw(offset, proof) {
                 Ok(Some(piece)) => self.parted(id, index, slot, offset, piece),
                 Ok(None) => {}
                 Err(error) => {
@@ -148,16 +150,23 @@ impl State {
         outcome
     }
 
-    /// The same with all that a slot shares, where a roll-back needs it: what cannot be unmapped is
-    /// out of use.
-    pub(super) fn unshare(&mut self, id: TenantId, index: usize, slot: &mut Slot) {
+    /// Unmaps all that a slot shares, where a roll-back needs it. What cannot be unmapped, or may be
+    /// in use, is quarantined.
+    pub(super) fn unshare(
+        &mut self,
+        id: TenantId,
+        index: usize,
+        slot: &mut Slot,
+        proof: Option<Unused>,
+    ) {
         let extents: Vec<(Extent, PhysicalHandle)> = slot
             .space
             .parts_in(0, slot.shared)
             .map(|(extent, physical)| (extent, physical.as_raw()))
             .collect();
         for (extent, handle) in extents.into_iter().rev() {
-            match slot.space.withdraw(extent.offset) {
+            let withdrawn = proof.ok_or(CallError::InUse);
+            match withdrawn.and_then(|proof| slot.space.withdraw(extent.offset, proof)) {
                 Ok(Some(piece)) => self.parted(id, index, slot, extent.offset, piece),
                 Ok(None) => {}
                 Err(error) => {
@@ -251,7 +260,8 @@ impl State {
     }
 
     /// Copies bytes at an offset from one slot to the same place in another, behind what the stream
-    /// of that other one's block has queued. The first is not unmapped before that has passed.
+    /// of that other one's block has queued, or waits for the copy. The first is not unmapped before
+    /// that has passed; where the wait failed, [`CopyFailed::running`] has to keep the other one too.
     pub(super) fn copy_between(
         &mut self,
         id: TenantId,
@@ -259,42 +269,43 @@ impl State {
         to: &Slot,
         (offset, size): (u64, u64),
         home: Option<&Stream>,
-    ) -> Result<(), AllocateError> {
+    ) -> Result<(), Unfinished> {
         let stream = match home {
             Some(home) => home.clone(),
             None => self.scrubber()?,
         };
         let Some(source) = self.slot_mut(id, from) else {
             let bytes = to.space.size();
-            return Err(AllocateError::Copy(CopyError::OutOfRange {
+            let missing = CopyError::OutOfRange {
                 offset,
                 size,
                 bytes,
-            }));
+            };
+            return Err(AllocateError::Copy(missing).into());
         };
         let copied = to
             .space
             .copy_within(&stream, offset, &source.space, offset, size);
         copied.map_err(AllocateError::Copy)?;
-        match home {
-            None => self.device.relaxed(|| stream.synchronize())??,
-            Some(home) => source.is_read_on(home, offset),
+        if let Some(home) = home {
+            source.is_read_on(home);
+            return Ok(());
         }
-        Ok(())
+        wait_for(&stream).map_err(|failed| {
+            let failed = Unfinished::of(failed, stream.clone());
+            if !failed.running.is_passed() {
+                source.is_read_on(&stream);
+            }
+            failed
+        })
     }
 }
 
 impl Slot {
-    /// Work on a stream reads what lies behind an offset.
-    fn is_read_on(&mut self, stream: &Stream, offset: u64) {
-        if let Some(block) = &mut self.block {
-            let known = block.home.as_ref() == Some(stream) || block.users.contains(stream);
-            if !known {
-                block.users.push(stream.clone());
-            }
-        }
-        if self.used() <= offset {
-            self.fence.merge(Fence::streams(vec![stream.clone()]));
-        }
+    /// Notes that work on a stream reads its memory.
+    fn is_read_on(&mut self, stream: &Stream) {
+        self.record_use(stream);
+        // Also where that is the home: the memory may be exchanged before the block is freed.
+        self.fence.merge(Fence::stream(stream.clone()));
     }
 }

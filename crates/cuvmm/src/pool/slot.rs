@@ -15,7 +15,7 @@ use super::budget::TenantId;
 use super::pace::{Growth, Pace};
 use super::slumber::Slumber;
 use crate::own::Stream;
-use crate::region::{Extent, Fence, Space};
+use crate::region::{Extent, Fence, Space, Unused, Uses};
 
 /// Where a slot's memory stands when it is not in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +55,10 @@ pub(crate) struct Slot {
     pub(crate) block: Option<Occupant>,
     /// Leases on the block that is in it or was in it last.
     pub(crate) leases: u64,
+    /// The streams that may use what leases keep of a block that was freed.
+    pub(crate) kept: Uses,
+    /// Whether the block has shrunk while a lease lived, which keeps what was given up.
+    pub(crate) keeps_tail: bool,
     /// What must pass before idle memory may be unmapped or given to another stream.
     pub(crate) fence: Fence,
     /// When it was used last, on the pool's clock.
@@ -101,10 +105,8 @@ pub(crate) struct Occupant {
     pub(crate) pace: Pace,
     /// The stream it was allocated on.
     pub(crate) home: Option<Stream>,
-    /// Other streams that used it.
-    pub(crate) users: Vec<Stream>,
-    /// Whether work on streams that nobody named used it too.
-    pub(crate) anywhere: bool,
+    /// What else may use it.
+    pub(crate) uses: Uses,
     pub(crate) tag: Option<Arc<str>>,
     pub(crate) zeroed: bool,
 }
@@ -117,20 +119,24 @@ impl Occupant {
         self.requested..end.max(self.requested)
     }
 
-    /// What must pass once memory of the block is withdrawn.
+    /// What must pass once memory of the block is withdrawn: what uses it until now.
     pub(crate) fn fence(&self, space: &Space) -> Fence {
-        match self.streams() {
-            Some(streams) => Fence::streams(streams),
-            None => Fence::device(space.device().clone()),
-        }
+        let Some(home) = &self.home else {
+            let mut fence = self.uses.end();
+            fence.merge(Fence::device(space.device().clone()));
+            return fence;
+        };
+        let mut fence = Fence::stream(home.clone());
+        fence.merge(self.uses.end());
+        fence
     }
 
     /// The streams that used it, the home first; nothing where that may have been any.
     pub(crate) fn streams(&self) -> Option<Vec<Stream>> {
-        let home = self.home.as_ref().filter(|_| !self.anywhere)?;
-        let mut streams = Vec::with_capacity(1 + self.users.len());
+        let (home, others) = (self.home.as_ref()?, self.uses.streams()?);
+        let mut streams = Vec::with_capacity(1 + others.len());
         streams.push(home.clone());
-        streams.extend(self.users.iter().cloned());
+        streams.extend_from_slice(others);
         Some(streams)
     }
 }
@@ -142,6 +148,8 @@ impl Slot {
             class,
             block: None,
             leases: 0,
+            kept: Uses::none(),
+            keeps_tail: false,
             fence: Fence::passed(),
             touched: now,
             broken: false,
@@ -235,10 +243,14 @@ impl Slot {
 
     /// The same if the first `used` bytes were in use.
     pub(crate) fn stranded_by(&self, used: u64) -> u64 {
+        // Memory is a prefix of the addresses: where all of it is used there is none to look for.
+        if used >= self.space.bytes() {
+            return 0;
+        }
         self.space
-            .extent_around(used)
-            .filter(|extent| extent.offset < used)
-            .map_or(0, |extent| extent.offset + extent.size - used)
+            .bounds_around(used)
+            .filter(|extent| extent.start < used)
+            .map_or(0, |extent| extent.end - used)
     }
 
     /// Bytes that cannot be taken back, however long one waits for the GPU.
@@ -288,9 +300,66 @@ impl Slot {
         self.space.stuck_in(offset, offset.saturating_add(size)) > 0
     }
 
-    /// Whether a lease keeps what no block has any more: because it has gone, or has shrunk since.
-    pub(crate) fn is_kept_by_leases(&self) -> bool {
-        self.block.is_none() || (self.leases > 0 && self.idle() > 0)
+    /// Proof that no work can use what is not in use of its memory. While a lease lives there is
+    /// none, whatever the fence says: more work may be queued.
+    pub(crate) const fn proof(&self) -> Option<Unused> {
+        match self.leases {
+            0 => self.fence.proof(),
+            _ => None,
+        }
+    }
+
+    /// Notes that work of a stream uses the memory of the block, or of the one that leases keep.
+    pub(crate) fn record_use(&mut self, stream: &Stream) {
+        let ended = match &mut self.block {
+            Some(block) if block.home.as_ref() == Some(stream) => return,
+            Some(block) => block.uses.add(stream),
+            None if self.leases > 0 => self.kept.add(stream),
+            None => Fence::stream(stream.clone()),
+        };
+        if !ended.is_passed() {
+            self.fence.merge(ended);
+            self.fence.prune();
+        }
+    }
+
+    /// Notes that work on any stream of the device uses that memory.
+    pub(crate) fn record_use_anywhere(&mut self) {
+        let device = self.space.device();
+        match &mut self.block {
+            Some(block) => block.uses.add_device(device),
+            None if self.leases > 0 => self.kept.add_device(device),
+            None => self.fence.merge(Fence::device(device.clone())),
+        }
+    }
+
+    /// Takes the block out. Its use ends now, unless leases keep its memory.
+    pub(crate) fn vacate(&mut self) -> Option<Occupant> {
+        let block = self.block.take()?;
+        self.fence.merge(block.fence(&self.space));
+        if self.leases > 0 {
+            match &block.home {
+                Some(home) => self.fence.merge(self.kept.add(home)),
+                None => self.kept.add_device(self.space.device()),
+            }
+            self.fence.merge(self.kept.add_all(&block.uses));
+        }
+        Some(block)
+    }
+
+    /// A lease ends. With the last one ends the use of what no block has any more: because it was
+    /// freed, or has shrunk. What was found complete while a lease lived says nothing of that use.
+    pub(crate) fn end_lease(&mut self) {
+        self.leases = self.leases.saturating_sub(1);
+        if self.leases > 0 {
+            return;
+        }
+        self.fence.merge(std::mem::take(&mut self.kept).end());
+        // What a block shares can be exchanged under it, also if it gave nothing up.
+        let exchanged = std::mem::take(&mut self.keeps_tail) || self.bound() > 0;
+        if let Some(block) = self.block.as_ref().filter(|_| exchanged) {
+            self.fence.merge(block.fence(&self.space));
+        }
     }
 
     /// Marks what the block may have written to since that was done last.

@@ -3,7 +3,7 @@
 //! What brings a block from one state to another is [falling](super::fall) and [waking](super::rise).
 
 use crate::own::Right;
-use crate::region::Piece;
+use crate::region::{Fence, Piece};
 use crate::store::Saved;
 
 /// Whether a block has its memory.
@@ -18,6 +18,8 @@ pub(crate) enum Slumber {
         aside: Vec<Aside>,
         /// Bytes that are charged and still to be placed.
         owed: u64,
+        /// What may still be filling memory that was placed.
+        filling: Fence,
     },
     /// It has none.
     Asleep {
@@ -43,7 +45,7 @@ impl Slumber {
     /// Bytes that are charged for the block and not in its slot.
     pub(crate) fn beside(&self) -> u64 {
         match self {
-            Self::Moving { aside, owed } => {
+            Self::Moving { aside, owed, .. } => {
                 let aside: u64 = aside.iter().map(|aside| aside.piece.size()).sum();
                 aside + owed
             }

@@ -16,7 +16,7 @@ use super::tenancy::Tenancy;
 use crate::device::Device;
 use crate::error::{CallError, Shortage};
 use crate::own::{Physical, Stream};
-use crate::region::{Fence, Poll, Space};
+use crate::region::{Fence, Poll, Round, Space};
 
 /// How the pool's memory is made and handed on.
 #[derive(Clone, Copy, Debug)]
@@ -204,12 +204,27 @@ impl State {
         }
     }
 
-    /// Takes note of a synchronisation of the device that began when the clock stood at `since`.
-    pub(crate) fn synchronised(&mut self, since: u64) {
-        self.needs_synchronise = false;
-        for slot in self.tenants.values_mut().flat_map(Tenancy::slots_mut) {
-            if slot.touched <= since && slot.leases == 0 && slot.fence.is_open_device() {
-                slot.fence.synchronised();
+    /// Whether a fence has passed, by what the driver said in this round where it was asked already.
+    /// One for which the driver fails is pending: it holds up no other.
+    pub(crate) fn poll_in(
+        capturing: u64,
+        needs_synchronise: &mut bool,
+        fence: &mut Fence,
+        round: &Round,
+    ) -> bool {
+        if fence.is_passed() || capturing > 0 {
+            return fence.is_passed();
+        }
+        match fence.poll_in(round) {
+            Ok(Poll::Passed) => true,
+            Ok(Poll::Pending) => false,
+            Ok(Poll::NeedsSynchronise) => {
+                *needs_synchronise = true;
+                false
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a fence could not be asked: it counts as pending");
+                false
             }
         }
     }
@@ -237,12 +252,12 @@ impl State {
             })
             .collect();
         holders.sort_by(|one, other| other.1.cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
+        let slots = || self.tenants.values().flat_map(Tenancy::slots);
+        // What is stranded does not come free with its fence.
         let idle = |state: Idle| -> u64 {
-            self.tenants
-                .values()
-                .flat_map(Tenancy::slots)
+            slots()
                 .filter(|slot| slot.idle_state() == state)
-                .map(|slot| slot.idle() + slot.margin())
+                .map(|slot| (slot.idle() + slot.margin()).saturating_sub(slot.stranded()))
                 .sum()
         };
         let shared = self.tenants.values().map(Tenancy::shared_in_limbo);
@@ -267,6 +282,7 @@ impl State {
             guaranteed_to_others: self.budget.guaranteed_to_others(id),
             limbo,
             leased: idle(Idle::Leased),
+            stranded: slots().map(Slot::stranded).sum(),
             quarantined: self.budget.quarantined(),
             holders,
         })

@@ -6,6 +6,7 @@ use super::budget::TenantId;
 use super::slot::{Idle, Slot};
 use super::state::State;
 use super::tenancy::Tenancy;
+use super::tenant::Tenant;
 use crate::calls::CallCounts;
 
 /// A pool's figures. Sizes in bytes.
@@ -156,9 +157,40 @@ impl TenantStats {
         if let Some(block) = &slot.block {
             self.blocks += 1;
             if let Some(tag) = &block.tag {
-                *self.tags.entry(tag.to_string()).or_default() += in_use;
+                match self.tags.get_mut(&**tag) {
+                    Some(bytes) => *bytes += in_use,
+                    None => drop(self.tags.insert(tag.to_string(), in_use)),
+                }
             }
         }
+    }
+}
+
+/// Slots that are looked at before the lock is let go of.
+const SLOTS_AT_ONCE: usize = 256;
+
+impl Tenant {
+    /// Bytes of its memory that no block uses or has ahead of its growth: what
+    /// [`stats`](Self::stats) show as warm, in limbo and leased. The lock is let go of between parts.
+    pub(crate) fn idle(&self) -> u64 {
+        let (core, id) = (self.core(), self.id());
+        let mut state = core.lock();
+        state.sweep(id);
+        let tenancy = state.tenants.get(&id);
+        let mut idle = tenancy.map_or(0, Tenancy::shared_in_limbo);
+        for first in (0..).step_by(SLOTS_AT_ONCE) {
+            let slots = state
+                .tenants
+                .get(&id)
+                .map(|tenancy| tenancy.part(first, SLOTS_AT_ONCE));
+            let Some(slots) = slots.flatten() else {
+                break;
+            };
+            idle += slots.map(Slot::idle).sum::<u64>();
+            drop(state);
+            state = core.lock();
+        }
+        idle
     }
 }
 

@@ -127,10 +127,11 @@ impl State {
         }
     }
 
-    /// Keeps a piece that nobody here uses any more for whoever wants memory next. What others may
-    /// have too is never anybody's again: it goes to the driver.
+    /// Keeps a piece that no slot uses any more for the next tenant that wants memory. What another
+    /// process may have goes to the driver. What is still mapped elsewhere, since a roll-back could
+    /// not unmap it, is quarantined: it would show the next tenant's data there.
     pub(crate) fn keep(&mut self, piece: Piece) {
-        if piece.physical.is_exported() {
+        if piece.physical.is_exported() || piece.physical.is_shared() {
             self.release(piece);
         } else {
             self.stock.add(piece);
@@ -146,9 +147,11 @@ impl State {
                 size
             }
             Err(failed) => {
-                if let CloseRefusal::Call(error) = failed.reason {
-                    tracing::error!(%error, size, "a physical could not be released: quarantined");
-                }
+                let reason = match failed.reason {
+                    CloseRefusal::Call(error) => error.to_string(),
+                    _ => "it is mapped elsewhere".to_owned(),
+                };
+                tracing::error!(%reason, size, "a physical could not be released: quarantined");
                 self.budget.quarantine(size, 0);
                 self.quarantine.0.push(failed.owner);
                 0

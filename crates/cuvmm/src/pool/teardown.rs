@@ -1,9 +1,10 @@
 //! Giving physical memory back to the driver: down to a mark, or all of it at the end.
 
 use super::budget::TenantId;
+use super::slot::Slot;
 use super::state::State;
-use super::tenancy::Tenancy;
 use crate::error::CallError;
+use crate::region::Unused;
 
 impl State {
     pub(crate) fn trim(&mut self, keep: u64) -> Result<u64, CallError> {
@@ -26,70 +27,73 @@ impl State {
         if let Some(forked) = self.device.forked() {
             return Err(forked);
         }
-        if self.device.lost().is_none() && self.has_limbo()? {
-            self.device.drain()?;
-        }
         let mut outcome = Ok(());
         for id in self.tenants.keys().copied().collect::<Vec<_>>() {
-            if let Err(error) = self.empty(id) {
-                outcome = Err(error);
-            }
+            outcome = outcome.and(self.empty(id));
         }
         self.release_stock(0);
-        self.retry_quarantine();
-        outcome
+        outcome.and(self.retry_quarantine())
     }
 
-    fn has_limbo(&mut self) -> Result<bool, CallError> {
-        let (capturing, needs) = (self.capturing, &mut self.needs_synchronise);
-        let slots = self.tenants.values_mut().flat_map(Tenancy::slots_mut);
-        for slot in slots {
-            if !Self::poll(capturing, needs, &mut slot.fence)? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// Unmaps everything of a tenant, whose fences have passed.
+    /// Unmaps everything of a tenant, each slot behind its fence. What cannot be proved complete, or
+    /// cannot be unmapped, stays, and the first reason is the error.
     fn empty(&mut self, id: TenantId) -> Result<(), CallError> {
         let indices: Vec<usize> = match self.tenants.get(&id) {
             Some(tenancy) => tenancy.indices().collect(),
             None => return Ok(()),
         };
+        let mut outcome = Ok(());
         for index in indices {
             let Some(mut slot) = self.take_slot(id, index) else {
                 continue;
             };
-            let extents = slot.space.extents().rev();
-            let offsets: Vec<u64> = extents.map(|extent| extent.offset).collect();
-            for offset in offsets {
-                match slot.space.withdraw(offset) {
-                    Ok(Some(piece)) if offset < slot.shared => {
-                        self.parted(id, index, &mut slot, offset, piece);
-                    }
-                    Ok(Some(piece)) => self.taken(id, piece),
-                    Ok(None) => {}
-                    Err(error) => {
-                        self.put_slot(id, index, slot);
-                        return Err(error);
-                    }
+            match self.strip(id, (index, &mut slot)) {
+                Ok(()) => self.drop_slot(id, index, slot),
+                Err(error) => {
+                    self.put_slot(id, index, slot);
+                    outcome = outcome.and(Err(error));
                 }
             }
-            self.drop_slot(id, index, slot);
         }
-        self.budget.drain(id);
+        if outcome.is_ok() {
+            self.budget.drain(id);
+        }
+        outcome
+    }
+
+    /// Unmaps everything of a slot that was taken out.
+    fn strip(&mut self, id: TenantId, (index, slot): (usize, &mut Slot)) -> Result<(), CallError> {
+        let proof = slot.fence.wait()?;
+        let extents = slot.space.extents().rev();
+        let offsets: Vec<u64> = extents.map(|extent| extent.offset).collect();
+        for offset in offsets {
+            match slot.space.withdraw_back(offset, proof)? {
+                Some(piece) if offset < slot.shared => {
+                    self.parted(id, index, slot, offset, piece);
+                }
+                Some(piece) => self.taken(id, piece),
+                None => {}
+            }
+        }
         Ok(())
     }
 
-    /// Tries once more to give back what could not be given.
-    fn retry_quarantine(&mut self) {
-        let (physicals, mut spaces) = std::mem::take(&mut self.quarantine);
-        for space in &mut spaces {
-            drop(space.retry_stuck());
+    /// Tries once more to give back what could not be given. Work may still use what was
+    /// quarantined: it is unmapped behind all work of the device.
+    fn retry_quarantine(&mut self) -> Result<(), CallError> {
+        self.quarantine.0.clear();
+        if self.quarantine.1.is_empty() {
+            return Ok(());
         }
-        drop(spaces);
-        drop(physicals);
+        let proof = Unused::after_drain([&self.device])?;
+        let mut outcome = Ok(());
+        for mut space in std::mem::take(&mut self.quarantine.1) {
+            if let Err(error) = space.retry_all(proof) {
+                self.quarantine.1.push(space);
+                outcome = outcome.and(Err(error));
+            }
+        }
+        outcome
     }
 }
 

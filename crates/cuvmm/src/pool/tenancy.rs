@@ -110,12 +110,11 @@ impl Tenancy {
         self.slots.iter().flatten().map(|place| &*place.slot)
     }
 
-    /// For changes that do not alter where a slot is listed.
-    pub(crate) fn slots_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
-        self.slots
-            .iter_mut()
-            .flatten()
-            .map(|place| &mut *place.slot)
+    /// The slots among `count` numbers from `first` on; nothing where all numbers are lower.
+    pub(crate) fn part(&self, first: usize, count: usize) -> Option<impl Iterator<Item = &Slot>> {
+        let end = first.saturating_add(count).min(self.slots.len());
+        let part = self.slots.get(first..end).filter(|part| !part.is_empty())?;
+        Some(part.iter().flatten().map(|place| &*place.slot))
     }
 
     pub(crate) fn indices(&self) -> impl Iterator<Item = usize> + '_ {

@@ -57,7 +57,13 @@ impl<'a> TenantBuilder<'a> {
     }
 
     /// A function that is asked to give memory back, by dropping or shrinking blocks, when another
-    /// tenant would be refused. It is called on the thread that allocates, with no lock held.
+    /// tenant would be refused. It is called on the thread that allocates, with no lock held, and it
+    /// may own blocks and tenants of the pool: it is dropped without a lock, too.
+    ///
+    /// It is called where that can help: if this tenant holds memory above its guarantee that
+    /// cannot be taken back without it; if the other tenant's own limit is not what is short; and,
+    /// where the other tenant does not wait, if the hooks of all tenants together could give what
+    /// is missing. [`Pressure`] says how much that is. Each request calls a hook once at most.
     pub fn on_pressure(mut self, hook: impl Fn(&Pressure) + Send + Sync + 'static) -> Self {
         self.hook = Some(Arc::new(hook));
         self
@@ -76,6 +82,7 @@ impl<'a> TenantBuilder<'a> {
             priority,
             hook,
         } = self;
+        core.device.own_process()?;
         if name.is_empty() {
             return Err(RegisterError::NoName);
         }
@@ -203,7 +210,7 @@ impl Tenant {
         self.block(size).try_allocate()
     }
 
-    /// Its figures now.
+    /// Its figures now; in a forked child those of a tenant without a name and memory.
     #[must_use]
     pub fn stats(&self) -> TenantStats {
         let owner = &self.shared.owner;
@@ -219,7 +226,7 @@ impl Tenant {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if self.owner.core.device.forked().is_none() {
+        if !self.owner.core.device.is_forked() {
             self.unregister();
         }
     }

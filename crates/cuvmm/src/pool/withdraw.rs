@@ -9,45 +9,63 @@ use super::state::State;
 use super::tenancy::Freed;
 use crate::error::{CallError, ShrinkError};
 use crate::own::Stream;
-use crate::region::{Fence, Ring};
+use crate::region::Ring;
 
 impl State {
-    pub(crate) fn shrink(&mut self, place: &Place, size: u64) -> Result<(), ShrinkError> {
-        if size == 0 {
+    /// Shrinks blocks to the sizes given with them: all of them or none.
+    pub(crate) fn shrink(&mut self, steps: &[(Place, u64)]) -> Result<(), ShrinkError> {
+        for (place, size) in steps {
+            self.may_shrink(place, *size)?;
+        }
+        let now = self.tick();
+        for (place, size) in steps {
+            self.shrink_one(place, *size, now);
+        }
+        self.retire_some();
+        Ok(())
+    }
+
+    /// Why a block cannot shrink to a size, if it cannot.
+    fn may_shrink(&self, place: &Place, wanted: u64) -> Result<(), ShrinkError> {
+        if wanted == 0 {
             return Err(ShrinkError::ZeroSize);
         }
-        let granule = self.device.granule();
-        let now = self.tick();
-        let Some(mut slot) = self.take_slot(place.tenant, place.slot) else {
+        let Some(slot) = self.slot(place.tenant, place.slot) else {
             return Ok(());
         };
         if !slot.slumber.is_awake() {
-            self.put_slot(place.tenant, place.slot, slot);
             return Err(ShrinkError::Asleep);
         }
+        match &slot.block {
+            Some(block) if wanted > block.requested => Err(ShrinkError::WouldGrow {
+                size: block.requested,
+                wanted,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Shrinks a block that can shrink.
+    fn shrink_one(&mut self, place: &Place, size: u64, now: u64) {
+        let granule = self.device.granule();
+        let Some(mut slot) = self.take_slot(place.tenant, place.slot) else {
+            return;
+        };
         let before = slot.used();
-        let outcome = Self::give_up(&mut slot, size, granule.round_up(size), now);
+        Self::give_up(&mut slot, size, granule.round_up(size), now);
         let used = slot.used();
         if used < before && self.hardening.is_some() {
             let home = slot.block.as_ref().and_then(|block| block.home.clone());
             self.overwrite(&mut slot, home.as_ref(), used);
         }
         self.lay_down(place.tenant, place.slot, slot);
-        self.retire_some();
-        outcome
     }
 
     /// Takes what lies behind the first `size` bytes, `used` in whole granules, from a block.
-    fn give_up(slot: &mut Slot, size: u64, used: Option<u64>, now: u64) -> Result<(), ShrinkError> {
+    fn give_up(slot: &mut Slot, size: u64, used: Option<u64>, now: u64) {
         let Some(block) = &mut slot.block else {
-            return Ok(());
+            return;
         };
-        if size > block.requested {
-            return Err(ShrinkError::WouldGrow {
-                size: block.requested,
-                wanted: size,
-            });
-        }
         let used = used.unwrap_or(block.used);
         // What comes back as zeros is zeroed behind the work that may still write there.
         let blanked = block.zeroed && size < block.requested;
@@ -57,9 +75,9 @@ impl State {
             block.used = used;
             let fence = block.fence(&slot.space);
             slot.fence.merge(fence);
+            slot.keeps_tail |= slot.leases > 0;
             slot.touched = now;
         }
-        Ok(())
     }
 
     pub(crate) fn free(&mut self, place: &Place) {
@@ -73,9 +91,7 @@ impl State {
         let Some(mut slot) = self.take_slot(place.tenant, place.slot) else {
             return;
         };
-        if let Some(block) = slot.block.take() {
-            let fence = block.fence(&slot.space);
-            slot.fence.merge(fence);
+        if let Some(block) = slot.vacate() {
             self.overwrite(&mut slot, block.home.as_ref(), 0);
         }
         // Whoever is moving a block finds out that it is gone.
@@ -132,13 +148,16 @@ impl State {
         if !std::mem::replace(&mut tenancy.registered, false) {
             return;
         }
-        tenancy.hook = None;
+        let hook = tenancy.hook.take();
         // Nobody will want them side by side: each goes when it can.
         tenancy.rows.forget_all();
         let freed = tenancy.unswept.close();
         self.free_all(&freed);
         self.budget.drain(id);
         self.collect_if_draining(id);
+        if let Some(hook) = hook {
+            self.device.defer(move || drop(hook));
+        }
     }
 
     /// Takes back what a draining tenant no longer uses, as far as that has passed.
@@ -170,11 +189,13 @@ impl State {
         }
     }
 
-    pub(crate) fn end_lease(&mut self, place: &Place) {
+    /// Ends a lease; whether memory may have come free by it.
+    pub(crate) fn end_lease(&mut self, place: &Place) -> bool {
         let Some(mut slot) = self.take_slot(place.tenant, place.slot) else {
-            return;
+            return false;
         };
-        slot.leases = slot.leases.saturating_sub(1);
+        slot.end_lease();
+        let given = slot.leases == 0 && (slot.block.is_none() || slot.space.bytes() > slot.used());
         if slot.leases == 0 && slot.exported {
             // It was only meant to be, or the driver refused.
             slot.exported = slot.space.exported().next().is_some();
@@ -185,24 +206,17 @@ impl State {
         self.lay_down(place.tenant, place.slot, slot);
         self.retire_some();
         self.collect_if_draining(place.tenant);
+        given
     }
 
     /// Notes that a stream uses the block, or used it while a lease kept it.
     pub(crate) fn record_use(&mut self, place: &Place, stream: &Stream) -> Result<(), CallError> {
+        self.device.own_process()?;
         if !stream.device().same_driver(&self.device) {
             return Err(CallError::WrongDriver);
         }
-        let Some(slot) = self.slot_mut(place.tenant, place.slot) else {
-            return Ok(());
-        };
-        if let Some(block) = &mut slot.block {
-            let known = block.home.as_ref() == Some(stream) || block.users.contains(stream);
-            if !known {
-                block.users.push(stream.clone());
-            }
-        }
-        if slot.is_kept_by_leases() {
-            slot.fence.merge(Fence::streams(vec![stream.clone()]));
+        if let Some(slot) = self.slot_mut(place.tenant, place.slot) {
+            slot.record_use(stream);
         }
         Ok(())
     }
@@ -210,12 +224,7 @@ impl State {
     /// Notes that work on streams nobody can name uses the block, or used it while a lease kept it.
     pub(crate) fn record_use_anywhere(&mut self, place: &Place) {
         if let Some(slot) = self.slot_mut(place.tenant, place.slot) {
-            if let Some(block) = &mut slot.block {
-                block.anywhere = true;
-            }
-            if slot.is_kept_by_leases() {
-                slot.fence.merge(Fence::device(slot.space.device().clone()));
-            }
+            slot.record_use_anywhere();
         }
     }
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use cuvmm_driver::{HandleTypes, PhysicalProps};
-use rangemap::RangeSet;
 
+use super::committed::{Committed, PendingExtents};
 use super::layout::Layout;
 use super::register::Register;
 use super::space::Space;
@@ -137,7 +137,8 @@ impl<'a> RegionBuilder<'a> {
             mapping_limit: self.mapping_limit,
             zeros: Zeros::new(self.zero_extent),
             aliased: false,
-            committed: RangeSet::new(),
+            committed: Committed::default(),
+            pending: PendingExtents::default(),
             withdrawn: BTreeMap::new(),
             register: Register::new(self.device),
         };
@@ -163,7 +164,8 @@ impl Region {
             mapping_limit: self.mapping_limit,
             zeros: self.zeros.empty_twin(),
             aliased: false,
-            committed: RangeSet::new(),
+            committed: Committed::default(),
+            pending: PendingExtents::default(),
             withdrawn: BTreeMap::new(),
             register: Register::new(self.device()),
         })

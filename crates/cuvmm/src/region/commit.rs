@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use super::Region;
-use super::fence::Fence;
+use super::fence::{Fence, Unused};
 use super::layout::{Layout, reachable};
 use super::place::{Piece, PlaceError};
+use super::space::Extent;
 use super::zeros::beside;
 use crate::error::{CommitError, CreateError};
 use crate::own::{Physical, Place, Stream};
@@ -21,13 +22,18 @@ impl Region {
     /// Puts memory behind a range, where the [layout](super::RegionBuilder::layout) says; parts that
     /// have it already keep it and their contents.
     ///
+    /// What was withdrawn and is still mapped is revived with its contents, also if it was
+    /// [exported](Self::export). An extent that a [fork](Self::fork) or an [alias](Self::alias) shows
+    /// too, or that may only be read, is not: it is given back first, if its fence has passed, and new
+    /// memory takes its place.
+    ///
     /// Per extent: `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`. All or nothing. Zeros under the
     /// range ([`back_with_zeros`](Self::back_with_zeros)) make way if all work of the devices that
     /// have access has passed.
     ///
     /// # Errors
-    /// [`CommitError`]; nothing has changed, except what [`Region::quarantined`] counts if a
-    /// roll-back failed as well.
+    /// [`CommitError`]; nothing has changed, except that withdrawn memory may have been given back,
+    /// and what [`Region::quarantined`] counts if a roll-back failed as well.
     pub fn commit(&mut self, range: Range<u64>) -> Result<(), CommitError> {
         let fence = self.fence_of_all();
         self.commit_with(range, None, fence)
@@ -75,6 +81,7 @@ impl Region {
                 bytes: stuck,
             });
         }
+        self.clear_for(&range)?;
         let planned = self.plan(&range, place);
         if !planned.is_empty() {
             let backed = self.zeros.meeting(&range);
@@ -85,8 +92,10 @@ impl Region {
                 .map(|hole| self.zeros.needed(granule, hole))
                 .sum();
             self.afford(planned.len() as u64 + kept, backed.len() as u64)?;
+            // Asked before anything is created: a refusal costs nothing then.
+            let proof = self.zeros_are_unread(&range, fence)?;
             let pieces = self.create(planned)?;
-            let taken = self.take_zeros(&range, fence)?;
+            let taken = self.zeros.take(&mut self.space, &range, proof)?;
             let placed = self.place(pieces);
             let settled = placed.and_then(|placed| {
                 self.zeros
@@ -98,8 +107,32 @@ impl Region {
                 return Err(error);
             }
         }
-        self.committed.insert(range);
+        self.committed.insert(range.clone());
+        self.note_pending(&range);
         Ok(())
+    }
+
+    /// Sees to it that what a commit revives in a range is this region's own: gives withdrawn extents
+    /// back that are not, and refuses where part of one is committed still.
+    fn clear_for(&mut self, range: &Range<u64>) -> Result<(), CommitError> {
+        let revived = |extent: &Extent| {
+            let part = extent.offset.max(range.start)..extent.end().min(range.end);
+            !self.committed.covers(&part) && !self.space.is_own(extent.offset)
+        };
+        let extents = self.space.extents_in(range.start, range.end);
+        let foreign: Vec<Extent> = extents.filter(revived).collect();
+        if let Some(cut) = foreign
+            .iter()
+            .find(|extent| self.committed.overlaps(&(extent.offset..extent.end())))
+        {
+            return Err(CommitError::Shared {
+                offset: cut.offset,
+                size: cut.size,
+            });
+        }
+        foreign
+            .iter()
+            .try_for_each(|extent| self.reclaim_in(&(extent.offset..extent.end())))
     }
 
     /// The extents that the gaps of a range take.
@@ -187,7 +220,7 @@ impl Region {
     /// Takes back what a commit that failed had placed.
     fn undo(&mut self, placed: &[u64]) {
         for &offset in placed.iter().rev() {
-            if let Err(error) = self.space.withdraw(offset) {
+            if let Err(error) = self.space.withdraw(offset, Unused::never_used()) {
                 tracing::error!(%error, offset, "a roll-back could not unmap: quarantined");
                 self.space.quarantine(offset);
             }

@@ -4,9 +4,29 @@
 //! that the host's processors reach too (`docs/semantics.md`), and is several times slower where one
 //! copy goes over several devices.
 
+use super::fence::{Fence, Poll};
 use super::space::{Extent, Space};
-use crate::error::CopyError;
+use crate::error::{CallError, CopyError};
 use crate::own::{Span, Stream};
+
+/// A stream that could not be waited for.
+#[derive(Debug)]
+pub(crate) struct WaitError {
+    pub(crate) error: CallError,
+    /// Whether its work has ended all the same, so that memory may be unmapped.
+    pub(crate) ended: bool,
+}
+
+/// Waits for what a stream has queued. Where the driver refuses twice, it is asked whether that is
+/// done; other streams are not waited for, since the pool may be locked.
+pub(crate) fn wait_for(stream: &Stream) -> Result<(), WaitError> {
+    stream.settle().map_err(|error| {
+        let polled = Fence::stream(stream.clone()).poll();
+        let ended = matches!(polled, Ok(Poll::Passed));
+        tracing::warn!(%error, ended, "a stream could not be waited for");
+        WaitError { error, ended }
+    })
+}
 
 impl Space {
     /// Queues filling a committed range with one byte on a stream that its next user waits for.
@@ -46,25 +66,18 @@ impl Space {
         let from = other.span(stream, offset, size)?;
         let into = self.span(stream, to, size)?;
         // Where memory of several places is read or written, one copy for each run of one place.
-        let (mut read, mut written) = (other.runs(offset, size), self.runs(to, size));
         let mut at = 0;
-        while let (Some(reads), Some(writes)) = (read.first_mut(), written.first_mut()) {
-            let part = reads.1.min(writes.1);
+        for part in common_parts(other.runs(offset, size), self.runs(to, size)) {
             into.copy_async(stream, to + at, &from, offset + at, part)?;
             at += part;
-            for (run, runs) in [(reads.1, &mut read), (writes.1, &mut written)] {
-                match runs.first_mut() {
-                    Some(first) if run > part => first.1 -= part,
-                    _ => drop(runs.remove(0)),
-                }
-            }
         }
         Ok(())
     }
 
-    /// The parts of a committed range that each lie at one place, as offset and size.
-    fn runs(&self, offset: u64, size: u64) -> Vec<(u64, u64)> {
-        self.parts_by(offset, size, |extent| extent.location)
+    /// The sizes of the parts of a committed range that each lie at one place.
+    fn runs(&self, offset: u64, size: u64) -> impl Iterator<Item = u64> + use<> {
+        let parts = self.parts_by(offset, size, |extent| extent.location);
+        parts.into_iter().map(|(_, size)| size)
     }
 
     /// Writes behind what `stream` has queued.
@@ -149,5 +162,58 @@ impl Space {
         }
         let user = self.users().find(|device| *device == stream.device());
         Ok(self.reservation.span(user.unwrap_or(self.device())))
+    }
+}
+
+/// The sizes of the parts that two divisions of the same bytes have in common: each ends where a
+/// part of either ends.
+fn common_parts(
+    mut one: impl Iterator<Item = u64>,
+    mut other: impl Iterator<Item = u64>,
+) -> impl Iterator<Item = u64> {
+    // What is left of the part of each that was begun.
+    let (mut first, mut second) = (0, 0);
+    std::iter::from_fn(move || {
+        if first == 0 {
+            first = one.next()?;
+        }
+        if second == 0 {
+            second = other.next()?;
+        }
+        let part = first.min(second);
+        first -= part;
+        second -= part;
+        Some(part)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::common_parts;
+
+    #[test]
+    fn parts_end_where_a_part_of_either_side_ends() {
+        let parts = |one: &[u64], other: &[u64]| -> Vec<u64> {
+            common_parts(one.iter().copied(), other.iter().copied()).collect()
+        };
+        assert_eq!(parts(&[6], &[1, 2, 3]), [1, 2, 3]);
+        assert_eq!(parts(&[2, 4], &[3, 3]), [2, 1, 3]);
+        assert_eq!(parts(&[5, 1], &[5, 1]), [5, 1]);
+        assert_eq!(parts(&[], &[]), [0; 0]);
+    }
+
+    #[test]
+    fn each_run_of_a_striped_copy_is_looked_at_once() {
+        const STRIPES: u64 = 10_000;
+        let looked = Cell::new(0);
+        let runs = |size| {
+            (0..STRIPES)
+                .map(move |_| size)
+                .inspect(|_| looked.set(looked.get() + 1))
+        };
+        let copied: u64 = common_parts(runs(3), runs(3)).sum();
+        assert_eq!((copied, looked.get()), (3 * STRIPES, 2 * STRIPES));
     }
 }

@@ -36,10 +36,11 @@ impl Registration {
     ///
     /// # Errors
     /// [`DmaBufError`] when the range leaves what is registered, is not whole pages, lies at several
-    /// places, or the driver refuses.
+    /// places, is shared with forks, or the driver refuses.
     #[doc(alias = "cuMemGetHandleForAddressRange")]
     pub fn dma_buf(&self, range: Range<u64>) -> Result<DmaBuf, DmaBufError> {
         self.check(&range)?;
+        self.may_export(&range)?;
         let Range { start, end } = range;
         let failed = |cause| DmaBufError::Call { start, end, cause };
         let whole = self.range();

@@ -1,42 +1,131 @@
-//! The point in the GPU's work after which memory may be unmapped or given to another.
+//! When memory may be unmapped or handed on: uses, fences, and proof.
 //!
-//! A fence is open at first: it names streams, or the whole device, and nothing has been asked of
-//! the driver. Events are recorded when somebody first wants the memory; they then cover what was
-//! queued in between too: more, never less. Nothing here waits, but for a short spin while an
-//! event that was just recorded on idle streams comes through.
+//! [`Uses`] names the streams whose work may use memory that is *in use*. It cannot be asked whether
+//! that work is done, since more may be queued at any time. When the use ends, [`Uses::end`] makes a
+//! [`Fence`] of it: points in those streams, each a stamp on the clock of its device, which are
+//! complete or pending. A fence costs no driver call before it is asked; what is recorded then is
+//! shared by all fences of that stream ([`Events`](crate::device::Events)) and covers what was queued
+//! in between too: more, never less.
+//!
+//! A fence that is complete gives proof ([`Unused`]), and without proof nothing is unmapped.
+//!
+//! "All work of a device" is that of the one context that the driver uses for it, the primary
+//! context. Work that a program queues in other contexts of the device is not covered, though that
+//! can use the same addresses.
 
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
-use cuvmm_driver::{CUresult, Call};
-
-use crate::device::Device;
+use crate::device::{Device, Progress, Stamp, Work};
 use crate::error::CallError;
-use crate::own::{Event, Stream};
-use crate::sync::SPINS;
+use crate::own::Stream;
 
-/// How long a poll may spin: a recorded event takes a few microseconds to pass an idle stream.
-const SPIN: Duration = Duration::from_micros(20);
+/// The most streams that a use names one by one: with more, all work of their devices is waited for.
+const MOST_STREAMS: usize = 64;
 
-/// What must pass before memory may be taken.
-#[derive(Debug)]
-pub(crate) struct Fence {
-    /// The streams that used the memory.
+/// The streams whose work may use some memory.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Uses {
     streams: Vec<Stream>,
-    /// Where nobody said which streams: all work of these devices.
+    /// Devices of which work on any stream may use it.
     devices: Vec<Device>,
-    state: State,
 }
 
-#[derive(Debug)]
-enum State {
-    /// Nothing has been asked of the driver.
-    Open,
-    /// The events that must pass.
-    Recorded(Vec<Event>),
-    Passed,
+impl Uses {
+    /// No use.
+    pub(crate) const fn none() -> Self {
+        Self {
+            streams: Vec::new(),
+            devices: Vec::new(),
+        }
+    }
+
+    /// Notes that work of a stream uses the memory.
+    ///
+    /// What it keeps alive is bounded: beyond 64 streams a stream that has no other owner, on which
+    /// nothing more can be queued, is replaced by the fence that is returned; and where that many
+    /// have owners, all work of the device counts as using the memory.
+    #[must_use]
+    pub(crate) fn add(&mut self, stream: &Stream) -> Fence {
+        if self.devices.contains(stream.device()) || self.streams.contains(stream) {
+            return Fence::passed();
+        }
+        let mut ended = Vec::new();
+        if self.streams.len() >= MOST_STREAMS {
+            let streams = std::mem::take(&mut self.streams);
+            let (left, gone) = streams.into_iter().partition(|used| !used.is_abandoned());
+            (self.streams, ended) = (left, gone);
+        }
+        if self.streams.len() >= MOST_STREAMS {
+            self.add_device(stream.device());
+        } else {
+            self.streams.push(stream.clone());
+        }
+        Fence::streams(ended)
+    }
+
+    /// Notes that work on any stream of a device uses the memory.
+    pub(crate) fn add_device(&mut self, device: &Device) {
+        if !self.devices.contains(device) {
+            self.devices.push(device.clone());
+            self.streams.retain(|stream| stream.device() != device);
+        }
+    }
+
+    /// Adds what other uses name.
+    #[must_use]
+    pub(crate) fn add_all(&mut self, other: &Self) -> Fence {
+        other
+            .devices
+            .iter()
+            .for_each(|device| self.add_device(device));
+        let mut ended = Fence::passed();
+        for stream in &other.streams {
+            ended.merge(self.add(stream));
+        }
+        ended
+    }
+
+    /// The streams, unless work on others may use the memory too.
+    pub(crate) fn streams(&self) -> Option<&[Stream]> {
+        self.devices.is_empty().then_some(&self.streams)
+    }
+
+    /// The fence of a use that ends now.
+    pub(crate) fn end(&self) -> Fence {
+        let streams = self.streams.iter().cloned().map(Line::Stream);
+        let devices = self.devices.iter().cloned().map(Line::Device);
+        Fence::at(streams.chain(devices))
+    }
 }
 
-/// What a poll found.
+/// What must be complete before memory may be unmapped or handed on.
+#[derive(Clone, Debug)]
+pub(crate) struct Fence {
+    points: Points,
+}
+
+/// The points of a fence: mostly one, or none when it is known to be complete.
+#[derive(Clone, Debug)]
+enum Points {
+    None,
+    One(Point),
+    Many(Arc<[Point]>),
+}
+
+/// A point in the work of a stream or a device.
+#[derive(Clone, Debug)]
+struct Point {
+    line: Line,
+    stamp: Stamp,
+}
+
+#[derive(Clone, Debug)]
+enum Line {
+    Stream(Stream),
+    Device(Device),
+}
+
+/// The answer to a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Poll {
     Passed,
@@ -46,135 +135,192 @@ pub(crate) enum Poll {
     NeedsSynchronise,
 }
 
+/// A pass over many fences, in which a stream that is found pending is not asked again.
+#[derive(Clone, Debug)]
+pub(crate) struct Round {
+    device: Device,
+    begun: Stamp,
+}
+
+impl Round {
+    /// Begins a pass over fences that mostly name streams of `device`.
+    pub(crate) fn begin(device: &Device) -> Self {
+        Self {
+            begun: device.tick(),
+            device: device.clone(),
+        }
+    }
+}
+
+/// Proof that no work can use some memory, which unmapping it takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unused(());
+
+impl Unused {
+    /// Memory that the running operation placed, at addresses where no work was queued since.
+    pub(crate) const fn never_used() -> Self {
+        Self(())
+    }
+
+    /// Memory of a block that is being moved: its work was complete when the move began, and its
+    /// owner promised to queue none before the move ends, as the documentation of sleep and
+    /// compaction asks.
+    pub(crate) const fn promised() -> Self {
+        Self(())
+    }
+
+    /// All memory that only these devices have access to: their work is done, or their contexts are
+    /// lost and run nothing more. Waits (`cuCtxSynchronize`).
+    pub(crate) fn after_drain<'a>(
+        devices: impl IntoIterator<Item = &'a Device>,
+    ) -> Result<Self, CallError> {
+        devices.into_iter().try_for_each(Device::drain)?;
+        Ok(Self(()))
+    }
+}
+
 impl Fence {
     /// Nothing to wait for.
     pub(crate) const fn passed() -> Self {
         Self {
-            streams: Vec::new(),
-            devices: Vec::new(),
-            state: State::Passed,
+            points: Points::None,
         }
     }
 
-    /// All work queued on these streams, up to when it is first asked.
-    pub(crate) const fn streams(streams: Vec<Stream>) -> Self {
-        let state = if streams.is_empty() {
-            State::Passed
-        } else {
-            State::Open
-        };
+    /// All work that is queued on a stream now.
+    pub(crate) fn stream(stream: Stream) -> Self {
+        let point = Point::now(Line::Stream(stream));
         Self {
-            streams,
-            devices: Vec::new(),
-            state,
+            points: Points::One(point),
         }
     }
 
-    /// All work of the device, up to when it is first asked.
+    /// All work that is queued on these streams now.
+    pub(crate) fn streams(streams: Vec<Stream>) -> Self {
+        Self::at(streams.into_iter().map(Line::Stream))
+    }
+
+    /// All work that is queued on the device now.
     pub(crate) fn device(device: Device) -> Self {
         Self::devices(vec![device])
     }
 
-    /// All work of several devices.
-    pub(crate) const fn devices(devices: Vec<Device>) -> Self {
-        Self {
-            streams: Vec::new(),
-            devices,
-            state: State::Open,
+    /// All work that is queued on several devices now.
+    pub(crate) fn devices(devices: Vec<Device>) -> Self {
+        Self::at(devices.into_iter().map(Line::Device))
+    }
+
+    fn at(lines: impl Iterator<Item = Line>) -> Self {
+        Self::of(lines.map(Point::now).collect())
+    }
+
+    fn of(mut points: Vec<Point>) -> Self {
+        let points = match points.len() {
+            0 | 1 => points.pop().map_or(Points::None, Points::One),
+            _ => Points::Many(points.into()),
+        };
+        Self { points }
+    }
+
+    fn points(&self) -> &[Point] {
+        match &self.points {
+            Points::None => &[],
+            Points::One(point) => std::slice::from_ref(point),
+            Points::Many(points) => points,
         }
     }
 
     /// Covers what `other` covers too.
     pub(crate) fn merge(&mut self, other: Self) {
-        if other.is_passed() {
-            return;
-        }
-        if self.is_passed() {
-            *self = other;
-            return;
-        }
-        for device in other.devices {
-            if !self.devices.contains(&device) {
-                self.devices.push(device);
+        match (&mut self.points, &other.points) {
+            (_, Points::None) => {}
+            (Points::None, _) => *self = other,
+            (Points::One(ours), Points::One(theirs)) if ours.line.is(&theirs.line) => {
+                ours.stamp = ours.stamp.max(theirs.stamp);
+            }
+            (Points::Many(ours), Points::Many(theirs)) if Arc::ptr_eq(ours, theirs) => {}
+            _ => {
+                let mut points = self.points().to_vec();
+                for point in other.points() {
+                    match points.iter_mut().find(|known| known.line.is(&point.line)) {
+                        Some(known) => known.stamp = known.stamp.max(point.stamp),
+                        None => points.push(point.clone()),
+                    }
+                }
+                *self = Self::of(points);
             }
         }
-        for stream in other.streams {
-            if !self.streams.contains(&stream) {
-                self.streams.push(stream);
-            }
-        }
-        let devices = &self.devices;
-        self.streams
-            .retain(|stream| !devices.contains(stream.device()));
-        self.state = State::Open;
     }
 
-    /// Whether it is known to have passed. Asks nobody.
+    /// Whether it is known to be complete. Asks nothing.
     pub(crate) const fn is_passed(&self) -> bool {
-        matches!(self.state, State::Passed)
+        matches!(self.points, Points::None)
+    }
+
+    /// Proof that what it covers is complete, if that is known.
+    pub(crate) const fn proof(&self) -> Option<Unused> {
+        match self.points {
+            Points::None => Some(Unused(())),
+            _ => None,
+        }
     }
 
     /// Whether work queued on `stream` from now on comes after it without an event.
     pub(crate) fn precedes(&self, stream: &Stream) -> bool {
-        let only = || self.streams.iter().all(|named| named == stream);
-        self.is_passed() || (self.devices.is_empty() && only())
+        let on_it = |point: &Point| matches!(&point.line, Line::Stream(named) if named == stream);
+        self.points().iter().all(on_it)
     }
 
-    /// Whether only a synchronisation could tell, and none has been recorded.
-    pub(crate) const fn is_open_device(&self) -> bool {
-        !self.devices.is_empty() && matches!(self.state, State::Open)
-    }
-
-    /// Takes note of a synchronisation of its devices that began after the withdrawal.
-    pub(crate) fn synchronised(&mut self) {
-        self.state = State::Passed;
-    }
-
-    /// Whether it has passed; records what must be recorded.
+    /// Whether it is complete; records what must be recorded, and never waits.
+    ///
+    /// # Errors
+    /// The first error of the driver, where no point is known to be pending. Points after it were
+    /// asked too. The fence is as pending as before.
     pub(crate) fn poll(&mut self) -> Result<Poll, CallError> {
-        if self.is_passed() {
-            return Ok(Poll::Passed);
-        }
-        let Some(device) = self.any_device().cloned() else {
-            return Ok(Poll::Passed);
-        };
-        let poll = device.relaxed(|| self.poll_relaxed())??;
-        if poll == Poll::Passed {
-            self.state = State::Passed;
-        }
-        Ok(poll)
+        self.poll_with(|_| Stamp::MAX)
     }
 
-    fn any_device(&self) -> Option<&Device> {
-        let first = self.streams.first().map(Stream::device);
-        first.or_else(|| self.devices.first())
+    /// Whether it is complete, by what the driver said in this round where it was asked already.
+    pub(crate) fn poll_in(&mut self, round: &Round) -> Result<Poll, CallError> {
+        self.poll_with(|device| match device.shares_clock(&round.device) {
+            true => round.begun,
+            false => Stamp::MAX,
+        })
     }
 
-    fn poll_relaxed(&mut self) -> Result<Poll, CallError> {
-        let mut new = false;
-        if let State::Open = self.state {
-            let mut events = vec![];
-            for stream in &self.streams {
-                // A capturing stream may not be queried, and an event recorded on it would become
-                // part of the graph.
-                if stream.is_capturing()? {
-                    return Ok(Poll::Pending);
-                }
-                if !stream.is_done()? {
-                    events.push(record(stream)?);
-                }
+    fn poll_with(&mut self, since: impl Fn(&Device) -> Stamp) -> Result<Poll, CallError> {
+        let mut answer = Ok(Poll::Passed);
+        for point in self.points() {
+            match point.poll(since(point.line.device())) {
+                Ok(Progress::Complete) => {}
+                Ok(Progress::Pending) => return Ok(Poll::Pending),
+                Ok(Progress::NeedsSynchronise) => answer = Ok(Poll::NeedsSynchronise),
+                Err(error) => answer = answer.and(Err(error)),
             }
-            for device in &self.devices {
-                match record_all(device)? {
-                    Marked::Event(event) => events.push(event),
-                    Marked::Lacking => return Ok(Poll::NeedsSynchronise),
-                    Marked::Capturing => return Ok(Poll::Pending),
-                }
-            }
-            self.state = State::Recorded(events);
-            new = !self.devices.is_empty();
         }
-        poll_events(&mut self.state, new)
+        if let Ok(Poll::Passed) = answer {
+            *self = Self::passed();
+        }
+        answer
+    }
+
+    /// Asks every point, and lets go of the streams of those that are complete.
+    pub(crate) fn prune(&mut self) {
+        let pending = |point: &&Point| !matches!(point.poll(Stamp::MAX), Ok(Progress::Complete));
+        let left = self.points().iter().filter(pending).cloned().collect();
+        *self = Self::of(left);
+    }
+
+    /// Waits until it is complete: for its streams one by one (`cuStreamSynchronize`), and for its
+    /// devices, or the device of a stream for which the driver refuses (`cuCtxSynchronize`).
+    ///
+    /// # Errors
+    /// The first error of the driver; the fence is pending still. A capture makes the driver refuse
+    /// to wait for the stream that captures, and for a device as long as any of its streams captures.
+    pub(crate) fn wait(&mut self) -> Result<Unused, CallError> {
+        self.points().iter().try_for_each(Point::wait)?;
+        *self = Self::passed();
+        Ok(Unused(()))
     }
 
     /// Has later work of `stream` come after it, by events and without waiting; from then on that
@@ -184,103 +330,113 @@ impl Fence {
         if self.precedes(stream) {
             return Ok(true);
         }
-        let ordered = stream.device().relaxed(|| self.wait_on(stream))??;
+        let ordered = stream.device().relaxed(|| self.make_wait(stream))??;
         if ordered {
-            *self = Self::streams(vec![stream.clone()]);
+            *self = Self::stream(stream.clone());
         }
         Ok(ordered)
     }
 
     /// Queues waits for all that it covers on a stream.
-    fn wait_on(&self, stream: &Stream) -> Result<bool, CallError> {
+    fn make_wait(&self, stream: &Stream) -> Result<bool, CallError> {
         // A stream that captures takes no event from outside its graph.
         if stream.is_capturing()? {
             return Ok(false);
         }
-        let mut new = vec![];
-        let events = match &self.state {
-            State::Recorded(events) => events,
-            _ => {
-                for named in self.streams.iter().filter(|named| *named != stream) {
-                    if named.is_capturing()? {
-                        return Ok(false);
-                    }
-                    new.push(record(named)?);
-                }
-                for device in &self.devices {
-                    match record_all(device)? {
-                        Marked::Event(event) => new.push(event),
-                        Marked::Lacking | Marked::Capturing => return Ok(false),
-                    }
-                }
-                &new
+        for point in self.points() {
+            if !point.make_wait(stream)? {
+                return Ok(false);
             }
-        };
-        for event in events {
-            stream.wait(event)?;
         }
         Ok(true)
     }
 }
 
-fn record(stream: &Stream) -> Result<Event, CallError> {
-    let event = Event::new(stream.device())?;
-    event.record(stream)?;
-    Ok(event)
-}
+impl Point {
+    fn now(line: Line) -> Self {
+        let stamp = line.device().tick();
+        Self { line, stamp }
+    }
 
-/// An attempt at an event behind all work of a device.
-enum Marked {
-    Event(Event),
-    /// The driver cannot do that.
-    Lacking,
-    /// A stream of the context captures, and so nothing can be marked now.
-    Capturing,
-}
+    /// Whether it is known to be complete. On a context that is lost nothing runs.
+    fn is_complete(&self) -> bool {
+        let device = self.line.device();
+        let on_stream = match &self.line {
+            Line::Stream(stream) => stream.events().is_complete(self.stamp),
+            Line::Device(_) => false,
+        };
+        on_stream || device.events().is_complete(self.stamp) || device.lost().is_some()
+    }
 
-fn record_all(device: &Device) -> Result<Marked, CallError> {
-    let event = Event::new(device)?;
-    match event.record_all() {
-        Ok(()) => Ok(Marked::Event(event)),
-        Err(error) if lacks_context_events(&error) => Ok(Marked::Lacking),
-        Err(error) if refused_by_capture(&error) => Ok(Marked::Capturing),
-        Err(error) => Err(error),
+    fn poll(&self, since: Stamp) -> Result<Progress, CallError> {
+        if self.is_complete() {
+            return Ok(Progress::Complete);
+        }
+        let device = self.line.device();
+        let polled = match &self.line {
+            Line::Stream(stream) => {
+                let work = Work::Stream(stream.as_raw());
+                stream.events().poll(device, work, self.stamp, since)
+            }
+            Line::Device(device) => {
+                let work = Work::Context;
+                device.events().poll(device, work, self.stamp, since)
+            }
+        };
+        // The answer may have been that the context is lost.
+        polled.or_else(|error| match device.lost() {
+            Some(_) => Ok(Progress::Complete),
+            None => Err(error),
+        })
+    }
+
+    fn wait(&self) -> Result<(), CallError> {
+        if self.is_complete() {
+            return Ok(());
+        }
+        let Line::Stream(stream) = &self.line else {
+            return self.line.device().drain();
+        };
+        let device = stream.device();
+        // All work of the device is that of the stream too: its handle may be dead, since another
+        // library has reset the context.
+        let waited = stream.settle();
+        waited.or_else(|error| device.drain().map_err(|_| error))
+    }
+
+    fn make_wait(&self, waiting: &Stream) -> Result<bool, CallError> {
+        let waiter = waiting.as_raw();
+        match &self.line {
+            Line::Stream(stream) if stream == waiting => Ok(true),
+            _ if self.is_complete() => Ok(true),
+            Line::Stream(stream) => {
+                let work = Work::Stream(stream.as_raw());
+                let device = stream.device();
+                stream.events().make_wait(device, work, self.stamp, waiter)
+            }
+            Line::Device(device) => {
+                let work = Work::Context;
+                device.events().make_wait(device, work, self.stamp, waiter)
+            }
+        }
     }
 }
 
-fn refused_by_capture(error: &CallError) -> bool {
-    let code = error.driver().and_then(|error| error.code());
-    code == Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
-}
+impl Line {
+    fn device(&self) -> &Device {
+        match self {
+            Self::Stream(stream) => stream.device(),
+            Self::Device(device) => device,
+        }
+    }
 
-fn lacks_context_events(error: &CallError) -> bool {
-    error.driver().is_some_and(|error| {
-        error.call() == Call::CtxRecordEvent
-            && error
-                .code()
-                .is_none_or(|code| code == CUresult::CUDA_ERROR_NOT_SUPPORTED)
-    })
-}
-
-fn poll_events(state: &mut State, spin: bool) -> Result<Poll, CallError> {
-    let State::Recorded(events) = state else {
-        return Ok(Poll::Pending);
-    };
-    let spin = spin && SPINS;
-    let begun = Instant::now();
-    loop {
-        while let Some(event) = events.last() {
-            if !event.is_passed()? {
-                break;
-            }
-            events.pop();
-        }
-        if events.is_empty() {
-            return Ok(Poll::Passed);
-        }
-        if !spin || begun.elapsed() > SPIN {
-            return Ok(Poll::Pending);
-        }
-        std::hint::spin_loop();
+    /// Whether a stamp on the one says the same on the other.
+    fn is(&self, other: &Self) -> bool {
+        let same = match (self, other) {
+            (Self::Stream(one), Self::Stream(other)) => one == other,
+            (Self::Device(one), Self::Device(other)) => one == other,
+            _ => false,
+        };
+        same && self.device().shares_clock(other.device())
     }
 }

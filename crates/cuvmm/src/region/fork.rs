@@ -7,10 +7,10 @@
 use std::ops::Range;
 
 use super::Region;
-use super::fence::Poll;
+use super::fence::{Fence, Poll, Unused};
 use super::place::Piece;
 use super::space::Extent;
-use crate::error::{ForkError, UnshareError};
+use crate::error::{CallError, ForkError, UnshareError};
 use crate::own::{Right, Stream};
 
 impl Region {
@@ -61,8 +61,9 @@ impl Region {
             fork.space
                 .place_for(extent.offset, vec![Piece::fresh(physical)], Right::Read)
                 .map_err(|failed| failed.error)?;
+            // If the fork fails, nothing was queued on it.
+            fork.withdrawn.insert(extent.offset, Fence::passed());
         }
-        fork.committed = self.committed.clone();
         let holes = self.zeros.meeting(&(0..self.size()));
         fork.zeros.put(&mut fork.space, &holes)?;
         let mut capped = vec![];
@@ -78,7 +79,23 @@ impl Region {
             }
             capped.push((extent.offset, before));
         }
+        fork.committed = self.committed.clone();
         Ok(fork)
+    }
+
+    /// Waits for the work that may use extents: that of the streams that read what is committed, and
+    /// what the withdrawn parts of the extents wait for.
+    fn wait_for(
+        &mut self,
+        extents: &[(u64, Piece)],
+        streams: &[Stream],
+    ) -> Result<Unused, CallError> {
+        for (offset, _) in extents {
+            if let Some(withdrawn) = self.withdrawn.get_mut(offset) {
+                withdrawn.wait()?;
+            }
+        }
+        Fence::streams(streams.to_vec()).wait()
     }
 
     /// Makes a committed range this region's own, to be written: extents that somebody else has too
@@ -133,10 +150,8 @@ impl Region {
         }
         let bytes = new.iter().map(|(_, piece)| piece.size()).sum();
         if bytes > 0 {
-            for used in streams {
-                used.device().relaxed(|| used.synchronize())??;
-            }
-            self.replace(new, stream)?;
+            let proof = self.wait_for(&new, streams)?;
+            self.replace(new, stream, proof)?;
         }
         Ok(bytes)
     }

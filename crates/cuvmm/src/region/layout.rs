@@ -21,7 +21,15 @@ pub struct Layout {
 enum Shape {
     Whole(Place),
     RoundRobin { places: Vec<Place>, unit: u64 },
-    Shares(Vec<(Place, u64)>),
+    Shares(Vec<Share>),
+}
+
+#[derive(Clone, Debug)]
+struct Share {
+    place: Place,
+    bytes: u64,
+    /// One past its last byte.
+    end: u64,
 }
 
 impl Layout {
@@ -47,8 +55,13 @@ impl Layout {
     /// region's end.
     #[must_use]
     pub fn shares(shares: impl IntoIterator<Item = (Place, u64)>) -> Self {
+        let mut end = 0u64;
+        let shares = shares.into_iter().map(|(place, bytes)| {
+            end = end.saturating_add(bytes);
+            Share { place, bytes, end }
+        });
         Self {
-            shape: Shape::Shares(shares.into_iter().collect()),
+            shape: Shape::Shares(shares.collect()),
         }
     }
 
@@ -62,7 +75,7 @@ impl Layout {
         whole
             .into_iter()
             .chain(turns)
-            .chain(shares.iter().map(|(place, _)| place))
+            .chain(shares.iter().map(|share| &share.place))
     }
 
     /// Refuses what no region of `home` can be laid out by.
@@ -74,7 +87,7 @@ impl Layout {
         let sizes = match &self.shape {
             Shape::Whole(_) => vec![],
             Shape::RoundRobin { unit, .. } => vec![*unit],
-            Shape::Shares(shares) => shares.iter().map(|(_, bytes)| *bytes).collect(),
+            Shape::Shares(shares) => shares.iter().map(|share| share.bytes).collect(),
         };
         if let Some(&bytes) = sizes
             .iter()
@@ -128,15 +141,12 @@ impl Layout {
                 Some((place, stripe.saturating_add(1).saturating_mul(*unit)))
             }
             Shape::Shares(shares) => {
-                let mut end = 0u64;
                 let (last, before) = shares.split_last()?;
-                for (place, bytes) in before {
-                    end = end.saturating_add(*bytes);
-                    if offset < end {
-                        return Some((place, end));
-                    }
-                }
-                Some((&last.0, u64::MAX))
+                let index = before.partition_point(|share| share.end <= offset);
+                Some(match before.get(index) {
+                    Some(share) => (&share.place, share.end),
+                    None => (&last.place, u64::MAX),
+                })
             }
         }
     }

@@ -168,6 +168,7 @@ impl Mapper {
     /// # Errors
     /// [`StartMapperError`] when the device has one already or the system gives no thread.
     pub fn start(device: &Device) -> Result<Self, StartMapperError> {
+        device.own_process()?;
         if !device.claim_mapper() {
             return Err(StartMapperError::Running);
         }

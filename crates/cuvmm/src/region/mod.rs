@@ -17,6 +17,7 @@
 mod alias;
 mod builder;
 mod commit;
+mod committed;
 mod copies;
 mod dma_buf;
 mod export;
@@ -24,6 +25,7 @@ mod fence;
 mod fork;
 mod grow;
 mod layout;
+mod mapped;
 mod mapper;
 mod place;
 mod register;
@@ -41,18 +43,19 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cuvmm_driver::{DeviceAddress, LocationKind, PhysicalProps};
-use rangemap::RangeSet;
 
 use crate::device::Device;
 use crate::error::{CopyError, RangeError};
 use crate::own::{CloseError, CloseRefusal, Stream};
 use crate::size::range_within;
+use committed::{Committed, PendingExtents};
 use register::Register;
 use zeros::Zeros;
 
 pub use builder::RegionBuilder;
+pub(crate) use copies::{WaitError, wait_for};
 pub use dma_buf::DmaBuf;
-pub(crate) use fence::{Fence, Poll};
+pub(crate) use fence::{Fence, Poll, Round, Unused, Uses};
 pub use layout::Layout;
 pub use mapper::Mapper;
 pub(crate) use mapper::{Bell, Chores, Ring};
@@ -84,7 +87,9 @@ pub struct Region {
     zeros: Zeros,
     /// Whether some memory may be shown twice.
     aliased: bool,
-    committed: RangeSet<u64>,
+    committed: Committed,
+    /// Extents that are mapped with nothing in them committed.
+    pending: PendingExtents,
     /// By the offset of an extent: what must pass before it may go. It is in limbo when nothing
     /// in it is committed any more.
     withdrawn: BTreeMap<u64, Fence>,
@@ -114,10 +119,7 @@ impl Region {
     /// Bytes that are committed.
     #[must_use]
     pub fn committed(&self) -> u64 {
-        self.committed
-            .iter()
-            .map(|range| range.end - range.start)
-            .sum()
+        self.committed.bytes()
     }
 
     /// Bytes of physical memory held: committed, in limbo, kept because an extent is partly in use,
@@ -137,7 +139,8 @@ impl Region {
     /// Bytes in limbo.
     #[must_use]
     pub fn limbo(&self) -> u64 {
-        self.in_limbo().map(|extent| extent.size).sum()
+        debug_assert!(self.pending_is_true());
+        self.pending.bytes()
     }
 
     /// Bytes that a failed roll-back left mapped; tried again when the region is closed.
@@ -149,7 +152,7 @@ impl Region {
     /// Whether the whole range is committed. An empty range is.
     #[must_use]
     pub fn is_committed(&self, range: Range<u64>) -> bool {
-        range.is_empty() || self.committed.gaps(&range).next().is_none()
+        self.committed.covers(&range)
     }
 
     /// Every extent that is mapped, in order: what whoever registers memory must register.
@@ -230,11 +233,7 @@ impl Region {
 
     /// The parts of a range that are committed, in order.
     pub fn committed_in(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
-        let (start, end) = (range.start, range.end.max(range.start));
-        self.committed
-            .overlapping(start..end)
-            .map(move |part| part.start.max(start)..part.end.min(end))
-            .filter(|part| !part.is_empty())
+        self.committed.parts(range)
     }
 
     /// Where the host finds a committed range that lies in host memory.

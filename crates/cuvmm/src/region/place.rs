@@ -1,7 +1,9 @@
 //! Placing one physical at one offset: mapped and opened, or not there at all.
 
+use super::fence::Unused;
+use super::mapped::Mapped;
 use crate::error::{AccessError, CallError, CommitError};
-use crate::own::{Access, Mapping, Physical, Reservation, Right};
+use crate::own::{Access, Physical, Reservation, Right};
 use cuvmm_driver::LocationKind;
 
 /// What a physical holds that is not as the driver zeroed it.
@@ -41,7 +43,7 @@ impl Piece {
 /// An extent.
 #[derive(Debug)]
 pub(crate) struct Placed {
-    pub(super) mapping: Mapping,
+    pub(super) mapping: Mapped,
     pub(super) stain: Option<Stain>,
     /// As in [`Piece`], until the operation that placed it has
     /// [settled](super::space::Space::settle).
@@ -51,15 +53,15 @@ pub(crate) struct Placed {
 }
 
 impl Placed {
-    /// Unmaps it, or gives it back.
-    pub(super) fn unmap(self) -> Result<Piece, (Self, CallError)> {
+    /// Unmaps it, or hands it back.
+    pub(super) fn unmap(self, proof: Unused) -> Result<Piece, (Self, CallError)> {
         let Self {
             mapping,
             stain,
             fresh,
             most,
         } = self;
-        match mapping.take_out() {
+        match mapping.unmap(proof) {
             Ok(physical) => Ok(Piece {
                 physical,
                 stain,
@@ -92,13 +94,13 @@ pub(crate) struct PlaceError {
 pub(crate) struct PlaceFailure {
     pub(crate) error: CommitError,
     pub(crate) pieces: Vec<Piece>,
-    pub(crate) stuck: Vec<Mapping>,
+    pub(crate) stuck: Vec<Mapped>,
 }
 
 impl PlaceFailure {
     /// Unmaps what a roll-back takes out again.
     pub(super) fn take_out(&mut self, placed: Placed) {
-        match placed.unmap() {
+        match placed.unmap(Unused::never_used()) {
             Ok(piece) => self.pieces.push(piece),
             Err((placed, error)) => {
                 tracing::error!(%error, "a roll-back could not unmap: quarantined");
@@ -151,7 +153,7 @@ pub(super) fn place_one(
 ) -> Result<Placed, PlaceFailure> {
     let size = piece.size();
     let mapping = match reservation.map(offset, &piece.physical) {
-        Ok(mapping) => mapping,
+        Ok(mapping) => Mapped::new(mapping),
         Err(error) => {
             return Err(PlaceFailure {
                 error: CommitError::Map(error),

@@ -9,11 +9,15 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
+use rangemap::RangeMap;
+
 use super::Region;
+use super::fence::Unused;
 use super::place::Placed;
 use super::registration::{Keeper, Registration};
 use crate::device::Device;
-use crate::error::{CallError, RegisterRangeError, StillRegistered};
+use crate::error::{CallError, DmaBufError, RegisterRangeError, StillRegistered};
+use crate::own::Right::ReadWrite;
 use crate::own::Stream;
 use crate::sync::{Mutex, MutexGuard};
 
@@ -22,6 +26,8 @@ use crate::sync::{Mutex, MutexGuard};
 pub(super) struct Register {
     device: Device,
     books: Mutex<Books>,
+    /// What a forked child finds, where another thread of the parent may have had the lock.
+    childs: Mutex<Books>,
 }
 
 #[derive(Debug, Default)]
@@ -30,6 +36,8 @@ struct Books {
     numbered: u64,
     /// What each keeps, in whole extents.
     kept: BTreeMap<u64, Range<u64>>,
+    /// How many keep each byte, where any does: so that a change of a range asks none of the others.
+    claims: RangeMap<u64, u64>,
     /// Extents whose region has gone, by their offsets.
     left: BTreeMap<u64, Placed>,
     /// The devices that may be using those.
@@ -41,23 +49,29 @@ impl Register {
         Arc::new(Self {
             device: device.clone(),
             books: Mutex::default(),
+            childs: Mutex::default(),
         })
     }
 
     fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+        let books = match self.device.is_forked() {
+            false => &self.books,
+            true => &self.childs,
+        };
+        books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes that somebody keeps a range of whole extents.
-    fn keep(self: &Arc<Self>, range: Range<u64>) -> Kept {
+    fn keep(self: &Arc<Self>, range: Range<u64>, read_only: Vec<Range<u64>>) -> Kept {
         let mut books = self.books();
         books.numbered += 1;
         let number = books.numbered;
-        books.kept.insert(number, range);
+        books.keep(number, range);
         drop(books);
         Kept {
             register: Arc::clone(self),
             number,
+            read_only,
         }
     }
 
@@ -68,13 +82,16 @@ impl Register {
     /// Where what is kept ends.
     pub(super) fn end(&self) -> u64 {
         let books = self.books();
-        let ends = books.kept.values().map(|range| range.end);
-        ends.max().unwrap_or(0)
+        let last = books.claims.last_range_value();
+        last.map_or(0, |(range, _)| range.end)
     }
 
     /// Refuses a change of a range that somebody keeps.
     pub(super) fn check(&self, range: &Range<u64>) -> Result<(), StillRegistered> {
         let books = self.books();
+        if !books.claims.overlaps(range) {
+            return Ok(());
+        }
         let mut meeting = books.kept.values().filter(|kept| meet(kept, range));
         match meeting.next() {
             None => Ok(()),
@@ -103,10 +120,46 @@ impl Register {
     }
 }
 
+impl Books {
+    fn keep(&mut self, number: u64, range: Range<u64>) {
+        self.claim(&range, |claims| claims + 1);
+        self.kept.insert(number, range);
+    }
+
+    fn let_go(&mut self, number: u64) -> Option<Range<u64>> {
+        let range = self.kept.remove(&number)?;
+        self.claim(&range, |claims| claims - 1);
+        Some(range)
+    }
+
+    /// Changes how many keep each byte of a range.
+    fn claim(&mut self, range: &Range<u64>, change: impl Fn(u64) -> u64) {
+        if range.is_empty() {
+            return;
+        }
+        let unclaimed = self.claims.gaps(range).map(|gap| (gap, 0));
+        let claimed = self.claims.overlapping(range);
+        let claimed = claimed.map(|(part, &claims)| {
+            let part = part.start.max(range.start)..part.end.min(range.end);
+            (part, claims)
+        });
+        let parts: Vec<(Range<u64>, u64)> = unclaimed.chain(claimed).collect();
+        for (part, claims) in parts {
+            match change(claims) {
+                0 => self.claims.remove(part),
+                claims => self.claims.insert(part, claims),
+            }
+        }
+    }
+}
+
 /// Somebody's claim on a range; ends when it is dropped.
 struct Kept {
     register: Arc<Register>,
     number: u64,
+    /// Extents that could only be read when the claim began, since a fork had their memory too. What
+    /// is registered is not closed afterwards, so there are never more.
+    read_only: Vec<Range<u64>>,
 }
 
 impl Kept {
@@ -114,14 +167,14 @@ impl Kept {
     /// work of the devices that had access. On failure it is all kept still, but for what is unmapped.
     fn end(&self) -> Result<(), CallError> {
         let mut books = self.register.books();
-        let Some(range) = books.kept.remove(&self.number) else {
+        let Some(range) = books.let_go(self.number) else {
             return Ok(());
         };
-        let Books { kept, left, .. } = &mut *books;
+        let Books { claims, left, .. } = &mut *books;
         let mut going: BTreeMap<u64, Placed> = BTreeMap::new();
         let here: Vec<u64> = left.range(range.clone()).map(|(&at, _)| at).collect();
         for at in here {
-            if !kept.values().any(|kept| kept.contains(&at)) {
+            if !claims.contains_key(&at) {
                 going.extend(left.remove(&at).map(|placed| (at, placed)));
             }
         }
@@ -131,7 +184,7 @@ impl Kept {
         if ended.is_err() {
             let mut books = self.register.books();
             books.left.append(&mut going);
-            books.kept.insert(self.number, range);
+            books.keep(self.number, range);
         }
         ended
     }
@@ -150,6 +203,18 @@ impl Keeper for Kept {
         } else {
             Err(CallError::WrongDriver)
         }
+    }
+
+    fn may_export(&self, range: &Range<u64>) -> Result<(), DmaBufError> {
+        let (start, end) = (range.start, range.end);
+        match self.read_only.iter().any(|closed| meet(closed, range)) {
+            true => Err(DmaBufError::ReadOnly { start, end }),
+            false => Ok(()),
+        }
+    }
+
+    fn exported(&self) {
+        // The region asks the memory itself.
     }
 }
 
@@ -176,9 +241,11 @@ fn unmap(users: &[Device], going: &mut BTreeMap<u64, Placed>) -> Result<(), Call
     if going.is_empty() {
         return Ok(());
     }
-    users.iter().try_for_each(Device::drain)?;
+    let proof = Unused::after_drain(users)?;
     while let Some((at, placed)) = going.pop_first() {
-        if let Err((placed, error)) = placed.unmap() {
+        let unmapped = placed.unmap(proof);
+        let unmapped = unmapped.or_else(|(placed, _)| placed.unmap(proof));
+        if let Err((placed, error)) = unmapped {
             going.insert(at, placed);
             return Err(error);
         }
@@ -216,7 +283,10 @@ impl Region {
         let kept = extents.iter().fold(start..end, |kept, (extent, _)| {
             kept.start.min(extent.offset)..kept.end.max(extent.end())
         });
-        let keeper = Arc::new(self.register.keep(kept));
+        let read_only = self.space.extents_in(start, end);
+        let read_only = read_only.filter(|extent| self.space.most_at(extent.offset) != ReadWrite);
+        let read_only = read_only.map(|extent| extent.offset..extent.end());
+        let keeper = Arc::new(self.register.keep(kept, read_only.collect()));
         Ok(Registration::new(self.device().clone(), extents, keeper))
     }
 
@@ -250,5 +320,32 @@ impl Region {
         let space = &mut self.space;
         self.register
             .take_over(users, |range| space.hand_over(range));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Books;
+
+    #[test]
+    fn what_is_claimed_is_what_somebody_keeps() {
+        let mut books = Books::default();
+        let mut random = fastrand::Rng::with_seed(7);
+        for number in 0..500 {
+            let start = random.u64(0..60);
+            books.keep(number, start..random.u64(start..64) + 1);
+            if random.u8(0..3) > 0 {
+                books.let_go(random.u64(0..=number));
+            }
+            for byte in 0..65 {
+                let keep = books.kept.values().filter(|range| range.contains(&byte));
+                let claims = books.claims.get(&byte).copied().unwrap_or(0);
+                assert_eq!(claims, keep.count() as u64, "byte {byte}");
+            }
+        }
+        for number in 0..500 {
+            books.let_go(number);
+        }
+        assert!(books.claims.is_empty());
     }
 }

@@ -11,7 +11,7 @@ use cuvmm_driver::DeviceAddress;
 
 use super::space::Extent;
 use crate::device::Device;
-use crate::error::CallError;
+use crate::error::{CallError, DmaBufError};
 use crate::own::{CloseError, CloseRefusal, ExportMark, Stream};
 
 /// Whoever keeps the memory of a registration where it is, until dropped.
@@ -21,6 +21,13 @@ pub(crate) trait Keeper: Send + Sync {
 
     /// Notes that a stream uses the memory.
     fn record_use(&self, stream: &Stream) -> Result<(), CallError>;
+
+    /// Whether others may be given the memory of a range for good. From then on, as long as this
+    /// lives, it is as good as exported.
+    fn may_export(&self, range: &Range<u64>) -> Result<(), DmaBufError>;
+
+    /// Notes that some of the memory has been marked as exported.
+    fn exported(&self);
 }
 
 /// Extents that others may have registered: while it lives, each is mapped where it was, shows the
@@ -142,12 +149,18 @@ impl Registration {
             .filter(|extent| extent.offset < range.end && range.start < extent.end())
     }
 
+    /// Whether others may be given the memory of a range for good.
+    pub(super) fn may_export(&self, range: &Range<u64>) -> Result<(), DmaBufError> {
+        self.shared.keeper.may_export(range)
+    }
+
     /// Notes that others may have the memory of the extents that meet a range from now on, for good.
     pub(super) fn mark_exported(&self, range: &Range<u64>) {
         let marked = self.extents().iter().zip(&self.shared.marks);
         marked
             .filter(|(extent, _)| extent.offset < range.end && range.start < extent.end())
             .for_each(|(_, mark)| mark.set());
+        self.shared.keeper.exported();
     }
 }
 

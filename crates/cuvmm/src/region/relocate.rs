@@ -4,10 +4,10 @@
 use std::ops::Range;
 
 use super::Region;
+use super::fence::Unused;
 use super::layout::reachable;
 use super::place::Piece;
 use super::space::Extent;
-use crate::device::Device;
 use crate::error::RelocateError;
 use crate::own::{Place, Stream};
 
@@ -74,8 +74,8 @@ impl Region {
         if bytes == 0 {
             return Ok(0);
         }
-        self.space.users().try_for_each(Device::synchronize)?;
-        self.replace(new, stream)?;
+        let proof = Unused::after_drain(self.space.users())?;
+        self.replace(new, stream, proof)?;
         Ok(bytes)
     }
 }

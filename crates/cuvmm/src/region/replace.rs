@@ -5,6 +5,8 @@
 use std::ops::Range;
 
 use super::Region;
+use super::copies::wait_for;
+use super::fence::{Fence, Unused};
 use super::place::Piece;
 use super::space::Space;
 use crate::error::{CommitError, ReplaceError};
@@ -25,11 +27,12 @@ impl Space {
         new: Vec<(u64, Piece)>,
         most: Right,
         stream: &Stream,
+        proof: Unused,
     ) -> Result<Vec<Piece>, ReplaceError> {
         self.copy_to(&new, stream)?;
         let mut taken: Vec<Taken> = vec![];
         for (offset, piece) in new {
-            if let Err(error) = self.exchange(offset, piece, most, &mut taken) {
+            if let Err(error) = self.exchange(offset, piece, (most, proof), &mut taken) {
                 let lost = self.exchange_back(taken);
                 return Err(match lost.is_empty() {
                     true => error,
@@ -52,9 +55,12 @@ impl Space {
             stain: piece.stain,
             fresh: false,
         });
-        beside
-            .place(0, copies.collect())
-            .map_err(|failed| ReplaceError::Place(failed.error))?;
+        if let Err(failed) = beside.place(0, copies.collect()) {
+            if failed.stuck > 0 {
+                self.beside.push(beside);
+            }
+            return Err(ReplaceError::Place(failed.error));
+        }
         let mut at = 0;
         let mut queued = Ok(());
         for (offset, piece) in new {
@@ -62,25 +68,23 @@ impl Space {
             queued = queued.and_then(|()| beside.copy_within(stream, at, self, *offset, size));
             at += size;
         }
-        let waited = stream.device().relaxed(|| stream.synchronize());
-        let waited = waited.and_then(|waited| waited);
-        if waited.is_err()
-            && let Err(error) = self.device().drain()
-        {
-            // The copy may be running: its memory stays where it is.
-            self.beside.push(beside);
-            return Err(error.into());
-        }
-        queued?;
-        waited?;
+        let waited = match wait_for(stream) {
+            Err(failed) if !failed.ended => {
+                // The copy may be running: its memory stays where it is.
+                self.beside.push(beside);
+                return Err(failed.error.into());
+            }
+            waited => waited.map_err(|failed| failed.error),
+        };
         let offsets: Vec<u64> = beside.extents().map(|extent| extent.offset).collect();
         for offset in offsets {
-            if let Err(error) = beside.withdraw(offset) {
+            if let Err(error) = beside.withdraw_back(offset, Unused::never_used()) {
                 self.beside.push(beside);
                 return Err(error.into());
             }
         }
-        Ok(())
+        queued?;
+        Ok(waited?)
     }
 
     /// Puts a piece where an extent was.
@@ -88,11 +92,11 @@ impl Space {
         &mut self,
         offset: u64,
         piece: Piece,
-        most: Right,
+        (most, proof): (Right, Unused),
         taken: &mut Vec<Taken>,
     ) -> Result<(), ReplaceError> {
         let before = self.most_at(offset);
-        if let Some(old) = self.withdraw(offset)? {
+        if let Some(old) = self.withdraw(offset, proof)? {
             taken.push(Taken {
                 offset,
                 old,
@@ -108,11 +112,12 @@ impl Space {
         let mut lost = vec![];
         for Taken { offset, old, most } in taken.into_iter().rev() {
             let size = old.size();
-            // The new memory has the same bytes: where it cannot be taken out, it stays.
-            if self.withdraw(offset).is_err() {
+            // The new memory has the same bytes: where it cannot be taken out, it stays, and the old
+            // memory goes.
+            if self.withdraw_back(offset, Unused::never_used()).is_err() {
                 continue;
             }
-            if let Err(failed) = self.place_for(offset, vec![old], most) {
+            if let Err(failed) = self.place_back(offset, vec![old], most) {
                 tracing::error!(error = %failed.error, offset, "an extent is lost");
                 lost.push(offset..offset + size);
             }
@@ -128,8 +133,19 @@ impl Region {
         &mut self,
         new: Vec<(u64, Piece)>,
         stream: &Stream,
+        proof: Unused,
     ) -> Result<(), ReplaceError> {
-        let replaced = self.space.replace(new, Right::ReadWrite, stream);
+        let offsets: Vec<u64> = new.iter().map(|&(offset, _)| offset).collect();
+        let beside = self.space.beside.len();
+        let replaced = self.space.replace(new, Right::ReadWrite, stream, proof);
+        if self.space.beside.len() > beside {
+            // The copy may be running, and reads what is there.
+            for offset in offsets {
+                let withdrawn = self.withdrawn.entry(offset);
+                let fence = withdrawn.or_insert_with(Fence::passed);
+                fence.merge(Fence::stream(stream.clone()));
+            }
+        }
         if let Err(ReplaceError::Lost { ranges, .. }) = &replaced {
             for range in ranges {
                 self.committed.remove(range.clone());

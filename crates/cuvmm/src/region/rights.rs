@@ -9,7 +9,7 @@ use super::layout::reachable;
 use super::place::opened_to;
 use super::space::Space;
 use crate::device::Device;
-use crate::error::{AccessError, CallError, GrantError, SealError};
+use crate::error::{AccessError, GrantError, SealError};
 use crate::own::{Access, Place, Right};
 
 impl Space {
@@ -132,9 +132,16 @@ impl Region {
         Ok(())
     }
 
+    /// Whether no registration of it may write.
+    pub(crate) fn may_be_sealed(&self) -> Result<(), SealError> {
+        Ok(self.all_unregistered()?)
+    }
+
     /// Waits for the devices that have access, and lets nobody do more than read from now on what is
-    /// committed (`cuMemSetAccess` for each extent). All or nothing.
+    /// committed (`cuMemSetAccess` for each extent). All or nothing, and an error while part of it is
+    /// registered.
     pub(crate) fn seal(&mut self) -> Result<(), SealError> {
+        self.may_be_sealed()?;
         self.space.users().try_for_each(Device::synchronize)?;
         Ok(self.space.cap_all(Right::Read)?)
     }
@@ -193,10 +200,5 @@ impl Region {
             return Err(GrantError::OwnDevice);
         }
         Ok(())
-    }
-
-    /// Waits until nothing that has access can touch the region's memory any more.
-    pub(super) fn drain(&self) -> Result<(), CallError> {
-        self.space.users().try_for_each(Device::drain)
     }
 }

@@ -5,10 +5,12 @@ use std::ops::Range;
 
 use cuvmm_driver::{DeviceAddress, Location};
 
+use super::fence::Unused;
+use super::mapped::Mapped;
 use super::place::{Ground, Piece, PlaceError, PlaceFailure, Placed, Stain, place_one};
 use crate::device::Device;
 use crate::error::{CallError, ReserveError};
-use crate::own::{Access, ExportMark, Mapping, Physical, Place, Reservation, Right};
+use crate::own::{Access, ExportMark, Physical, Place, Reservation, Right};
 
 /// One extent: its place and size in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +51,7 @@ pub(crate) struct Space {
     pub(super) extents: BTreeMap<u64, Placed>,
     bytes: u64,
     /// What a failed roll-back left mapped: never used again, unmapped when the space goes.
-    stuck: Vec<Mapping>,
+    stuck: Vec<Mapped>,
     /// The same at addresses that were had to copy through.
     pub(super) beside: Vec<Self>,
 }
@@ -143,7 +145,7 @@ impl Space {
     }
 
     pub(crate) fn stuck_bytes(&self) -> u64 {
-        let here: u64 = self.stuck.iter().map(Mapping::size).sum();
+        let here: u64 = self.stuck.iter().map(|stuck| stuck.size()).sum();
         let all = |space: &Self| space.bytes + space.stuck_bytes();
         here + self.beside.iter().map(all).sum::<u64>()
     }
@@ -155,10 +157,10 @@ impl Space {
 
     /// Bytes of stuck extents that meet a range.
     pub(crate) fn stuck_in(&self, start: u64, end: u64) -> u64 {
-        let meets = |mapping: &&Mapping| {
-            mapping.offset() < end && start < mapping.offset() + mapping.size()
-        };
-        self.stuck.iter().filter(meets).map(Mapping::size).sum()
+        let meets =
+            |mapping: &&Mapped| mapping.offset() < end && start < mapping.offset() + mapping.size();
+        let stuck = self.stuck.iter().filter(meets);
+        stuck.map(|mapping| mapping.size()).sum()
     }
 
     /// All extents in the order of their offsets.
@@ -175,6 +177,13 @@ impl Space {
     pub(crate) fn extent_around(&self, offset: u64) -> Option<Extent> {
         let (&start, placed) = self.extents.range(..=offset).next_back()?;
         (offset - start < placed.mapping.size()).then(|| Extent::of(placed))
+    }
+
+    /// Where that extent begins and ends.
+    pub(crate) fn bounds_around(&self, offset: u64) -> Option<Range<u64>> {
+        let (&start, placed) = self.extents.range(..=offset).next_back()?;
+        let end = start + placed.mapping.size();
+        (offset < end).then_some(start..end)
     }
 
     /// The extents that meet a range.
@@ -221,8 +230,8 @@ impl Space {
             return start..start;
         }
         let first = self
-            .extent_around(start)
-            .map_or(start, |extent| extent.offset);
+            .bounds_around(start)
+            .map_or(start, |extent| extent.start);
         first..end
     }
 
@@ -240,7 +249,7 @@ impl Space {
         self.place_for(offset, pieces, Right::ReadWrite)
     }
 
-    /// The same with nobody having more than `most`.
+    /// The same with no device having more access than `most`.
     pub(crate) fn place_for(
         &mut self,
         offset: u64,
@@ -277,6 +286,23 @@ impl Space {
         Ok(())
     }
 
+    /// Places pieces where a roll-back wants them, with no device having more access than `most`. What the
+    /// driver refuses is tried once more, so that one refusal leaves everything as it was.
+    pub(crate) fn place_back(
+        &mut self,
+        offset: u64,
+        pieces: Vec<Piece>,
+        most: Right,
+    ) -> Result<(), PlaceError> {
+        match self.place_for(offset, pieces, most) {
+            Err(failed) if failed.stuck == 0 => {
+                tracing::warn!(error = %failed.error, offset, "a roll-back is tried again");
+                self.place_for(offset, failed.pieces, most)
+            }
+            outcome => outcome,
+        }
+    }
+
     /// Takes in an extent that was placed on this space's ground.
     pub(crate) fn adopt(&mut self, placed: Placed) {
         self.bytes += placed.mapping.size();
@@ -284,8 +310,8 @@ impl Space {
     }
 
     /// Keeps mappings that could not be undone; returns their bytes.
-    pub(crate) fn keep_stuck(&mut self, stuck: Vec<Mapping>) -> u64 {
-        let bytes = stuck.iter().map(Mapping::size).sum();
+    pub(crate) fn keep_stuck(&mut self, stuck: Vec<Mapped>) -> u64 {
+        let bytes = stuck.iter().map(|mapping| mapping.size()).sum();
         self.stuck.extend(stuck);
         bytes
     }
@@ -299,13 +325,16 @@ impl Space {
         })
     }
 
-    /// Unmaps the extent that begins at `offset`. Whoever calls has made sure that no work uses
-    /// it. On failure it is still there.
-    pub(crate) fn withdraw(&mut self, offset: u64) -> Result<Option<Piece>, CallError> {
+    /// Unmaps the extent that begins at `offset`. On failure it is still there.
+    pub(crate) fn withdraw(
+        &mut self,
+        offset: u64,
+        proof: Unused,
+    ) -> Result<Option<Piece>, CallError> {
         let Some(placed) = self.extents.remove(&offset) else {
             return Ok(None);
         };
-        match placed.unmap() {
+        match placed.unmap(proof) {
             Ok(piece) => {
                 self.bytes -= piece.size();
                 Ok(Some(piece))
@@ -315,6 +344,19 @@ impl Space {
                 Err(cause)
             }
         }
+    }
+
+    /// Unmaps the extent that begins at `offset` in a roll-back, or at the end of its owner. What the
+    /// driver refuses is tried once more, so that one refusal leaves everything as it was.
+    pub(crate) fn withdraw_back(
+        &mut self,
+        offset: u64,
+        proof: Unused,
+    ) -> Result<Option<Piece>, CallError> {
+        self.withdraw(offset, proof).or_else(|error| {
+            tracing::warn!(%error, offset, "a roll-back is tried again");
+            self.withdraw(offset, proof)
+        })
     }
 
     /// The most that anybody may do with the extent that begins at `offset`.
@@ -360,6 +402,15 @@ impl Space {
             .is_some_and(|placed| placed.mapping.physical().is_shared())
     }
 
+    /// Whether the extent that begins at `offset` may be written and nothing else here holds its
+    /// memory.
+    pub(super) fn is_own(&self, offset: u64) -> bool {
+        self.extents.get(&offset).is_some_and(|placed| {
+            let physical = placed.mapping.physical();
+            placed.most == Right::ReadWrite && !physical.is_shared()
+        })
+    }
+
     /// The operation that placed extents from `offset` on has succeeded.
     pub(crate) fn settle(&mut self, offset: u64) {
         self.extents
@@ -375,43 +426,32 @@ impl Space {
         }
     }
 
-    /// Tries again to unmap what is stuck; returns the pieces that came free.
-    pub(crate) fn retry_stuck(&mut self) -> Vec<Piece> {
-        let mut freed = vec![];
-        let stuck = std::mem::take(&mut self.stuck);
-        for mapping in stuck {
-            match mapping.take_out() {
-                // Its history is not known any more: treated as somebody else's.
-                Ok(physical) => {
-                    freed.push(Piece {
-                        physical,
-                        stain: Some(Stain {
-                            by: u64::MAX,
-                            blank: false,
-                        }),
-                        fresh: false,
-                    });
-                }
-                Err((mapping, _)) => self.stuck.push(mapping),
+    /// Tries again to unmap what is stuck, and lets its memory go; the first error of what stays.
+    pub(crate) fn retry_stuck(&mut self, proof: Unused) -> Result<(), CallError> {
+        let mut outcome = Ok(());
+        for mapping in std::mem::take(&mut self.stuck) {
+            if let Err((mapping, error)) = mapping.unmap(proof) {
+                self.stuck.push(mapping);
+                outcome = outcome.and(Err(error));
             }
         }
         for mut space in std::mem::take(&mut self.beside) {
-            freed.extend(space.retry_all());
-            if !space.extents.is_empty() || space.stuck_count() > 0 {
+            if let Err(error) = space.retry_all(proof) {
                 self.beside.push(space);
+                outcome = outcome.and(Err(error));
             }
         }
-        freed
+        outcome
     }
 
-    /// Takes out all that can be taken out.
-    fn retry_all(&mut self) -> Vec<Piece> {
-        let mut freed = self.retry_stuck();
+    /// Unmaps all that can be unmapped, and lets its memory go; the first error of what stays.
+    pub(crate) fn retry_all(&mut self, proof: Unused) -> Result<(), CallError> {
+        let mut outcome = self.retry_stuck(proof);
         let offsets: Vec<u64> = self.extents.keys().copied().collect();
         for offset in offsets {
-            freed.extend(self.withdraw(offset).ok().flatten());
+            outcome = outcome.and(self.withdraw_back(offset, proof).map(drop));
         }
-        freed
+        outcome
     }
 
     /// The parts of a range that somebody wrote to since the driver zeroed them, as offset, size

@@ -4,12 +4,10 @@
 use std::ops::Range;
 
 use super::Region;
-use super::fence::{Fence, Poll};
+use super::fence::{Fence, Round, Unused};
 use super::space::Extent;
-use crate::device::Device;
 use crate::error::{CallError, CommitError, DecommitError};
 use crate::own::Stream;
-use rangemap::RangeSet;
 
 impl Region {
     /// Withdraws a range after all work of the devices that have access: extents with nothing committed left in
@@ -21,7 +19,8 @@ impl Region {
     /// # Errors
     /// [`DecommitError`]; nothing has changed.
     pub fn decommit(&mut self, range: Range<u64>) -> Result<(), DecommitError> {
-        self.withdraw(range, Self::fence_of_all)
+        let fence = self.fence_of_all();
+        self.withdraw(range, &fence)
     }
 
     /// Withdraws a range after the work of the streams that used it. With no stream named,
@@ -34,8 +33,8 @@ impl Region {
         range: Range<u64>,
         streams: &[Stream],
     ) -> Result<(), DecommitError> {
-        self.fence_of(streams).ok_or(DecommitError::WrongDevice)?;
-        self.withdraw(range, |_| Fence::streams(streams.to_vec()))
+        let fence = self.fence_of(streams).ok_or(DecommitError::WrongDevice)?;
+        self.withdraw(range, &fence)
     }
 
     /// Gives extents in limbo back to the driver, as far as their fences have passed, and returns
@@ -44,7 +43,7 @@ impl Region {
     /// Per extent `cuMemUnmap` and `cuMemRelease`, and what asking the fences takes.
     ///
     /// # Errors
-    /// [`CallError`] from the driver; what was given back until then stays given back.
+    /// The first [`CallError`] of the driver. What it concerns stays in limbo; the rest is given back.
     pub fn reclaim(&mut self) -> Result<u64, CallError> {
         let all = 0..self.size();
         self.reclaim_from(&all)
@@ -59,11 +58,8 @@ impl Region {
                 size: end - start,
                 cause,
             })?;
-        let bytes: u64 = self
-            .in_limbo()
-            .filter(|extent| extent.offset < end && start < extent.end())
-            .map(|extent| extent.size)
-            .sum();
+        let left = self.pending.meeting(range);
+        let bytes: u64 = left.map(|extent| extent.end - extent.start).sum();
         if bytes > 0 {
             return Err(CommitError::InLimbo { start, end, bytes });
         }
@@ -72,19 +68,31 @@ impl Region {
 
     fn reclaim_from(&mut self, range: &Range<u64>) -> Result<u64, CallError> {
         let mut given = 0;
-        let limbo = self.in_limbo();
-        let here = limbo.filter(|extent| extent.offset < range.end && range.start < extent.end());
-        for extent in here.collect::<Vec<_>>() {
-            let Some(fence) = self.withdrawn.get_mut(&extent.offset) else {
-                continue;
-            };
-            if fence.poll()? == Poll::Passed {
-                drop(self.space.withdraw(extent.offset)?);
-                self.withdrawn.remove(&extent.offset);
-                given += extent.size;
+        let mut outcome = Ok(());
+        let round = Round::begin(self.device());
+        for extent in self.pending.meeting(range).collect::<Vec<_>>() {
+            match self.reclaim_one(extent.start, &round) {
+                Ok(true) => given += extent.end - extent.start,
+                Ok(false) => {}
+                Err(error) => outcome = outcome.and(Err(error)),
             }
         }
-        Ok(given)
+        outcome.map(|()| given)
+    }
+
+    /// Gives an extent in limbo back; false if its fence is pending.
+    fn reclaim_one(&mut self, offset: u64, round: &Round) -> Result<bool, CallError> {
+        let Some(fence) = self.withdrawn.get_mut(&offset) else {
+            return Ok(false);
+        };
+        fence.poll_in(round)?;
+        let Some(proof) = fence.proof() else {
+            return Ok(false);
+        };
+        self.space.withdraw(offset, proof)?;
+        self.withdrawn.remove(&offset);
+        self.pending.remove(offset);
+        Ok(true)
     }
 
     /// Waits for the devices that have access (`cuCtxSynchronize`), then [`reclaim`](Self::reclaim)s all of limbo.
@@ -93,17 +101,12 @@ impl Region {
     /// As [`Region::reclaim`].
     pub fn reclaim_blocking(&mut self) -> Result<u64, CallError> {
         if self.withdrawn.values().any(|fence| !fence.is_passed()) {
-            self.space.users().try_for_each(Device::synchronize)?;
-            self.withdrawn.values_mut().for_each(Fence::synchronised);
+            Unused::after_drain(self.space.users())?;
         }
         self.reclaim()
     }
 
-    fn withdraw(
-        &mut self,
-        range: Range<u64>,
-        fence: impl Fn(&Self) -> Fence,
-    ) -> Result<(), DecommitError> {
+    fn withdraw(&mut self, range: Range<u64>, fence: &Fence) -> Result<(), DecommitError> {
         self.check(&range)?;
         if !self.is_committed(range.clone()) {
             return Err(DecommitError::NotCommitted {
@@ -114,39 +117,88 @@ impl Region {
         self.unregistered(&range)?;
         self.committed.remove(range.clone());
         let extents = self.space.extents_in(range.start, range.end);
-        for extent in extents.collect::<Vec<_>>() {
-            let fence = fence(self);
+        for extent in extents {
             // Parts of an extent may have been withdrawn after other streams: all must pass.
             self.withdrawn
                 .entry(extent.offset)
                 .or_insert_with(Fence::passed)
-                .merge(fence);
+                .merge(fence.clone());
         }
+        self.note_pending(&range);
         Ok(())
     }
 
-    /// Extents that are mapped with nothing in them committed.
-    pub(super) fn in_limbo(&self) -> impl Iterator<Item = Extent> + '_ {
-        self.space
-            .extents()
-            .filter(|extent| !self.committed.overlaps(&(extent.offset..extent.end())))
+    /// Withdraws all that is committed after the work of some streams, since its owner goes. Where
+    /// other devices have access nothing is withdrawn: their streams are not named, and the drop of the
+    /// region waits for all work of all of them.
+    pub(crate) fn end_after(&mut self, streams: &[Stream]) {
+        if self.space.users().nth(1).is_some() {
+            return;
+        }
+        let Some(fence) = self.fence_of(streams) else {
+            return;
+        };
+        let all = 0..self.size();
+        for extent in self.space.extents() {
+            if self.committed.overlaps(&(extent.offset..extent.end())) {
+                self.withdrawn
+                    .entry(extent.offset)
+                    .or_insert_with(Fence::passed)
+                    .merge(fence.clone());
+            }
+        }
+        self.committed.remove(all.clone());
+        self.note_pending(&all);
     }
 
-    /// Unmaps everything after all work of the device.
+    /// Unmaps everything: what was withdrawn behind its own fence, the rest behind all work of the
+    /// devices that have access. What cannot be proved complete stays, and the first reason is the
+    /// error.
     pub(super) fn empty(&mut self) -> Result<(), CallError> {
         if let Some(forked) = self.device().forked() {
             return Err(forked);
         }
-        if self.mappings() > 0 {
-            self.drain()?;
+        let mut outcome = Ok(());
+        let mut all = None;
+        let extents: Vec<Extent> = self.space.extents().collect();
+        for extent in extents {
+            let proof = self.proof_for(&extent, &mut all);
+            match proof.and_then(|proof| self.space.withdraw_back(extent.offset, proof)) {
+                Ok(_) => {
+                    self.withdrawn.remove(&extent.offset);
+                    self.pending.remove(extent.offset);
+                    self.committed.remove(extent.offset..extent.end());
+                }
+                Err(error) => outcome = outcome.and(Err(error)),
+            }
         }
-        drop(self.space.retry_stuck());
-        self.committed = RangeSet::new();
-        self.withdrawn.clear();
-        let offsets: Vec<u64> = self.space.extents().map(|extent| extent.offset).collect();
-        for offset in offsets {
-            self.space.withdraw(offset)?;
+        if self.space.stuck_count() + self.zeros.count() > 0 {
+            let drained = self.drained(&mut all);
+            let cleared = drained.and_then(|proof| {
+                let freed = self.space.retry_stuck(proof);
+                freed.and(self.zeros.clear(proof))
+            });
+            outcome = outcome.and(cleared);
         }
-        self.zeros.clear()
+        outcome
+    }
+
+    /// Waits until no work can use an extent.
+    fn proof_for(
+        &mut self,
+        extent: &Extent,
+        all: &mut Option<Result<Unused, CallError>>,
+    ) -> Result<Unused, CallError> {
+        if !self.committed.overlaps(&(extent.offset..extent.end()))
+            && let Some(fence) = self.withdrawn.get_mut(&extent.offset)
+        {
+            return fence.wait();
+        }
+        self.drained(all)
+    }
+
+    /// Waits for all work of the devices that have access, once.
+    fn drained(&self, all: &mut Option<Result<Unused, CallError>>) -> Result<Unused, CallError> {
+        *all.get_or_insert_with(|| Unused::after_drain(self.space.users()))
     }
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::Region;
-use super::fence::{Fence, Poll};
+use super::fence::{Fence, Unused};
 use super::place::{Piece, PlaceFailure, Placed, place_one};
 use super::space::Space;
 use crate::device::Device;
@@ -27,6 +27,8 @@ pub(super) struct Zeros {
     /// The memory behind them: one physical for each size of alias, never written to.
     by_size: BTreeMap<u64, Physical>,
     aliases: BTreeMap<u64, Placed>,
+    /// Bytes of addresses that they take up.
+    backed: u64,
 }
 
 impl Zeros {
@@ -35,6 +37,7 @@ impl Zeros {
             extent,
             by_size: BTreeMap::new(),
             aliases: BTreeMap::new(),
+            backed: 0,
         }
     }
 
@@ -50,10 +53,25 @@ impl Zeros {
 
     /// Bytes of addresses that read as zero.
     pub(super) fn backed(&self) -> u64 {
-        self.aliases
-            .values()
-            .map(|alias| alias.mapping.size())
-            .sum()
+        debug_assert_eq!(
+            self.backed,
+            self.aliases
+                .values()
+                .map(|alias| alias.mapping.size())
+                .sum::<u64>()
+        );
+        self.backed
+    }
+
+    fn adopt(&mut self, offset: u64, alias: Placed) {
+        self.backed += alias.mapping.size();
+        self.aliases.insert(offset, alias);
+    }
+
+    fn remove(&mut self, offset: u64) -> Option<Placed> {
+        let alias = self.aliases.remove(&offset)?;
+        self.backed -= alias.mapping.size();
+        Some(alias)
     }
 
     /// Bytes of memory behind them.
@@ -75,6 +93,19 @@ impl Zeros {
             .map(|(&offset, alias)| offset..offset + alias.mapping.size())
             .filter(|alias| alias.end > range.start)
             .collect()
+    }
+
+    /// The parts of a hole that no alias lies in, in order.
+    fn lacking(&self, hole: &Range<u64>) -> Vec<Range<u64>> {
+        let mut parts = vec![];
+        let mut at = hole.start;
+        for alias in self.meeting(hole) {
+            parts.push(at..alias.start);
+            at = alias.end;
+        }
+        parts.push(at..hole.end);
+        parts.retain(|part| part.start < part.end);
+        parts
     }
 
     /// Backs holes: all of them or none.
@@ -115,7 +146,7 @@ impl Zeros {
             let alias = Piece::fresh(physical);
             match place_one(&space.reservation, &space.access, at, alias, Right::Read) {
                 Ok(placed) => {
-                    self.aliases.insert(at, placed);
+                    self.adopt(at, placed);
                     put.push(at);
                 }
                 Err(PlaceFailure { error, stuck, .. }) => {
@@ -133,15 +164,16 @@ impl Zeros {
         &mut self,
         space: &mut Space,
         range: &Range<u64>,
+        proof: Unused,
     ) -> Result<Vec<Range<u64>>, CommitError> {
         let taken = self.meeting(range);
         let mut gone: Vec<Range<u64>> = vec![];
         for alias in &taken {
-            let Some(placed) = self.aliases.remove(&alias.start) else {
+            let Some(placed) = self.remove(alias.start) else {
                 continue;
             };
-            if let Err((placed, cause)) = placed.unmap() {
-                self.aliases.insert(alias.start, placed);
+            if let Err((placed, cause)) = placed.unmap(proof) {
+                self.adopt(alias.start, placed);
                 self.restore(space, &gone);
                 return Err(CommitError::Call {
                     offset: alias.start,
@@ -165,19 +197,20 @@ impl Zeros {
     }
 
     fn unmap(&mut self, space: &mut Space, offset: u64) {
-        if let Some(placed) = self.aliases.remove(&offset)
-            && let Err((placed, error)) = placed.unmap()
+        if let Some(placed) = self.remove(offset)
+            && let Err((placed, error)) = placed.unmap(Unused::never_used())
         {
             tracing::error!(%error, offset, "a roll-back could not unmap: quarantined");
             space.keep_stuck(vec![placed.mapping]);
         }
     }
 
-    /// Unmaps all and lets the memory go. Nothing uses them any more.
-    pub(super) fn clear(&mut self) -> Result<(), CallError> {
+    /// Unmaps all and lets the memory go.
+    pub(super) fn clear(&mut self, proof: Unused) -> Result<(), CallError> {
         while let Some((offset, placed)) = self.aliases.pop_first() {
-            placed.unmap().map_err(|(placed, error)| {
-                self.aliases.insert(offset, placed);
+            self.backed -= placed.mapping.size();
+            placed.unmap(proof).map_err(|(placed, error)| {
+                self.adopt(offset, placed);
                 error
             })?;
         }
@@ -224,13 +257,9 @@ impl Region {
     pub fn back_with_zeros(&mut self, range: Range<u64>) -> Result<(), CommitError> {
         self.check(&range)?;
         self.reclaim_in(&range)?;
-        let mut holes = self.gaps(&range);
-        for alias in self.zeros.meeting(&range) {
-            holes = holes
-                .into_iter()
-                .flat_map(|hole| without(&hole, &alias))
-                .collect();
-        }
+        let holes = self.gaps(&range);
+        let lacking = holes.iter().flat_map(|hole| self.zeros.lacking(hole));
+        let holes: Vec<Range<u64>> = lacking.collect();
         let granule = self.device().granule();
         let needed = holes
             .iter()
@@ -266,7 +295,8 @@ impl Region {
 
     fn remove_zeros_with(&mut self, range: &Range<u64>, fence: Fence) -> Result<u64, CommitError> {
         self.check(range)?;
-        let taken = self.take_zeros(range, fence)?;
+        let proof = self.zeros_are_unread(range, fence)?;
+        let taken = self.zeros.take(&mut self.space, range, proof)?;
         let beside = beside(&taken, range);
         if let Err(error) = self.zeros.put(&mut self.space, &beside) {
             self.zeros.restore(&mut self.space, &taken);
@@ -282,25 +312,25 @@ impl Region {
         self.zeros.backed()
     }
 
-    /// Takes away the zeros that meet a range, if a fence has passed.
-    pub(super) fn take_zeros(
-        &mut self,
+    /// Refuses a change of the zeros that meet a range unless a fence has passed; proof that it has.
+    pub(super) fn zeros_are_unread(
+        &self,
         range: &Range<u64>,
         mut fence: Fence,
-    ) -> Result<Vec<Range<u64>>, CommitError> {
+    ) -> Result<Unused, CommitError> {
         if self.zeros.meeting(range).is_empty() {
-            return Ok(vec![]);
+            return Ok(Unused::never_used());
         }
         let (start, end) = (range.start, range.end);
-        let passed = fence.poll().map_err(|cause| CommitError::Call {
+        fence.poll().map_err(|cause| CommitError::Call {
             offset: start,
             size: end - start,
             cause,
         })?;
-        if passed != Poll::Passed {
+        let Some(proof) = fence.proof() else {
             return Err(CommitError::ZerosInUse { start, end });
-        }
-        self.zeros.take(&mut self.space, range)
+        };
+        Ok(proof)
     }
 
     /// All work of every device that has access.

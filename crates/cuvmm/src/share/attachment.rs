@@ -15,7 +15,7 @@ use super::wire::{Description, Origin, is_within};
 use crate::device::Device;
 use crate::error::{AttachError, CallError, CopyError, ImportError, ViewError};
 use crate::own::{Access, CloseError, CloseRefusal, Physical, Place, Right, Stream};
-use crate::region::{Extent, Piece, PlaceError, Space};
+use crate::region::{Extent, Piece, PlaceError, Space, Unused};
 use crate::size::range_within;
 use crate::users::Users;
 use crate::view::{View, ViewMut};
@@ -208,10 +208,14 @@ impl Arriving {
             .map(|other| Access::device(other, self.right));
         let mut space = Space::reserve(&self.home, self.description.size())?.open_to(guests);
         for (extent, piece) in self.description.extents().iter().zip(self.pieces) {
-            // What is placed when a later one fails goes with the space: nothing has used it.
-            space
-                .place_for(extent.offset, vec![piece], self.right)
-                .map_err(|PlaceError { error, .. }| AttachError::Commit(error))?;
+            let placed = space.place_for(extent.offset, vec![piece], self.right);
+            if let Err(PlaceError { error, .. }) = placed {
+                // The addresses were shown to nothing that could use them.
+                if let Err(error) = space.retry_all(Unused::never_used()) {
+                    tracing::error!(%error, "what could not be attached stays mapped");
+                }
+                return Err(AttachError::Commit(error));
+            }
         }
         Ok(Attachment {
             space,
@@ -402,12 +406,12 @@ impl Attachment {
         if let Some(forked) = self.device().forked() {
             return Err(forked);
         }
-        if self.space.count() > 0 {
-            self.space.users().try_for_each(Device::drain)?;
-        }
         let offsets: Vec<u64> = self.space.extents().map(|extent| extent.offset).collect();
-        for offset in offsets {
-            self.space.withdraw(offset)?;
+        if !offsets.is_empty() {
+            let proof = Unused::after_drain(self.space.users())?;
+            for offset in offsets {
+                self.space.withdraw_back(offset, proof)?;
+            }
         }
         self.runs.clear();
         Ok(())

@@ -7,30 +7,43 @@ use rustix::io::{read, retry_on_intr, write};
 
 use super::system::system;
 use crate::error::ChannelError;
+use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// Can be read once it was rung, until it is silenced.
 #[derive(Debug)]
-pub(super) struct Bell(OwnedFd);
+pub(super) struct Bell {
+    event: OwnedFd,
+    rung: AtomicBool,
+}
 
 impl Bell {
     pub(super) fn new() -> Result<Self, ChannelError> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        eventfd(0, flags).map(Self).map_err(system("eventfd"))
+        let event = eventfd(0, flags).map_err(system("eventfd"))?;
+        let rung = AtomicBool::new(false);
+        Ok(Self { event, rung })
     }
 
     pub(super) fn ring(&self) {
+        self.rung.store(true, Ordering::Release);
         // One that is full rings already.
-        let _ = retry_on_intr(|| write(&self.0, &1u64.to_ne_bytes()));
+        let _ = retry_on_intr(|| write(&self.event, &1u64.to_ne_bytes()));
+    }
+
+    /// Whether it was rung, for a thread that cannot wait for it.
+    pub(super) fn is_rung(&self) -> bool {
+        self.rung.load(Ordering::Acquire)
     }
 
     pub(super) fn silence(&self) {
+        self.rung.store(false, Ordering::Release);
         // One that is empty is silent already.
-        let _ = read(&self.0, &mut [0; 8]);
+        let _ = read(&self.event, &mut [0; 8]);
     }
 }
 
 impl AsFd for Bell {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.event.as_fd()
     }
 }

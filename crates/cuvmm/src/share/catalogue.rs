@@ -5,19 +5,37 @@ use std::sync::{Arc, PoisonError};
 use std::time::SystemTime;
 
 use super::bell::Bell;
-use super::manifest::Manifest;
+use super::log_limit::LogLimit;
 use super::offer::Offer;
-use super::protocol::Listing;
+use super::protocol::{Listing, Listings};
 use crate::error::ChannelError;
 use crate::sync::{Mutex, MutexGuard};
 
-/// One finished edition. It keeps the memory.
+/// An edition that is to be published.
+pub(super) struct New {
+    pub(super) tensors: u64,
+    /// As it travels.
+    pub(super) manifest: Vec<u8>,
+    pub(super) offer: Offer,
+    pub(super) memory: Box<dyn Send + Sync>,
+}
+
+/// One finished edition. It keeps the memory. What all readers are sent is there once for all of them.
 pub(super) struct Edition {
-    pub(super) version: u64,
-    pub(super) manifest: Manifest,
+    listing: Listing,
+    /// As it travels.
+    pub(super) manifest: Vec<u8>,
+    /// The offer's description as it travels.
+    pub(super) description: Vec<u8>,
     pub(super) offer: Offer,
     /// Dropped after the offer.
     _memory: Box<dyn Send + Sync>,
+}
+
+impl Edition {
+    pub(super) const fn version(&self) -> u64 {
+        self.listing.version
+    }
 }
 
 #[derive(Default)]
@@ -38,6 +56,8 @@ pub(super) struct Shared {
     catalogue: Mutex<Catalogue>,
     /// Rung once it is over.
     pub(super) stop: Arc<Bell>,
+    /// For what readers have done wrong, who decide how often.
+    pub(super) log: LogLimit,
 }
 
 impl Catalogue {
@@ -52,6 +72,7 @@ impl Shared {
             id: new_id(),
             catalogue: Mutex::new(Catalogue::default()),
             stop: Arc::new(Bell::new()?),
+            log: LogLimit::default(),
         })
     }
 
@@ -62,23 +83,27 @@ impl Shared {
     }
 
     /// Makes an edition the newest of its name, and returns its version.
-    pub(super) fn add(
-        &self,
-        name: &str,
-        manifest: Manifest,
-        offer: Offer,
-        memory: Box<dyn Send + Sync>,
-    ) -> u64 {
+    pub(super) fn add(&self, name: &str, new: New) -> u64 {
+        let described = new.offer.description();
+        let mut edition = Edition {
+            listing: Listing {
+                name: name.to_owned(),
+                version: 0,
+                held: described.held(),
+                extents: described.extents().len() as u64,
+                tensors: new.tensors,
+            },
+            manifest: new.manifest,
+            description: described.to_bytes(),
+            offer: new.offer,
+            _memory: new.memory,
+        };
         let mut catalogue = self.lock();
         let last = catalogue.versions.entry(name.to_owned()).or_default();
         *last += 1;
         let version = *last;
-        let edition = Arc::new(Edition {
-            version,
-            manifest,
-            offer,
-            _memory: memory,
-        });
+        edition.listing.version = version;
+        let edition = Arc::new(edition);
         let before = catalogue.newest.insert(name.to_owned(), edition);
         catalogue.ring();
         drop(catalogue);
@@ -101,19 +126,14 @@ impl Shared {
         self.lock().newest.get(name).cloned()
     }
 
-    pub(super) fn list(&self) -> Vec<Listing> {
+    /// Lists the first publications, at most this many.
+    pub(super) fn list(&self, most: usize) -> Listings {
         let catalogue = self.lock();
-        let entries = catalogue.newest.iter().map(|(name, edition)| {
-            let description = edition.offer.description();
-            Listing {
-                name: name.clone(),
-                version: edition.version,
-                held: description.held(),
-                extents: description.extents().len() as u64,
-                tensors: edition.manifest.tensors.len() as u64,
-            }
-        });
-        entries.collect()
+        let first = catalogue.newest.values().take(most);
+        Listings {
+            publications: first.map(|edition| edition.listing.clone()).collect(),
+            all: catalogue.newest.len() as u64,
+        }
     }
 }
 
@@ -150,4 +170,54 @@ fn new_id() -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let nanos = now.map_or(0, |now| now.as_nanos() as u64);
     nanos ^ u64::from(std::process::id()).rotate_left(40)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use cuvmm_driver::HandleTypes;
+    use cuvmm_driver::model::{ModelDriver, ModelOptions};
+
+    use super::*;
+    use crate::Device;
+    use crate::own::Physical;
+    use crate::share::protocol::{MOST_LISTED, MOST_LISTING, MOST_NAME, Reply};
+
+    #[test]
+    fn a_listing_is_cut_where_it_would_be_too_large_and_says_so() {
+        let driver = Arc::new(ModelDriver::new(ModelOptions::new()));
+        let device = Device::open(driver, 0).unwrap();
+        let physical = Physical::builder(&device, device.granularity());
+        let physical = physical.shareable(HandleTypes::POSIX_FD).create().unwrap();
+        let shared = Shared::new().unwrap();
+        for number in 0..=MOST_LISTED {
+            let new = New {
+                tensors: u64::MAX,
+                manifest: vec![],
+                offer: Offer::physical(&physical).unwrap(),
+                memory: Box::new(()),
+            };
+            // Each byte is escaped.
+            let number = format!("{number:05}");
+            let name = "\"".repeat(MOST_NAME - number.len()) + &number;
+            assert_eq!(shared.add(&name, new), 1);
+        }
+        let listed = shared.list(MOST_LISTED);
+        assert_eq!(
+            (listed.publications.len(), listed.left_out()),
+            (MOST_LISTED, 1)
+        );
+        let reply = Reply::from(listed.clone());
+        let bytes = serde_json::to_vec(&reply).unwrap();
+        assert!(bytes.len() <= MOST_LISTING, "{} bytes", bytes.len());
+        let heard = serde_json::from_slice(&bytes).unwrap();
+        assert!(matches!(heard, Reply::FirstPublications(all) if all == listed));
+        assert!(shared.withdraw(&listed.publications[0].name));
+        let listed = shared.list(MOST_LISTED);
+        assert_eq!(
+            (listed.publications.len(), listed.left_out()),
+            (MOST_LISTED, 0)
+        );
+        assert!(matches!(Reply::from(listed), Reply::Publications(_)));
+    }
 }

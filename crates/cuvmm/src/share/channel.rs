@@ -162,22 +162,28 @@ impl Channel {
         Deadline::after(self.timeout)
     }
 
-    /// Sends a message, in as many frames as it takes.
+    /// Sends a message, which may lie in several parts, in as many frames as it takes. Of a large one
+    /// only a frame is copied at a time.
     pub(super) fn send(
         &mut self,
         kind: Kind,
-        message: &[u8],
+        message: &[&[u8]],
         deadline: Deadline,
     ) -> Result<(), ChannelError> {
-        let mut left = message;
-        loop {
-            let (body, rest) = left.split_at(left.len().min(MOST_BODY));
-            self.send_frame(kind, body, &[], !rest.is_empty(), deadline)?;
-            left = rest;
-            if left.is_empty() {
-                return Ok(());
+        let mut body = vec![];
+        for part in message {
+            let mut left = *part;
+            while !left.is_empty() {
+                if body.len() == MOST_BODY {
+                    self.send_frame(kind, &body, &[], true, deadline)?;
+                    body.clear();
+                }
+                let (next, rest) = left.split_at(left.len().min(MOST_BODY - body.len()));
+                body.extend_from_slice(next);
+                left = rest;
             }
         }
+        self.send_frame(kind, &body, &[], false, deadline)
     }
 
     /// Sends a frame of handles.
@@ -373,10 +379,14 @@ impl Channel {
         ChannelError::Malformed { what }
     }
 
-    /// Waits until the peer has something to say, or `other` can be read; which of the two.
-    pub(super) fn wait_beside(&self, other: BorrowedFd<'_>) -> Result<Woken, ChannelError> {
+    /// Waits for a time until the peer has something to say, or `other` can be read; which of the two.
+    pub(super) fn wait_beside(
+        &self,
+        other: BorrowedFd<'_>,
+        time: Duration,
+    ) -> Result<Woken, ChannelError> {
         let both = [(self.socket.as_fd(), PollFlags::IN), (other, PollFlags::IN)];
-        let ready = wait_for(&both, None)?;
+        let ready = wait_for(&both, Some(Deadline::after(time)))?;
         Ok(if ready.contains(&1) {
             Woken::Other
         } else {

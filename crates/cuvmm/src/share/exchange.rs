@@ -34,26 +34,32 @@ impl Channel {
     /// whose last answer was lost may hold it.
     pub fn give(&mut self, offer: &Offer) -> Result<(), GiveError> {
         let deadline = self.deadline();
-        self.give_before(offer, deadline)
+        self.give_before(offer, &offer.description().to_bytes(), deadline)
     }
 
+    /// Gives memory whose description is there as it travels.
     pub(super) fn give_before(
         &mut self,
         offer: &Offer,
+        described: &[u8],
         deadline: Deadline,
     ) -> Result<(), GiveError> {
-        let given = self.give_all(offer, deadline);
+        let given = self.give_all(offer, described, deadline);
         if matches!(given, Err(GiveError::Channel(_))) {
             self.give_up();
         }
         given
     }
 
-    fn give_all(&mut self, offer: &Offer, deadline: Deadline) -> Result<(), GiveError> {
-        let description = offer.description();
-        self.send(Kind::Description, &description.to_bytes(), deadline)?;
+    fn give_all(
+        &mut self,
+        offer: &Offer,
+        described: &[u8],
+        deadline: Deadline,
+    ) -> Result<(), GiveError> {
+        self.send(Kind::Description, &[described], deadline)?;
         self.hear_verdict(deadline)?;
-        let all = description.extents().len();
+        let all = offer.description().extents().len();
         let mut given = 0;
         while given < all {
             let next = all.min(given + BATCH);
@@ -165,7 +171,7 @@ impl Channel {
                 body
             }
         };
-        self.send(Kind::Verdict, &body, deadline)
+        self.send(Kind::Verdict, &[&body], deadline)
     }
 
     /// Waits for a yes.

@@ -101,12 +101,7 @@ impl Offer {
     /// [`OfferError`] when the block sleeps or shares memory with [forks](Block::fork), or a
     /// description cannot say where it lies.
     pub fn block(block: &Block) -> Result<Self, OfferError> {
-        let shared = |end| OfferError::ReadOnly { start: 0, end };
-        let parts = block.parts().map_err(shared)?;
-        if block.is_asleep() {
-            return Err(OfferError::Asleep);
-        }
-        let (parts, lease) = parts.promise();
+        let (parts, lease) = block.parts()?.promise();
         let size = end_of(&parts);
         let mut offer = Self::of_parts(size, None, offsets(parts))?;
         offer._lease = Some(lease);

@@ -22,21 +22,24 @@ pub struct Peer {
     pub uid: u32,
 }
 
-/// Which users' processes may be at the other end: by default this process's own user, and nobody
-/// else, root included.
+/// Which users' processes may be at the other end: by default this process's own user alone, without
+/// root.
+///
+/// The system's overflow user id (65534, `/proc/sys/kernel/overflowuid`) is never let in, not even where
+/// it is this process's own: in a user namespace it stands for every user that has no id there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Users {
     others: Vec<u32>,
 }
 
 impl Users {
-    /// This process's own.
+    /// Lets in this process's own user.
     #[must_use]
     pub const fn own() -> Self {
         Self { others: Vec::new() }
     }
 
-    /// Another one too, by its user id.
+    /// Lets in another user too, by its user id.
     #[must_use]
     pub fn and(mut self, uid: u32) -> Self {
         self.others.push(uid);
@@ -48,17 +51,49 @@ impl Users {
         self.others.is_empty()
     }
 
+    /// How many users are let in, at most.
+    pub(super) const fn count(&self) -> usize {
+        self.others.len() + 1
+    }
+
     /// Who is at the other end of a socket, if that is one of them.
     pub(super) fn admit(&self, socket: impl AsFd) -> Result<Peer, ChannelError> {
         let peer = peer_of(socket).map_err(system("getsockopt(SO_PEERCRED)"))?;
-        if peer.uid == geteuid().as_raw() || self.others.contains(&peer.uid) {
-            return Ok(peer);
+        let Peer { pid, uid } = peer;
+        if uid != geteuid().as_raw() && !self.others.contains(&uid) {
+            return Err(ChannelError::NotAllowed { pid, uid });
         }
-        Err(ChannelError::NotAllowed {
-            pid: peer.pid,
-            uid: peer.uid,
-        })
+        match uid == overflow_uid() {
+            true => Err(ChannelError::UnmappedUser { pid, uid }),
+            false => Ok(peer),
+        }
     }
+}
+
+/// Checks that this process's own user is one that can be told from others.
+pub(super) fn own_user() -> Result<(), ChannelError> {
+    let uid = geteuid().as_raw();
+    match is_own_user(uid) {
+        true => Ok(()),
+        false => Err(ChannelError::UnmappedUser {
+            pid: std::process::id(),
+            uid,
+        }),
+    }
+}
+
+/// Whether an id is that of this process's user, and of no other.
+pub(super) fn is_own_user(uid: u32) -> bool {
+    uid == geteuid().as_raw() && uid != overflow_uid()
+}
+
+/// The id that the system shows for every user who has none in this process's namespace.
+fn overflow_uid() -> u32 {
+    /// Where the system does not say.
+    const USUAL: u32 = 65_534;
+    let said = std::fs::read_to_string("/proc/sys/kernel/overflowuid").ok();
+    let said = said.and_then(|text| text.trim().parse().ok());
+    said.unwrap_or(USUAL)
 }
 
 /// Who is at the other end of a Unix socket.

@@ -15,6 +15,12 @@ pub(super) const MOST_REQUEST: usize = 4096;
 /// The most bytes of what answers one: a manifest of some hundred thousand tensors.
 pub(super) const MOST_REPLY: usize = 64 << 20;
 
+/// The most publications in one answer.
+pub(super) const MOST_LISTED: usize = 4096;
+
+/// The most bytes of such an answer: names, each byte of which may be escaped, and figures.
+pub(super) const MOST_LISTING: usize = MOST_LISTED * (2 * MOST_NAME + 256);
+
 /// The most bytes of a manifest, with room for what is around it.
 pub(super) const MOST_MANIFEST: usize = MOST_REPLY - 4096;
 
@@ -41,7 +47,9 @@ pub(super) enum Request {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Reply {
     Publications(Vec<Listing>),
-    /// The memory comes next.
+    /// The first of more than one answer holds.
+    FirstPublications(Listings),
+    /// The memory comes next. Sent by [`Channel::tell_edition`].
     Edition {
         publisher: u64,
         version: u64,
@@ -69,7 +77,48 @@ pub struct Listing {
     pub tensors: u64,
 }
 
+/// What a publisher has published, or the first of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Listings {
+    /// The publications in the order of their names, at most 4,096.
+    pub publications: Vec<Listing>,
+    /// How many there are.
+    pub all: u64,
+}
+
+impl Listings {
+    /// Returns how many publications the listing leaves out.
+    #[must_use]
+    pub fn left_out(&self) -> u64 {
+        self.all.saturating_sub(self.publications.len() as u64)
+    }
+}
+
+impl From<Listings> for Reply {
+    fn from(listings: Listings) -> Self {
+        match listings.left_out() {
+            0 => Self::Publications(listings.publications),
+            _ => Self::FirstPublications(listings),
+        }
+    }
+}
+
 impl Channel {
+    /// Answers with an edition whose manifest is there as it travels, so that no reader costs another
+    /// copy of it.
+    pub(super) fn tell_edition(
+        &mut self,
+        publisher: u64,
+        version: u64,
+        manifest: &[u8],
+        deadline: Deadline,
+    ) -> Result<(), ChannelError> {
+        let head =
+            format!(r#"{{"Edition":{{"publisher":{publisher},"version":{version},"manifest":"#);
+        self.send(Kind::Text, &[head.as_bytes(), manifest, b"}}"], deadline)
+    }
+
     pub(super) fn tell<T: Serialize>(
         &mut self,
         what: &T,
@@ -78,7 +127,7 @@ impl Channel {
         let text = serde_json::to_vec(what).map_err(|_| ChannelError::Malformed {
             what: "not to be written down",
         })?;
-        self.send(Kind::Text, &text, deadline)
+        self.send(Kind::Text, &[&text], deadline)
     }
 
     pub(super) fn hear<T: DeserializeOwned>(

@@ -8,13 +8,13 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::catalogue::Shared;
+use super::catalogue::{New, Shared};
 use super::listener::Listener;
 use super::manifest::Manifest;
 use super::offer::Offer;
 use super::peer::Users;
 use super::protocol::{Listing, MOST_MANIFEST, MOST_NAME};
-use super::readers::accept_all;
+use super::readers::{Bounds, accept_all};
 use super::seal::Publishable;
 use super::system::failed;
 use crate::error::{ChannelError, ManifestError, PublishError, PublishRefusal};
@@ -23,7 +23,12 @@ use crate::sync::thread::{self, JoinHandle};
 /// Publishes memory under names, for other processes of this machine to read
 /// ([`Subscriber`](super::Subscriber)).
 ///
-/// When it is dropped nobody can attach any more; who has attached keeps what it has.
+/// It serves as many readers at once as a quarter of the files that this process may open
+/// (`RLIMIT_NOFILE`), at most 1,024, and each user who is let in an equal share of them; further
+/// readers are turned away. A reader that asks for nothing is let go after a time
+/// ([`Subscriber`](super::Subscriber)).
+///
+/// When it is dropped, readers cannot attach any more, and those that have attached keep what they have.
 pub struct Publisher {
     shared: Arc<Shared>,
     listener: Arc<Listener>,
@@ -50,7 +55,7 @@ impl Publisher {
         let (readers, accepts) = (Arc::clone(&shared), Arc::clone(&listener));
         let thread = thread::Builder::new()
             .name("cuvmm-publisher".to_owned())
-            .spawn(move || accept_all(&readers, &accepts))
+            .spawn(move || accept_all(&readers, &accepts, Bounds::USUAL))
             .map_err(failed("starting a thread"))?;
         Ok(Self {
             shared,
@@ -74,7 +79,11 @@ impl Publisher {
     /// there, and lowers their right to reading (`cuMemSetAccess` for each extent).
     ///
     /// # Errors
-    /// [`PublishError`] with the memory in it, as it was, save that it may count as exported.
+    /// [`PublishError`] with the memory in it, as it was, save that it may count as exported. While
+    /// leases, registrations, tensors or slices of the memory live, it is
+    /// [`SealError::Refused`](crate::error::SealError::Refused) or
+    /// [`SealError::Registered`](crate::error::SealError::Registered): they may write where writing
+    /// would fault.
     pub fn publish<M: Publishable>(
         &self,
         name: &str,
@@ -82,12 +91,32 @@ impl Publisher {
         mut memory: M,
     ) -> Result<u64, PublishError<M>> {
         match self.prepare(name, &manifest, &mut memory) {
-            Ok(offer) => {
-                let memory = Box::new(memory);
-                Ok(self.shared.add(name, manifest, offer, memory))
+            Ok((offer, text)) => {
+                let edition = New {
+                    tensors: manifest.tensors.len() as u64,
+                    manifest: text,
+                    offer,
+                    memory: Box::new(memory),
+                };
+                Ok(self.shared.add(name, edition))
             }
             Err(reason) => Err(PublishError { memory, reason }),
         }
+    }
+
+    /// Checks whether something can be published under a name, before it is made: a name has from 1 to
+    /// 255 bytes and no control characters. Makes no driver call.
+    ///
+    /// # Errors
+    /// [`PublishRefusal::Name`] with the length of the name.
+    pub fn check_name(name: &str) -> Result<(), PublishRefusal> {
+        if name.is_empty() || name.len() > MOST_NAME || name.chars().any(char::is_control) {
+            return Err(PublishRefusal::Name {
+                length: name.len(),
+                most: MOST_NAME,
+            });
+        }
+        Ok(())
     }
 
     fn prepare<M: Publishable>(
@@ -95,45 +124,51 @@ impl Publisher {
         name: &str,
         manifest: &Manifest,
         memory: &mut M,
-    ) -> Result<Offer, PublishRefusal> {
-        if name.is_empty() || name.len() > MOST_NAME || name.chars().any(char::is_control) {
-            return Err(PublishRefusal::Name {
-                length: name.len(),
-                most: MOST_NAME,
-            });
-        }
+    ) -> Result<(Offer, Vec<u8>), PublishRefusal> {
+        Self::check_name(name)?;
+        // What is offered counts as exported for good, so this is asked first.
+        memory.may_be_sealed()?;
         let offer = memory.offer()?;
         manifest.check(&offer.description().runs())?;
-        // Nobody would read a larger one.
-        let bytes = serde_json::to_vec(manifest).map_or(usize::MAX, |text| text.len());
-        if bytes > MOST_MANIFEST {
+        // Written down once for all readers, none of which would read a larger one.
+        let text = serde_json::to_vec(manifest);
+        let bytes = text.as_ref().map_or(usize::MAX, Vec::len);
+        let (Ok(text), ..=MOST_MANIFEST) = (text, bytes) else {
             return Err(PublishRefusal::Manifest(ManifestError::TooLarge {
                 bytes,
                 most: MOST_MANIFEST,
             }));
-        }
+        };
         // Asked for once before it is promised to anybody.
         drop(offer.batch(0..1)?);
         memory.seal()?;
-        Ok(offer)
+        Ok((offer, text))
     }
 
     /// Lets nobody attach a name any more. Says whether there was such a name.
     pub fn withdraw(&self, name: &str) -> bool {
-        self.shared.withdraw(name)
+        !self.is_forked() && self.shared.withdraw(name)
     }
 
-    /// What is published.
+    /// Returns all that is published, in the order of the names; nothing in a forked child.
     #[must_use]
     pub fn list(&self) -> Vec<Listing> {
-        self.shared.list()
+        match self.is_forked() {
+            false => self.shared.list(usize::MAX).publications,
+            true => Vec::new(),
+        }
+    }
+
+    /// Whether another thread may have had the lock when this process was forked.
+    fn is_forked(&self) -> bool {
+        self.made_by != std::process::id()
     }
 }
 
 impl Drop for Publisher {
     fn drop(&mut self) {
         // A forked child has none of the threads.
-        if self.made_by != std::process::id() {
+        if self.is_forked() {
             std::mem::forget(self.thread.take());
             return;
         }

@@ -2,93 +2,129 @@
 
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
+use rustix::process::{Resource, getrlimit};
 
 use super::catalogue::{Hung, Shared};
 use super::channel::{Channel, Woken};
-use super::listener::Listener;
-use super::protocol::{MOST_REQUEST, Reply, Request};
-use super::wait::{Deadline, wait_for};
+use super::listener::{FRESH, Listener};
+use super::protocol::{MOST_LISTED, MOST_REQUEST, Reply, Request};
+use super::system::failed;
+use super::wait::{Deadline, pause, wait_for};
 use crate::error::{ChannelError, GiveError};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::thread::{self, JoinHandle};
 
-/// How many readers may be connected at once.
-const MOST_READERS: usize = 1024;
-
 /// How long is waited where the system has no room for another connection.
 const AGAIN: Duration = Duration::from_millis(50);
 
+/// How many readers are served at once, and how long one may ask for nothing.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// The most readers, where this process may open files for them.
+    pub(super) readers: usize,
+    /// The silence of a reader that has not asked for anything yet.
+    pub(super) at_first: Duration,
+    /// The silence of a reader between two requests.
+    pub(super) between: Duration,
+}
+
+impl Bounds {
+    pub(super) const USUAL: Self = Self {
+        readers: 1024,
+        at_first: Duration::from_secs(10),
+        between: Duration::from_secs(600),
+    };
+
+    /// How many readers there may be now. Each has two descriptors while it waits, so that half of
+    /// those that the process may have are left for handles and for the rest of the program.
+    fn most(&self) -> usize {
+        let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let room = usize::try_from(files / 4).unwrap_or(usize::MAX);
+        self.readers.min(room).max(1)
+    }
+}
+
 /// Accepts readers until it is over, and then waits for the threads that serve them.
-pub(super) fn accept_all(shared: &Arc<Shared>, listener: &Listener) {
+pub(super) fn accept_all(shared: &Arc<Shared>, listener: &Listener, bounds: Bounds) {
     let mut serving: Vec<Reader> = vec![];
     let wanted = [
         (shared.stop.as_fd(), PollFlags::IN),
         (listener.as_fd(), PollFlags::IN),
     ];
-    loop {
-        match wait_for(&wanted, None) {
-            Ok(ready) if ready.contains(&0) => break,
-            Ok(_) => {}
-            Err(error) => {
-                tracing::error!(%error, "a publisher cannot wait for readers any more");
-                break;
-            }
-        }
+    while !shared.stop.is_rung() {
+        let waited = wait_for(&wanted, Some(Deadline::after(FRESH)));
+        listener.refresh();
         serving
             .extract_if(.., |reader| reader.has_gone())
             .for_each(Reader::join);
-        let accepted = listener.accept_now();
-        let spawned = accepted.and_then(|channel| {
-            let Some(channel) = channel else {
-                return Ok(None);
-            };
-            let most = serving.len();
-            if most >= MOST_READERS {
-                tracing::warn!(most, "a reader was turned away: there are so many");
-                return Ok(None);
-            }
-            let channel = channel.until(Arc::clone(&shared.stop));
-            Reader::serve(Arc::clone(shared), channel)
-                .map(Some)
-                .map_err(|_| ChannelError::Busy { most })
-        });
-        match spawned {
-            Ok(thread) => serving.extend(thread),
-            Err(ChannelError::NotAllowed { pid, uid }) => {
-                tracing::warn!(pid, uid, "a reader was turned away");
-            }
+        let came = match waited {
+            Ok(ready) if ready.contains(&1) => accept(shared, listener, &serving, bounds),
+            Ok(_) | Err(ChannelError::TimedOut { .. }) => Ok(None),
+            Err(error) => Err(error),
+        };
+        match came {
+            Ok(reader) => serving.extend(reader),
             Err(error) => {
-                tracing::warn!(%error, "a reader was not served");
-                // There may be no descriptors left, and then the next would fail at once.
-                let pause = Deadline::after(AGAIN);
-                drop(wait_for(&wanted[..1], Some(pause)));
+                if let Some(untold) = shared.log.admit(Instant::now()) {
+                    tracing::warn!(%error, untold, "a reader was turned away");
+                }
+                // The system has no room, and the next would fail at once.
+                if matches!(error, ChannelError::System { .. }) {
+                    pause(AGAIN);
+                }
             }
         }
     }
     serving.into_iter().for_each(Reader::join);
 }
 
+/// Accepts a reader, if one waits and there is room for it.
+fn accept(
+    shared: &Arc<Shared>,
+    listener: &Listener,
+    serving: &[Reader],
+    bounds: Bounds,
+) -> Result<Option<Reader>, ChannelError> {
+    let Some(channel) = listener.accept_now()? else {
+        return Ok(None);
+    };
+    let most = bounds.most();
+    let share = (most / listener.users().count()).max(1);
+    let uid = channel.peer().uid;
+    let of_user = serving.iter().filter(|reader| reader.uid == uid).count();
+    for (connected, most) in [(serving.len(), most), (of_user, share)] {
+        if connected >= most {
+            return Err(ChannelError::Busy { most });
+        }
+    }
+    let channel = channel.until(Arc::clone(&shared.stop));
+    let reader = Reader::serve(Arc::clone(shared), channel, bounds);
+    reader.map(Some).map_err(failed("starting a thread"))
+}
+
 /// The thread that serves a reader.
 struct Reader {
     thread: JoinHandle<()>,
+    uid: u32,
     /// Said by the thread as it ends.
     gone: Arc<AtomicBool>,
 }
 
 impl Reader {
-    fn serve(shared: Arc<Shared>, channel: Channel) -> std::io::Result<Self> {
+    fn serve(shared: Arc<Shared>, channel: Channel, bounds: Bounds) -> std::io::Result<Self> {
+        let uid = channel.peer().uid;
         let gone = Arc::new(AtomicBool::new(false));
         let going = Gone(Arc::clone(&gone));
         let thread = thread::Builder::new()
             .name("cuvmm-reader".to_owned())
             .spawn(move || {
                 let _going = going;
-                serve(&shared, channel);
+                serve(&shared, channel, bounds);
             })?;
-        Ok(Self { thread, gone })
+        Ok(Self { thread, uid, gone })
     }
 
     fn has_gone(&self) -> bool {
@@ -111,23 +147,23 @@ impl Drop for Gone {
     }
 }
 
-/// Answers one reader until it goes, does something wrong, or it is over.
-fn serve(shared: &Shared, mut channel: Channel) {
+/// Answers one reader until it goes, does something wrong, asks for nothing any more, or it is over.
+fn serve(shared: &Shared, mut channel: Channel, bounds: Bounds) {
     let peer = channel.peer();
+    let mut silence = bounds.at_first;
     loop {
-        match channel.wait_beside(shared.stop.as_fd()) {
-            Ok(Woken::Peer) => {}
+        let answered = match channel.wait_beside(shared.stop.as_fd(), silence) {
+            Ok(Woken::Peer) => answer(shared, &mut channel),
             Ok(Woken::Other) => return,
-            Err(error) => {
-                tracing::warn!(%error, pid = peer.pid, "a reader cannot be waited for");
-                return;
-            }
-        }
-        match answer(shared, &mut channel) {
-            Ok(()) => {}
+            Err(error) => Err(error),
+        };
+        match answered {
+            Ok(()) => silence = bounds.between,
             Err(ChannelError::Closed) => return,
             Err(error) => {
-                tracing::warn!(%error, pid = peer.pid, "a reader was let go");
+                if let Some(untold) = shared.log.admit(Instant::now()) {
+                    tracing::warn!(%error, pid = peer.pid, untold, "a reader was let go");
+                }
                 return;
             }
         }
@@ -137,22 +173,20 @@ fn serve(shared: &Shared, mut channel: Channel) {
 fn answer(shared: &Shared, channel: &mut Channel) -> Result<(), ChannelError> {
     let deadline = channel.deadline();
     match channel.hear(MOST_REQUEST, deadline)? {
-        Request::List => channel.tell(&Reply::Publications(shared.list()), deadline),
+        Request::List => channel.tell(&Reply::from(shared.list(MOST_LISTED)), deadline),
         Request::Attach { name } => {
             let Some(edition) = shared.newest(&name) else {
                 return channel.tell(&Reply::NotPublished, deadline);
             };
-            let reply = Reply::Edition {
-                publisher: shared.id,
-                version: edition.version,
-                manifest: edition.manifest.clone(),
-            };
-            channel.tell(&reply, deadline)?;
-            match channel.give_before(&edition.offer, deadline) {
+            let version = edition.version();
+            channel.tell_edition(shared.id, version, &edition.manifest, deadline)?;
+            match channel.give_before(&edition.offer, &edition.description, deadline) {
                 Ok(()) => Ok(()),
                 Err(GiveError::Channel(error)) => Err(error),
                 Err(error) => {
-                    tracing::warn!(%error, name, "a reader did not get what it asked for");
+                    if let Some(untold) = shared.log.admit(Instant::now()) {
+                        tracing::warn!(%error, name, untold, "a reader did not get what it asked for");
+                    }
                     Ok(())
                 }
             }
@@ -189,7 +223,7 @@ fn watch(
     ];
     loop {
         let newest = match shared.newest(name) {
-            Some(edition) => edition.version,
+            Some(edition) => edition.version(),
             None => return Ok(Reply::NotPublished),
         };
         if seen != Some(newest) {
@@ -201,5 +235,87 @@ fn watch(
             Ok(_) | Err(ChannelError::TimedOut { .. }) => return Ok(Reply::Newest(None)),
             Err(error) => return Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::share::bell::Bell;
+
+    const LONG: Duration = Duration::from_secs(3600);
+    const SHORT: Duration = Duration::from_millis(1);
+
+    /// Ends a publisher's thread, also where a test fails.
+    struct Over<'a>(&'a Bell);
+
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.ring();
+        }
+    }
+
+    /// Runs something beside a publisher's thread with such bounds.
+    fn beside(at_first: Duration, between: Duration, readers: usize, work: impl Fn(&Listener)) {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = Arc::new(Listener::bind(folder.path().join("socket")).unwrap());
+        let shared = Arc::new(Shared::new().unwrap());
+        let bounds = Bounds {
+            readers,
+            at_first,
+            between,
+        };
+        std::thread::scope(|scope| {
+            let serving = scope.spawn(|| accept_all(&shared, &listener, bounds));
+            let over = Over(&shared.stop);
+            work(&listener);
+            drop(over);
+            serving.join().unwrap();
+        });
+    }
+
+    fn ask(channel: &mut Channel) -> Result<(), ChannelError> {
+        let deadline = channel.deadline();
+        channel.tell(&Request::List, deadline)?;
+        channel.hear::<Reply>(MOST_REQUEST, deadline).map(drop)
+    }
+
+    fn is_closed(channel: &mut Channel) {
+        let deadline = Deadline::after(Duration::from_secs(30));
+        let heard = channel.hear::<Reply>(MOST_REQUEST, deadline);
+        assert!(matches!(heard, Err(ChannelError::Closed)), "{heard:?}");
+    }
+
+    #[test]
+    fn a_reader_that_never_asks_is_let_go() {
+        beside(SHORT, LONG, 10, |listener| {
+            is_closed(&mut Channel::connect(listener.path()).unwrap());
+        });
+    }
+
+    #[test]
+    fn a_reader_that_has_asked_may_be_silent_for_longer_and_not_for_ever() {
+        beside(LONG, SHORT, 10, |listener| {
+            let mut silent = Channel::connect(listener.path()).unwrap();
+            let mut asks = Channel::connect(listener.path()).unwrap();
+            ask(&mut asks).unwrap();
+            is_closed(&mut asks);
+            ask(&mut silent).unwrap();
+        });
+    }
+
+    #[test]
+    fn there_is_room_again_once_a_silent_reader_was_let_go() {
+        beside(LONG, SHORT, 1, |listener| {
+            let connect = || Channel::connect(listener.path()).unwrap();
+            let mut served = std::iter::repeat_with(connect).filter_map(|mut channel| {
+                // It is turned away as long as the one before is there.
+                ask(&mut channel).ok().map(|()| channel)
+            });
+            for _ in 0..3 {
+                is_closed(&mut served.next().unwrap());
+            }
+        });
     }
 }

@@ -21,6 +21,9 @@ pub(super) mod private {
     use crate::error::SealError;
 
     pub trait Seal {
+        /// Whether nothing that others hold here may write to it.
+        fn may_be_sealed(&self) -> Result<(), SealError>;
+
         /// Waits for what writes to it, and lets nobody here write any more.
         fn seal(&mut self) -> Result<(), SealError>;
     }
@@ -33,6 +36,10 @@ impl Publishable for Region {
 }
 
 impl private::Seal for Region {
+    fn may_be_sealed(&self) -> Result<(), SealError> {
+        Self::may_be_sealed(self)
+    }
+
     fn seal(&mut self) -> Result<(), SealError> {
         Self::seal(self)
     }
@@ -45,6 +52,10 @@ impl Publishable for Block {
 }
 
 impl private::Seal for Block {
+    fn may_be_sealed(&self) -> Result<(), SealError> {
+        Self::may_be_sealed(self)
+    }
+
     fn seal(&mut self) -> Result<(), SealError> {
         Self::seal(self)
     }
@@ -57,6 +68,10 @@ impl<T: Pod + Send + Sync> Publishable for DeviceVec<T> {
 }
 
 impl<T: Pod + Send + Sync> private::Seal for DeviceVec<T> {
+    fn may_be_sealed(&self) -> Result<(), SealError> {
+        Self::may_be_sealed(self)
+    }
+
     fn seal(&mut self) -> Result<(), SealError> {
         Self::seal(self)
     }

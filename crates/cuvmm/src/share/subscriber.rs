@@ -10,11 +10,14 @@ use super::attachment::{Attachment, AttachmentBuilder};
 use super::channel::Channel;
 use super::manifest::{Manifest, Tensor};
 use super::peer::Users;
-use super::protocol::{Listing, MOST_NAME, MOST_REPLY, Reply, Request};
+use super::protocol::{Listings, MOST_LISTING, MOST_NAME, MOST_REPLY, Reply, Request};
 use crate::error::{ChannelError, SubscribeError, ViewError};
 use crate::view::View;
 
 /// A connection to a [`Publisher`](super::Publisher).
+///
+/// The publisher closes a connection over which nothing was asked for 10 minutes, and a new one over
+/// which nothing is asked within 10 seconds. [Waiting](Self::wait_for_newer) is asking.
 #[derive(Debug)]
 pub struct Subscriber {
     channel: Channel,
@@ -59,15 +62,19 @@ impl Subscriber {
         &mut self.channel
     }
 
-    /// What is published.
+    /// Lists the publications, at most 4,096 of them, and says how many there are.
     ///
     /// # Errors
     /// [`SubscribeError`] when the publisher does not answer.
-    pub fn list(&mut self) -> Result<Vec<Listing>, SubscribeError> {
+    pub fn list(&mut self) -> Result<Listings, SubscribeError> {
         let deadline = self.channel.deadline();
         self.channel.tell(&Request::List, deadline)?;
-        match self.channel.hear(MOST_REPLY, deadline)? {
-            Reply::Publications(listings) => Ok(listings),
+        match self.channel.hear(MOST_LISTING, deadline)? {
+            Reply::Publications(publications) => Ok(Listings {
+                all: publications.len() as u64,
+                publications,
+            }),
+            Reply::FirstPublications(listings) => Ok(listings),
             _ => Err(self.unexpected()),
         }
     }
@@ -97,7 +104,7 @@ impl Subscriber {
                 manifest,
             } => (publisher, version, manifest),
             Reply::NotPublished => return Err(SubscribeError::NotPublished { name }),
-            Reply::Publications(_) | Reply::Newest(_) => return Err(self.unexpected()),
+            _ => return Err(self.unexpected()),
         };
         let memory = self.channel.take_before(how, deadline)?;
         manifest.check(memory.runs())?;

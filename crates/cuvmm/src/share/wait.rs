@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use super::system::system;
 use crate::error::ChannelError;
+use crate::sync::thread;
 
 /// When an exchange must have ended.
 #[derive(Clone, Copy, Debug)]
@@ -69,4 +70,9 @@ pub(super) fn wait_for(
             Err(errno) => return Err(system("poll")(errno)),
         }
     }
+}
+
+/// Lets some time pass.
+pub(super) fn pause(time: Duration) {
+    thread::sleep(time);
 }

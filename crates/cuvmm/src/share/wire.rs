@@ -405,10 +405,16 @@ impl Head {
             return Err(DescriptionError::Magic);
         }
         let version = self.version.get();
-        if version != VERSION || self.reserved != U32::ZERO {
+        if version != VERSION {
             return Err(DescriptionError::Version {
                 version,
                 known: VERSION,
+            });
+        }
+        if self.reserved != U32::ZERO {
+            return Err(DescriptionError::Reserved {
+                version,
+                value: self.reserved.get(),
             });
         }
         let places = bounded("places", self.places, MOST_PLACES)?;

@@ -61,7 +61,7 @@ fn copy_out(
         while let Some(done) = copies.next_done() {
             let bytes = done.copied?;
             copied += bytes;
-            go_on(blocks, copied, total)?;
+            copies.aside(|| go_on(blocks, copied, total))?;
             let (Some(bed), Some(left)) = (beds.get(done.index), left.get_mut(done.index)) else {
                 continue;
             };

@@ -151,8 +151,10 @@ impl<'a> Blocks<'a> {
     }
 
     /// A function that is told how far it has come, about every 16 MiB that are copied and block by
-    /// block where nothing is, and says whether to go on. If not, everything is made as it was, and
-    /// the operation fails with `Cancelled`.
+    /// block where nothing is, and says whether to go on. If not, or if it panics, everything is made
+    /// as it was, as after a failure of the driver, and the operation fails with `Cancelled`.
+    /// It may use the library, and the same store: a copy that it makes there goes by one stream of
+    /// its own (`cuStreamCreate`).
     pub const fn watch(mut self, watch: &'a dyn Fn(&Progress) -> bool) -> Self {
         self.watch = Some(watch);
         self
@@ -183,8 +185,9 @@ impl<'a> Blocks<'a> {
     ///
     /// # Errors
     /// [`WakeError`] when there is not enough memory, with the figures, or the driver refuses. All
-    /// sleep on then, and what was kept of them is. Where the driver, on top of that, does not unmap
-    /// what had been mapped, that is stuck at the block's addresses, and the block wakes no more.
+    /// sleep on then, and what was kept of them is. Where the driver, on top of that, twice refuses to
+    /// unmap what had been mapped, or does not say that zeros on their way there have arrived, that
+    /// memory is quarantined at the block's addresses, and the block wakes no more.
     #[doc(alias("cuMemMap", "cuMemcpyHtoDAsync"))]
     pub fn wake(&self) -> Result<Woken, WakeError> {
         rise::wake(self)

@@ -74,7 +74,8 @@ impl Waking<'_, '_> {
                 }
             }
             while let Some(done) = copies.next_done() {
-                self.has_done(done.copied?)?;
+                let bytes = done.copied?;
+                copies.aside(|| self.has_done(bytes))?;
             }
             Ok(())
         })

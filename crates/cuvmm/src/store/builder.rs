@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::thread;
 
-use super::{HostStore, Lane, PART, Shared};
+use super::{HostStore, Lane, Lanes, PART, Shared};
 use crate::device::Device;
 use crate::error::{BuildStoreError, CallError};
 use crate::own::{HostPart, Stream};
 use crate::size::Granularity;
-use crate::sync::Mutex;
+use crate::sync::{Condvar, Mutex};
 
 /// Streams that copies to and from pinned memory are spread over: while one is waited for, the next
 /// is under way.
@@ -88,7 +88,11 @@ impl<'a> HostStoreBuilder<'a> {
             device: self.device.clone(),
             capacity,
             free: Mutex::new(free),
-            lanes: Mutex::new(lanes),
+            lanes: Mutex::new(Lanes {
+                free: lanes,
+                aside: 0,
+            }),
+            lanes_changed: Condvar::new(),
         };
         Ok(HostStore {
             shared: Arc::new(shared),

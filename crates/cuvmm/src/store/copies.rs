@@ -11,8 +11,8 @@ use std::iter::zip;
 use std::sync::{PoisonError, mpsc};
 use std::thread;
 
-use super::{HostStore, Lane, Saved};
-use crate::error::CopyError;
+use super::{HostStore, Lane, Saved, Shared};
+use crate::error::{CallError, CopyError};
 use crate::own::{HostPart, Span, Stream};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
@@ -150,6 +150,7 @@ struct Open<'a> {
 
 /// Copies that are under way.
 pub(crate) struct Copies<'q, 'a> {
+    store: &'q Shared,
     work: &'q Work<'a>,
     done: mpsc::Receiver<Done>,
     /// Jobs that have not been heard of.
@@ -192,6 +193,11 @@ impl<'a> Copies<'_, 'a> {
         self.open += 1;
     }
 
+    /// Runs the user's code, which may copy with the same store.
+    pub(crate) fn aside<T>(&self, run: impl FnOnce() -> T) -> T {
+        self.store.aside(run)
+    }
+
     /// Waits until something more is done; nothing if all that was added is.
     pub(crate) fn next_done(&mut self) -> Option<Done> {
         self.open = self.open.checked_sub(1)?;
@@ -203,13 +209,13 @@ impl<'a> Copies<'_, 'a> {
 /// ended; those that had not begun when `drive` ended were not made.
 ///
 /// # Errors
-/// What `drive` returns, or that no thread could be had.
-pub(crate) fn copy<'a, T, E: From<io::Error>>(
+/// What `drive` returns, or that no thread or stream could be had.
+pub(crate) fn copy<'a, T, E: From<io::Error> + From<CallError>>(
     store: &HostStore,
     direction: Direction,
     drive: impl FnOnce(&mut Copies<'_, 'a>) -> Result<T, E>,
 ) -> Result<T, E> {
-    let mut lanes = store.shared.lanes();
+    let mut taken = store.shared.take_lanes()?;
     let work = Work {
         open: Mutex::new(Open {
             jobs: VecDeque::new(),
@@ -222,7 +228,7 @@ pub(crate) fn copy<'a, T, E: From<io::Error>>(
         let (report, done) = mpsc::channel();
         let mut refused = None;
         let mut hands = 0;
-        for lane in lanes.iter_mut() {
+        for lane in &mut taken.lanes {
             let report = report.clone();
             let hand = move || {
                 while let Some(mut job) = work.next() {
@@ -243,6 +249,7 @@ pub(crate) fn copy<'a, T, E: From<io::Error>>(
             return Err(error.into());
         }
         let mut copies = Copies {
+            store: &store.shared,
             work,
             done,
             open: 0,

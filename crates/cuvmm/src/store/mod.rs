@@ -12,6 +12,7 @@
 
 mod builder;
 mod copies;
+mod lanes;
 mod saved;
 
 use std::fmt;
@@ -20,7 +21,7 @@ use std::sync::{Arc, PoisonError};
 use crate::device::Device;
 use crate::error::SleepError;
 use crate::own::{HostPart, Stream};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 pub use builder::HostStoreBuilder;
 pub(crate) use copies::{Direction, Job, copy};
@@ -42,8 +43,17 @@ struct Shared {
     capacity: u64,
     /// What nothing is kept in: pinned parts at the end, to be taken first.
     free: Mutex<Vec<HostPart>>,
-    /// What copies are made with; who copies has all of them.
-    lanes: Mutex<Vec<Lane>>,
+    /// What copies are made with.
+    lanes: Mutex<Lanes>,
+    /// Told when lanes come back, or the thread that has them turns to the user's code.
+    lanes_changed: Condvar,
+}
+
+/// The lanes that are free: all, or none while a copy has them.
+struct Lanes {
+    free: Vec<Lane>,
+    /// Threads that copy and are in the user's code, which may be waiting for another copy.
+    aside: usize,
 }
 
 /// A stream for copies, and pinned parts through which they reach ordinary memory.
@@ -70,9 +80,12 @@ impl HostStore {
         self.shared.capacity
     }
 
-    /// Bytes that nothing is kept in. What is kept takes whole parts of 2 MiB.
+    /// Bytes that nothing is kept in. What is kept takes whole parts of 2 MiB. 0 in a forked child.
     #[must_use]
     pub fn free(&self) -> u64 {
+        if self.shared.device.is_forked() {
+            return 0;
+        }
         self.shared.free().iter().map(bytes_of).sum()
     }
 
@@ -126,12 +139,16 @@ impl Shared {
         (have >= bytes).then(|| free.split_off(from))
     }
 
-    fn lanes(&self) -> MutexGuard<'_, Vec<Lane>> {
+    fn lanes(&self) -> MutexGuard<'_, Lanes> {
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes parts back: pinned ones to where they are taken first.
     fn take_back(&self, parts: Vec<HostPart>) {
+        // Another thread of the parent may have had the lock when the child was forked.
+        if self.device.is_forked() {
+            return;
+        }
         let (pinned, mut ordinary): (Vec<_>, Vec<_>) =
             parts.into_iter().partition(HostPart::is_pinned);
         let mut free = self.free();

@@ -67,12 +67,15 @@ impl Books {
         self.writer.iter().chain(readers).cloned().collect()
     }
 
-    /// All that conflicts has passed.
-    fn forget(&mut self, kind: Kind) {
-        self.writer = None;
-        if kind == Kind::Write {
-            self.readers.clear();
-        }
+    /// All that conflicts has passed. Returns the marks: their streams are users', and are dropped
+    /// without the lock.
+    fn forget(&mut self, kind: Kind) -> Vec<Mark> {
+        let mut gone = match kind {
+            Kind::Read => Vec::new(),
+            Kind::Write => std::mem::take(&mut self.readers),
+        };
+        gone.extend(self.writer.take());
+        gone
     }
 
     /// The mark that a use of this kind on this stream moves on, if there is one.
@@ -146,13 +149,18 @@ impl Uses {
             // whether it is still known.
             let mut books = self.lock();
             let mut failed = Ok(());
-            books.readers.retain(|mark| match mark.event.is_passed() {
-                Ok(passed) => !passed,
-                Err(error) => {
+            let readers = std::mem::take(&mut books.readers);
+            let (gone, left) = readers.into_iter().partition(|mark| {
+                let passed = mark.event.is_passed();
+                passed.unwrap_or_else(|error| {
                     failed = Err(error);
-                    true
-                }
+                    false
+                })
             });
+            books.readers = left;
+            drop(books);
+            // Their streams are users': they are dropped without the lock.
+            let _gone: Vec<Mark> = gone;
             failed
         })?
     }
@@ -178,7 +186,8 @@ impl Uses {
         let marks = self.lock().marks_against(kind);
         if !marks.is_empty() {
             device.relaxed(|| marks.iter().try_for_each(|mark| mark.event.synchronize()))??;
-            self.lock().forget(kind);
+            let gone = self.lock().forget(kind);
+            drop(gone);
         }
         Ok(())
     }
@@ -207,7 +216,8 @@ impl Uses {
             let device = mark.stream.device();
             over(device, || device.relaxed(|| mark.event.synchronize())?)?;
         }
-        self.lock().forget(Kind::Write);
+        let gone = self.lock().forget(Kind::Write);
+        drop(gone);
         Ok(())
     }
 }
@@ -242,9 +252,9 @@ impl Use<'_> {
     /// the stream came behind.
     pub(super) fn passed(mut self) {
         let mut books = self.uses.lock();
-        books.open.remove(&self.number);
-        books.forget(self.kind);
+        let gone = (books.open.remove(&self.number), books.forget(self.kind));
         drop(books);
+        drop(gone);
         self.passed = true;
     }
 
@@ -267,7 +277,8 @@ impl Drop for Use<'_> {
         // What could not be marked stays noted as open.
         let Ok(true) = self.mark() else { return };
         let mut books = self.uses.lock();
-        books.open.remove(&self.number);
+        let open = books.open.remove(&self.number);
+        let mut gone = Vec::new();
         match self.kind {
             Kind::Read => {
                 if books.mark_of(Kind::Read, &self.mark.stream).is_none() {
@@ -276,10 +287,13 @@ impl Drop for Use<'_> {
             }
             // It came behind all readers, so its mark stands for them too.
             Kind::Write => {
-                books.readers.clear();
+                gone = books.forget(Kind::Write);
                 books.writer = Some(self.mark.clone());
             }
         }
+        drop(books);
+        // Their streams are users': they are dropped without the lock.
+        drop((open, gone));
     }
 }
 

@@ -6,8 +6,8 @@ use cuvmm::driver::{DeviceAddress, Driver, Ordinal, StreamHandle};
 
 fn main() {}
 
-fn stream(device: &cuvmm::Device) -> cuvmm::Stream {
-    cuvmm::Stream::from_raw(device, StreamHandle(1), Arc::new(()))
+fn stream(device: &cuvmm::Device) {
+    drop(cuvmm::Stream::from_raw(device, StreamHandle(1), Arc::new(())));
 }
 
 fn unmap(driver: &dyn Driver) {

@@ -20,10 +20,11 @@ use cudarc::driver::{
 };
 use cuvmm::cudarc::{Committed, Context, Leased, MemoryMut, Part, PartMut, Slice};
 use cuvmm::driver::{CUresult, StreamHandle};
-use cuvmm::error::{AdoptError, AdoptStreamError, LendRefusal};
+use cuvmm::error::{AdoptError, AdoptStreamError, BlockRefusal, LendRefusal};
 use cuvmm::sparse::Holes;
 use cuvmm::{
-    CowBuffer, DeviceVec, Limit, Pool, Region, RingBuffer, SparseArray, Stream, UnifiedBuffer,
+    Contents, CowBuffer, DeviceVec, Limit, Pool, Region, RingBuffer, SparseArray, Stream,
+    UnifiedBuffer,
 };
 
 /// A context of cudarc's, and a stream as both sides have it.
@@ -251,6 +252,31 @@ pub fn a_slice_can_be_taken_apart_and_given_back() {
     rig.nothing_went_wrong();
 }
 
+pub fn a_block_is_asked_when_the_slice_is_made() {
+    let rig = rig();
+    let g = rig.g();
+    let pool = rig.pool();
+    let tenant = pool.tenant("a").register().unwrap();
+    let block = tenant.block(2 * g).largest_extent(g).home_stream(&rig.ours);
+    let block = block.allocate().unwrap();
+    tenant.blocks().sleep(Contents::Discard).unwrap();
+    let leased = Leased::of(&block);
+    let refused = Slice::<u32, _>::new(leased).unwrap_err();
+    let asleep = BlockRefusal::Asleep { size: 2 * g };
+    assert_eq!(refused.reason, LendRefusal::Refused(asleep));
+    tenant.blocks().wake().unwrap();
+    let leased = doubled(&rig, refused.memory);
+    // Shared since the lease was taken.
+    let fork = block.fork(g, 2 * g).unwrap();
+    let shared = LendRefusal::Refused(BlockRefusal::Shared { bytes: g });
+    for leased in [leased, Leased::of(&block), Leased::of(&fork)] {
+        let refused = Slice::<u32, _>::new(leased).unwrap_err();
+        assert_eq!(refused.reason, shared);
+    }
+    drop((block, fork, tenant, pool));
+    rig.nothing_went_wrong();
+}
+
 pub fn what_does_not_fit_is_refused_and_handed_back() {
     let rig = rig();
     let device = rig.context.device();
@@ -266,7 +292,7 @@ pub fn what_does_not_fit_is_refused_and_handed_back() {
     // SAFETY: it is a stream of the context, which outlives all that is made of it here.
     let disguised = unsafe {
         let handle = StreamHandle(rig.theirs.cu_stream().addr() as u64);
-        Stream::from_raw(device, handle, default.clone())
+        Stream::from_raw(device, handle, default.clone()).unwrap()
     };
     let vec = DeviceVec::<u32>::new(device, &disguised, 8).unwrap();
     let refused = Slice::new(vec).unwrap_err();
@@ -301,6 +327,14 @@ pub fn what_does_not_fit_is_refused_and_handed_back() {
     let refused = Committed::new(&region, 8..g + 8, &rig.ours).unwrap_err();
     let (start, end) = (8, g + 8);
     assert_eq!(refused, LendRefusal::NotCommitted { start, end });
+    let fork = region.fork(&[]).unwrap();
+    let (start, end) = (8, 16);
+    for side in [&region, &fork] {
+        let refused = Committed::new(side, start..end, &rig.ours).unwrap_err();
+        assert_eq!(refused, LendRefusal::ReadOnly { start, end });
+    }
+    drop(fork);
+    region.unshare(0..g, &rig.ours, &[]).unwrap();
     let odd = Committed::new(&region, 2..10, &rig.ours).unwrap();
     let (address, alignment) = (region.address().0 + 2, 4);
     assert_eq!(

@@ -229,6 +229,8 @@ impl Work for HostWork {
         }
         let live = self.driver.live();
         assert!(live.is_nothing(), "left behind: {live:?}");
+        let taken = self.driver.take_hazards();
+        assert!(taken.is_empty(), "taken from queued work: {taken:#?}");
     }
 }
 

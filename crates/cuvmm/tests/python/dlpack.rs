@@ -340,7 +340,11 @@ pub unsafe extern "C" fn imported_close(
         let device = &unsafe { &*world }.device;
         let handle = cuvmm::driver::StreamHandle(producer.unsigned_abs());
         let stream = unsafe { Stream::from_raw(device, handle, Arc::new(())) };
-        imported.give_back(&stream)
+        match stream {
+            Ok(stream) => imported.give_back(&stream),
+            // Another stream on each thread.
+            Err(_) => imported.close(),
+        }
     };
     said(
         closed

@@ -16,7 +16,7 @@ use std::io::{IoSlice, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -66,6 +66,13 @@ impl Head {
         bytes.extend(self.more.to_le_bytes());
         bytes
     }
+}
+
+/// The lock beside a socket.
+pub fn lock_of(socket: &Path) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(".cuvmm-lock");
+    path.into()
 }
 
 /// A peer that says what it likes.

@@ -61,7 +61,7 @@ pub(crate) const CRATES: &[Place] = &[
         reads_environment: false,
         library: true,
         floors: &[
-            room(&["sync"]),
+            room(&["sync", "deferred"]),
             Floor {
                 rooms: &["error", "size"],
                 open: true,
@@ -115,7 +115,7 @@ pub(crate) const CRATES: &[Place] = &[
         reads_environment: false,
         library: true,
         floors: &[
-            room(&["error"]),
+            room(&["error", "waiting"]),
             room(&["loan"]),
             room(&["gpu"]),
             room(&["memory"]),

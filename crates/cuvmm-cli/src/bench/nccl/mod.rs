@@ -29,8 +29,8 @@ use cuvmm::driver::cuda::CudaDriver;
 use self::library::{Nccl, Ranks};
 use self::measure::{Asked, measure};
 use self::report::Report;
-use crate::drivers::print;
 use crate::size::size;
+use crate::terminal::print;
 use crate::usage;
 
 /// A sample moves so much: a few milliseconds on fast links, beside which a launch is little.

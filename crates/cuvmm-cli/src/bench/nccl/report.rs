@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::kind::{Kind, Whose};
 use crate::bench::samples::Samples;
+use crate::terminal::{self, safe};
 use crate::watch::in_words;
 
 /// One kind of memory at one size. The keys are a stable interface; others may be added.
@@ -105,7 +106,7 @@ fn on_the_bus(ranks: usize) -> f64 {
 
 impl Report {
     pub(super) fn json(&self) -> anyhow::Result<String> {
-        Ok(serde_json::to_string_pretty(self)? + "\n")
+        Ok(terminal::json(self)?)
     }
 
     pub(super) fn text(&self) -> String {
@@ -115,7 +116,7 @@ impl Report {
             self.device,
             self.driver,
             self.nccl,
-            self.library,
+            safe(&self.library),
             table(&self.rows)
         );
         for refused in &self.refused {
@@ -124,7 +125,7 @@ impl Report {
             let _ = writeln!(
                 text,
                 "{memory}, registered {how}: refused, {}",
-                refused.reason
+                safe(&refused.reason)
             );
         }
         text

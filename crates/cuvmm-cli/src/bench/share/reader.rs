@@ -18,7 +18,8 @@ use crate::bench::current::Current;
 use crate::bench::options::PLAYED;
 use crate::bench::pairs::alternate;
 use crate::bench::queue::waited;
-use crate::drivers::{Choice, Concrete, StandIn, print};
+use crate::drivers::{Choice, Concrete, StandIn};
+use crate::terminal::{json_line, print};
 use crate::watch::wall;
 
 /// Read what a bench publishes: started by it
@@ -153,7 +154,7 @@ impl Reader {
             free_before,
             free_within,
         };
-        print(&serde_json::to_string(&reading)?)?;
+        print(&json_line(&reading)?)?;
         Ok(ExitCode::SUCCESS)
     }
 

@@ -1,0 +1,119 @@
+//! What is freed once the last tensor over it has gone: looked at a little with each operation, so that
+//! what one operation costs does not grow with what waits.
+
+use std::collections::VecDeque;
+
+/// How many of those that wait one operation looks at. It adds at most one, so that what has gone is
+/// caught up with.
+const LOOKS: usize = 4;
+
+/// What waits for its last user.
+pub(crate) trait Wait {
+    /// Whether it may still be used. Once it is not it never is again.
+    fn is_used(&mut self) -> bool;
+
+    /// Its bytes.
+    fn bytes(&self) -> u64;
+}
+
+/// Those that wait. What has no user any more is handed out, to be dropped where no lock is held.
+#[derive(Debug)]
+pub(crate) struct Waiting<T> {
+    queue: VecDeque<T>,
+}
+
+impl<T: Wait> Waiting<T> {
+    pub(crate) const fn new() -> Self {
+        let queue = VecDeque::new();
+        Self { queue }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    pub(crate) fn add(&mut self, one: T) {
+        self.queue.push_back(one);
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.queue.iter()
+    }
+
+    /// Takes out what has no user any more, of those that were not looked at for longest.
+    pub(crate) fn take_some(&mut self) -> Vec<T> {
+        self.take(LOOKS)
+    }
+
+    /// Takes out all that has no user any more.
+    pub(crate) fn take_all(&mut self) -> Vec<T> {
+        self.take(usize::MAX)
+    }
+
+    /// Bytes of all that wait.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.queue.iter().map(T::bytes).sum()
+    }
+
+    fn take(&mut self, looks: usize) -> Vec<T> {
+        let mut over = Vec::new();
+        for _ in 0..looks.min(self.queue.len()) {
+            let Some(mut one) = self.queue.pop_front() else {
+                break;
+            };
+            match one.is_used() {
+                true => self.queue.push_back(one),
+                false => over.push(one),
+            }
+        }
+        over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use super::*;
+
+    struct One {
+        used: Rc<Cell<bool>>,
+        looks: Rc<Cell<usize>>,
+    }
+
+    impl Wait for One {
+        fn is_used(&mut self) -> bool {
+            self.looks.set(self.looks.get() + 1);
+            self.used.get()
+        }
+
+        fn bytes(&self) -> u64 {
+            8
+        }
+    }
+
+    #[test]
+    fn an_operation_looks_at_no_more_however_many_wait() {
+        let looks = Rc::new(Cell::new(0));
+        let used: Vec<Rc<Cell<bool>>> = (0..1000).map(|_| Rc::new(Cell::new(true))).collect();
+        let mut waiting = Waiting::new();
+        for used in &used {
+            let (used, looks) = (Rc::clone(used), Rc::clone(&looks));
+            waiting.add(One { used, looks });
+            assert!(waiting.take_some().is_empty());
+        }
+        assert!(looks.get() <= LOOKS * 1000, "{} looks", looks.get());
+        assert_eq!(waiting.bytes(), 8000);
+
+        // Whatever has gone is found, wherever it is, in as many operations as it takes to see all.
+        used.iter().step_by(3).for_each(|used| used.set(false));
+        let found: usize = (0..1000_usize.div_ceil(LOOKS))
+            .map(|_| waiting.take_some().len())
+            .sum();
+        assert_eq!((found, waiting.bytes()), (334, 666 * 8));
+        used.iter().for_each(|used| used.set(false));
+        assert_eq!(waiting.take_all().len(), 666);
+        assert!(waiting.is_empty());
+    }
+}

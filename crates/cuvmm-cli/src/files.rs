@@ -1,0 +1,123 @@
+//! Files that the command line names.
+//!
+//! A file that is not there, that cannot be opened, or that is of another kind than is asked for is
+//! wrong usage, as an option is that cannot be meant: exit code 2, with the path and what is there.
+
+use std::fs::{File, FileType, OpenOptions};
+use std::io::{self, IsTerminal as _, Read as _};
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+use anyhow::Context as _;
+use bytesize::ByteSize;
+use rustix::fs::OFlags;
+
+use crate::terminal::shown;
+use crate::usage;
+
+/// The most bytes of a file that is read whole: a plan, a table, recorded answers.
+const MOST_TEXT: u64 = 64 << 20;
+
+/// What a path leads to, for people.
+fn kind(found: FileType) -> &'static str {
+    match found {
+        found if found.is_dir() => "a folder",
+        found if found.is_fifo() => "a pipe",
+        found if found.is_socket() => "a socket",
+        found if found.is_char_device() || found.is_block_device() => "a device",
+        _ => "no regular file",
+    }
+}
+
+/// The error for a file that cannot be used as the command line asks: wrong usage.
+pub(crate) fn wrong(path: &Path, what: impl std::fmt::Display) -> anyhow::Error {
+    usage(format!("{}: {what}", shown(path)))
+}
+
+/// Opens a regular file to read at any place in it. Nothing is waited for: opening a pipe without a
+/// writer would never end.
+///
+/// # Errors
+/// Wrong usage, with the path and what is there.
+pub(crate) fn regular(path: &Path) -> anyhow::Result<File> {
+    let file = without_waiting(OpenOptions::new().read(true), path);
+    let file = file.map_err(|error| wrong(path, error))?;
+    let found = file.metadata().map_err(|error| wrong(path, error))?;
+    match found.is_file() {
+        true => Ok(file),
+        false => {
+            let kind = kind(found.file_type());
+            Err(wrong(
+                path,
+                format!("this is {kind}, and a regular file is needed"),
+            ))
+        }
+    }
+}
+
+/// Reads a text file whole, or what comes through a pipe.
+///
+/// # Errors
+/// Wrong usage, with the path and what is there.
+pub(crate) fn text(path: &Path) -> anyhow::Result<String> {
+    let bytes = bytes(path, MOST_TEXT)?;
+    String::from_utf8(bytes).map_err(|_| wrong(path, "this is no text in UTF-8"))
+}
+
+/// Reads a file up to a limit of bytes whole, or what comes through a pipe.
+///
+/// # Errors
+/// Wrong usage, with the path and what is there.
+pub(crate) fn bytes(path: &Path, most: u64) -> anyhow::Result<Vec<u8>> {
+    let read = || -> io::Result<Result<Vec<u8>, String>> {
+        // Looked at before it is opened too: to open a device may do something.
+        let readable = |found: FileType| found.is_file() || found.is_fifo();
+        let found = std::fs::metadata(path)?.file_type();
+        if !readable(found) && !found.is_char_device() {
+            return Ok(Err(format!(
+                "this is {}, and a file is needed",
+                kind(found)
+            )));
+        }
+        let file = File::open(path)?;
+        if !readable(file.metadata()?.file_type()) && !file.is_terminal() {
+            return Ok(Err("this is a device, and a file is needed".to_owned()));
+        }
+        let mut bytes = vec![];
+        let read = file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+        if read as u64 > most {
+            let most = ByteSize(most).display().iec();
+            return Ok(Err(format!(
+                "this has more than {most}, the most that is read"
+            )));
+        }
+        Ok(Ok(bytes))
+    };
+    match read() {
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(what)) => Err(wrong(path, what)),
+        Err(error) => Err(wrong(path, error)),
+    }
+}
+
+/// Finds out whether a file can be written, before work that takes minutes. What is in it stays there.
+///
+/// # Errors
+/// Wrong usage, with the path and why it cannot.
+pub(crate) fn writable(path: &Path) -> anyhow::Result<()> {
+    let opened = without_waiting(OpenOptions::new().append(true).create(true), path);
+    opened.map(drop).map_err(|error| wrong(path, error))
+}
+
+/// Writes a file whole.
+///
+/// # Errors
+/// When that fails, with the path.
+pub(crate) fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| shown(path))
+}
+
+fn without_waiting(how: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+    how.custom_flags(flags.bits().cast_signed()).open(path)
+}

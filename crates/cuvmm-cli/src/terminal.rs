@@ -1,0 +1,275 @@
+//! What the command writes to its standard output and standard error.
+//!
+//! Names come from files, from other processes and from the command line. None of them may act on
+//! the terminal that shows them: move the cursor, change colours or titles, begin a line, or reorder
+//! what stands around. Characters that would are shown as escapes. Everything that is written goes
+//! through here; a name that stands in a line of text goes through [`safe`] before it, since a line
+//! break is not told from ours afterwards.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+use std::io::{self, ErrorKind, IsTerminal as _, Write as _};
+use std::path::Path;
+
+use serde::Serialize;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::MakeExt as _;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::debug_fn;
+use tracing_subscriber::util::SubscriberInitExt;
+
+/// Whether a terminal does something else with a character than show it: controls (C0, DEL and C1),
+/// separators of lines and paragraphs, and marks that change the direction of text.
+pub(crate) fn acts(character: char) -> bool {
+    character.is_control()
+        || matches!(
+            character,
+            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{206f}'
+        )
+}
+
+/// A text as one line that a terminal only shows: `\n` and `\u{1b}` stand for what they name.
+pub(crate) fn safe(text: &str) -> Cow<'_, str> {
+    escaped(text, acts, |character, to| {
+        to.extend(character.escape_default());
+    })
+}
+
+/// A path as one line that a terminal only shows.
+pub(crate) fn shown(path: &Path) -> String {
+    safe(&path.to_string_lossy()).into_owned()
+}
+
+/// An error and its causes in one text. A cause that the message before it ends with is left out: some
+/// of the library's messages name theirs, and others do not.
+pub(crate) fn chain(error: &anyhow::Error) -> String {
+    let mut causes = error.chain().map(ToString::to_string);
+    let mut text = causes.next().unwrap_or_default();
+    for cause in causes {
+        if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+/// A number of things, with the word in its right form.
+pub(crate) fn counted(count: u64, what: &str) -> String {
+    match count {
+        1 => format!("1 {what}"),
+        count => format!("{count} {what}s"),
+    }
+}
+
+fn escaped(
+    text: &str,
+    acts: impl Fn(char) -> bool,
+    escape: impl Fn(char, &mut String),
+) -> Cow<'_, str> {
+    if !text.contains(&acts) {
+        return Cow::Borrowed(text);
+    }
+    let mut line = String::with_capacity(text.len());
+    for character in text.chars() {
+        match acts(character) {
+            true => escape(character, &mut line),
+            false => line.push(character),
+        }
+    }
+    Cow::Owned(line)
+}
+
+/// Prints lines to standard output. A reader that stops early, as `head` does, is no failure.
+///
+/// # Errors
+/// When the text cannot be written for another reason.
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    let text = escaped(
+        text,
+        |character| character != '\n' && acts(character),
+        |character, to| to.extend(character.escape_default()),
+    );
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        outcome => Ok(outcome?),
+    }
+}
+
+/// Prints one line to standard error.
+pub(crate) fn tell(line: &str) {
+    // Standard error is the last place to report to: its own failure has none.
+    let _ = writeln!(io::stderr(), "{}", safe(line));
+}
+
+/// A value as JSON of one line, in which characters that act on a terminal are escaped as JSON does.
+///
+/// # Errors
+/// When the value cannot be serialised.
+pub(crate) fn json_line(value: &impl Serialize) -> serde_json::Result<String> {
+    Ok(only_shown(&serde_json::to_string(value)?) + "\n")
+}
+
+/// A value as indented JSON, in which characters that act on a terminal are escaped as JSON does.
+///
+/// # Errors
+/// When the value cannot be serialised.
+pub(crate) fn json(value: &impl Serialize) -> serde_json::Result<String> {
+    Ok(only_shown(&serde_json::to_string_pretty(value)?) + "\n")
+}
+
+/// JSON itself escapes C0 controls alone. All others can only stand in strings, where an escape means
+/// the same; line breaks that are there are those between the lines.
+fn only_shown(json: &str) -> String {
+    escaped(
+        json,
+        |character| character != '\n' && acts(character),
+        |character, to| {
+            for unit in character.encode_utf16(&mut [0; 2]) {
+                // Writing to a string does not fail.
+                let _ = write!(to, "\\u{unit:04x}");
+            }
+        },
+    )
+    .into_owned()
+}
+
+/// Has logs go to standard error as `RUST_LOG` says: in colour on a terminal, unless `NO_COLOR` is
+/// set.
+pub(crate) fn log() {
+    let filter = EnvFilter::builder()
+        .with_default_directive(LevelFilter::WARN.into())
+        .from_env_lossy();
+    let plain = std::env::var_os("NO_COLOR").is_some_and(|set| !set.is_empty());
+    let coloured = !plain && io::stderr().is_terminal();
+    // It fails where there is a subscriber already, and nothing here sets another.
+    let _ = subscriber(filter, coloured, io::stderr).try_init();
+}
+
+/// Logs of one line each, in which what acts on a terminal is escaped.
+fn subscriber<W>(filter: EnvFilter, coloured: bool, to: W) -> impl SubscriberInitExt
+where
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
+    let fields = debug_fn(|to, field, value| {
+        let value = format!("{value:?}");
+        match field.name() {
+            "message" => write!(to, "{}", safe(&value)),
+            name => write!(to, "{name}={}", safe(&value)),
+        }
+    });
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(coloured)
+        .fmt_fields(fields.delimited(" "))
+        .with_writer(to)
+        .finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::{Arc, Mutex};
+
+    use anyhow::anyhow;
+    use tracing_subscriber::EnvFilter;
+    use tracing_subscriber::util::SubscriberInitExt as _;
+
+    use super::{acts, chain, json, safe, subscriber};
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn logged(coloured: bool) -> String {
+        let (lines, filter) = (Lines::default(), EnvFilter::new("warn"));
+        let to = lines.clone();
+        let logs = subscriber(filter, coloured, move || to.clone()).set_default();
+        let error = "\u{1b}]0;title\u{7}\n2026 ERROR all is lost";
+        tracing::warn!(%error, name = "\u{9b}2J", "a reader \u{202e}was let go");
+        drop(logs);
+        String::from_utf8(lines.0.lock().unwrap().clone()).unwrap()
+    }
+
+    #[test]
+    fn a_log_is_one_line_and_has_colours_where_they_are_wanted_alone() {
+        let plain = logged(false);
+        assert!(
+            !plain.contains(|character| character != '\n' && acts(character)),
+            "{plain:?}"
+        );
+        assert_eq!(plain.lines().count(), 1, "{plain}");
+        let shown = "a reader \\u{202e}was let go error=\\u{1b}]0;title\\u{7}\\n2026 ERROR";
+        assert!(plain.contains(" WARN ") && plain.contains(shown), "{plain}");
+        let coloured = logged(true);
+        assert!(coloured.contains("\u{1b}[33m WARN"), "{coloured:?}");
+        assert!(
+            !coloured.contains("\u{1b}]0") && coloured.contains(shown),
+            "{coloured:?}"
+        );
+    }
+
+    #[test]
+    fn what_acts_on_a_terminal_is_shown_as_an_escape() {
+        for (text, line) in [
+            ("llama-70b", "llama-70b"),
+            ("größe 模型 🦙", "größe 模型 🦙"),
+            ("a\u{1b}[2Jb", "a\\u{1b}[2Jb"),
+            ("a\nb\r\tc\0", "a\\nb\\r\\tc\\u{0}"),
+            (
+                "\u{7f}\u{80}\u{9b}31m\u{9f}",
+                "\\u{7f}\\u{80}\\u{9b}31m\\u{9f}",
+            ),
+            ("\u{202e}gpj\u{202c}", "\\u{202e}gpj\\u{202c}"),
+            (
+                "\u{2066}\u{2069}\u{200f}\u{61c}",
+                "\\u{2066}\\u{2069}\\u{200f}\\u{61c}",
+            ),
+            ("\u{2028}\u{2029}", "\\u{2028}\\u{2029}"),
+        ] {
+            assert_eq!(safe(text), line);
+            assert_eq!(safe(line), line, "an escape stays as it is");
+        }
+        let every = (0..=u32::from(char::MAX)).filter_map(char::from_u32);
+        for character in every.filter(|character| character.is_control()) {
+            assert!(acts(character), "{character:?}");
+        }
+    }
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let error = anyhow!("no such file").context("open: no such file");
+        assert_eq!(chain(&error), "open: no such file");
+        assert_eq!(chain(&error.context("/a")), "/a: open: no such file");
+        assert_eq!(chain(&anyhow!("why").context("what")), "what: why");
+    }
+
+    #[test]
+    fn json_means_the_same_and_acts_on_no_terminal() {
+        let names = [
+            "\u{1b}]0;x\u{7}",
+            "\u{9b}2J",
+            "\u{202e}\u{2028}",
+            "a\nb",
+            "\u{7f}",
+        ];
+        let text = json(&names).unwrap();
+        assert!(
+            !text.contains(|character| character != '\n' && acts(character)),
+            "{text:?}"
+        );
+        assert_eq!(text.lines().count(), names.len() + 2);
+        let back: Vec<String> = serde_json::from_str(&text).unwrap();
+        assert_eq!(back, names);
+    }
+}

@@ -1,0 +1,56 @@
+//! A primary context that is reset.
+
+use super::allocations::Kind;
+use super::backing::Backing;
+use super::machine::Machine;
+use super::state::State;
+use crate::{Call, Ordinal};
+
+impl<B: Backing> Machine<B> {
+    /// Resets the device's context, as another part of a program does by
+    /// `cuDevicePrimaryCtxReset`. Queued work never runs; streams, events, captures, launchable
+    /// graphs and device memory that was allocated in the context end, and their handles name
+    /// nothing, or in the hostile manner something new soon. A context that was lost works again.
+    /// Reservations, physicals and mappings stay, as do pinned and managed memory here, since
+    /// safe code may hold references into it.
+    pub fn reset_context(&self, device: Ordinal) {
+        self.with(|state| state.reset_context(device));
+    }
+}
+
+impl<B: Backing> State<B> {
+    fn reset_context(&mut self, device: Ordinal) {
+        let Ok(index) = self.device(device) else {
+            return;
+        };
+        for work in self.streams.give_up(device.0) {
+            self.give_up_work(&work);
+        }
+        self.end_captures_of(device.0);
+        let mut gone = self.streams.end_all(device.0);
+        self.events.retain(|&handle, event| {
+            let stays = event.device != device.0;
+            gone.extend((!stays).then_some(handle));
+            stays
+        });
+        self.graph_execs.retain(|&handle, (owner, _)| {
+            let stays = *owner != device.0;
+            gone.extend((!stays).then_some(handle));
+            stays
+        });
+        gone.into_iter()
+            .for_each(|handle| self.handles.give_back(handle));
+
+        let allocations = self.allocations.by_address.iter();
+        let of_context = allocations.filter(|(_, allocation)| {
+            allocation.device == device.0 && matches!(allocation.kind, Kind::Plain | Kind::Pool)
+        });
+        let addresses: Vec<_> = of_context.map(|(&address, _)| address).collect();
+        for address in addresses {
+            self.end_allocation(Call::MemFree, address);
+        }
+        self.trim_pool(index);
+        self.devices[index].lost = None;
+        self.progress = true;
+    }
+}

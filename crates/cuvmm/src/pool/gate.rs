@@ -1,0 +1,167 @@
+//! The one gate for the memory of a block: copies, leases for a right, registrations, dma-bufs,
+//! tensors and slices for other libraries, handles for other processes, and publications.
+//!
+//! It checks all that stands against a use and counts the lease in one locked section, so that
+//! nothing puts the block to sleep, moves it or exports it between the check and the lease. While
+//! the lease lives, what was checked stays so, with one exception: a [fork](super::fork) that is
+//! made later shares the memory, and [`Block::fork`] says who must not write then.
+//!
+//! Nothing is handed out here, and no byte is copied.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::block::Block;
+use super::core::Core;
+use super::lease::Lease;
+use super::slot::{Place, Slot};
+use super::state::State;
+use crate::error::{BlockRefusal, SealError};
+use crate::own::Right;
+
+/// What the memory of a block is wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// A copy with this right, which is waited for.
+    Copy(Right),
+    /// A use with this right through the block's addresses, for as long as the lease lives.
+    Lend(Right),
+    /// The memory itself goes to another process or device, which can write to it for good.
+    Export,
+}
+
+impl Use {
+    fn writes(self) -> bool {
+        match self {
+            Self::Copy(right) | Self::Lend(right) => right == Right::ReadWrite,
+            Self::Export => true,
+        }
+    }
+}
+
+impl Core {
+    /// A lease for a use of a range of a block, or of what an earlier lease kept of one.
+    pub(super) fn admit(
+        self: &Arc<Self>,
+        (place, size): (Place, u64),
+        wanted: Use,
+        range: Range<u64>,
+    ) -> Result<Lease, BlockRefusal> {
+        self.device.usable()?;
+        self.lock().admit(&place, wanted, &range)?;
+        Ok(Lease::counted(Arc::clone(self), place, size))
+    }
+}
+
+impl Block {
+    /// A [lease](Self::lease) for a use of the whole block with this right: nothing puts the block
+    /// to sleep or moves it between the check and the lease.
+    ///
+    /// # Errors
+    /// [`BlockRefusal`] when the block sleeps, is to be written and shares memory with
+    /// [forks](Self::fork), or has lost memory, when the context is lost, and in a forked child.
+    pub fn lease_for(&self, right: Right) -> Result<Lease, BlockRefusal> {
+        self.admit(Use::Lend(right), 0..self.size())
+    }
+
+    /// Whether the whole block may be used with this right now. Nothing keeps it so but a lease:
+    /// [`lease_for`](Self::lease_for) asks the same and takes one.
+    ///
+    /// # Errors
+    /// As [`lease_for`](Self::lease_for).
+    pub fn check_for(&self, right: Right) -> Result<(), BlockRefusal> {
+        let core = self.core();
+        core.device.usable()?;
+        let range = 0..self.size();
+        core.lock().check(self.place(), Use::Lend(right), &range)
+    }
+}
+
+impl Lease {
+    /// Another lease, for a use of a range of the memory.
+    pub(crate) fn admit(&self, wanted: Use, range: Range<u64>) -> Result<Self, BlockRefusal> {
+        let of = (*self.place(), self.size());
+        self.core().admit(of, wanted, range)
+    }
+}
+
+impl State {
+    /// Checks a use and counts its lease.
+    fn admit(
+        &mut self,
+        place: &Place,
+        wanted: Use,
+        range: &Range<u64>,
+    ) -> Result<(), BlockRefusal> {
+        self.check(place, wanted, range)?;
+        self.take_lease(place);
+        if wanted == Use::Export
+            && let Some(slot) = self.slot_mut(place.tenant, place.slot)
+        {
+            // If nothing is exported before the last lease ends, that end takes it back.
+            slot.exported = true;
+        }
+        Ok(())
+    }
+
+    /// Checks a use of a range of a block.
+    fn check(&self, place: &Place, wanted: Use, range: &Range<u64>) -> Result<(), BlockRefusal> {
+        if self.capturing > 0 && matches!(wanted, Use::Copy(_)) {
+            return Err(BlockRefusal::Capturing);
+        }
+        let unmapped = BlockRefusal::Unmapped {
+            offset: range.start,
+            size: range.end.saturating_sub(range.start),
+        };
+        let slot = self.slot(place.tenant, place.slot).ok_or(unmapped)?;
+        if !slot.slumber.is_awake() {
+            let size = slot.block.as_ref().map_or(0, |block| block.requested);
+            return Err(BlockRefusal::Asleep { size });
+        }
+        if !slot.has(range) {
+            return Err(unmapped);
+        }
+        let bytes = slot.bound();
+        if wanted.writes() && !range.is_empty() && range.start < bytes {
+            return Err(BlockRefusal::Shared { bytes });
+        }
+        Ok(())
+    }
+
+    /// Checks that a block is leased by none but its `own` leases: what others hold may write.
+    pub(super) fn check_unlent(&self, place: &Place, own: u64) -> Result<(), BlockRefusal> {
+        let slot = self.slot(place.tenant, place.slot);
+        match slot.map_or(0, |slot| slot.leases.saturating_sub(own)) {
+            0 => Ok(()),
+            leases => Err(BlockRefusal::Lent { leases }),
+        }
+    }
+
+    /// Makes the extents of a block read-only, for good. One lease is the publication's own.
+    pub(super) fn seal(&mut self, place: &Place) -> Result<(), SealError> {
+        self.check_unlent(place, 1)?;
+        match self.slot_mut(place.tenant, place.slot) {
+            Some(slot) => Ok(slot.space.cap_all(Right::Read)?),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Slot {
+    /// Whether there is memory under all of a range.
+    fn has(&self, range: &Range<u64>) -> bool {
+        if range.is_empty() {
+            return true;
+        }
+        // Memory lies in a slot as a prefix, unless a roll-back failed.
+        if !self.broken {
+            return range.end <= self.space.bytes();
+        }
+        let extents = self.space.extents_in(range.start, range.end);
+        let end = extents.fold(range.start, |end, extent| match extent.offset <= end {
+            true => end.max(extent.end()),
+            false => end,
+        });
+        range.end <= end
+    }
+}

@@ -1,0 +1,291 @@
+//! What helps a tenant that was refused: whose memory would be enough, which pressure hooks are
+//! called for it, and whether waiting can help at all.
+//!
+//! Nothing is taken here. The figures count what taking back would bring, so they ask the fences of
+//! idle memory; only refusals come here.
+
+use std::time::Instant;
+
+use super::budget::TenantId;
+use super::pressure::{Pressure, PressureHook};
+use super::reclaim::Plan;
+use super::slot::Place;
+use super::state::State;
+use crate::error::{AllocateError, CallError, Shortage};
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Demand<'a> {
+    /// New memory, in bytes.
+    Bytes(u64),
+    /// Blocks that are to have this number of bytes each.
+    Growth(&'a [(Place, u64)]),
+}
+
+impl From<u64> for Demand<'_> {
+    fn from(bytes: u64) -> Self {
+        Self::Bytes(bytes)
+    }
+}
+
+/// A demand in figures. Bytes, whole granules.
+#[derive(Clone, Copy, Debug, Default)]
+struct Asked {
+    /// What is to be in use beyond what is.
+    more: u64,
+    /// Of that, what lies behind the blocks' ends in their own slots: charged already, and theirs
+    /// whether its fence has passed or not.
+    within: u64,
+    /// What all of it comes to, with what the blocks use already.
+    least: u64,
+}
+
+/// A hook to be called, and its argument.
+pub(super) struct Appeal {
+    pub(super) to: TenantId,
+    pub(super) hook: PressureHook,
+    pub(super) pressure: Pressure,
+}
+
+/// What is missing, and who could give some of it.
+#[derive(Default)]
+struct Relief {
+    bytes: u64,
+    mappings: u64,
+    addresses: u64,
+    /// Tenants, with what each could give of what is missing.
+    givers: Vec<(TenantId, u64)>,
+}
+
+impl Relief {
+    /// Whether all givers together can give what is missing.
+    fn is_enough(&self) -> bool {
+        let missing = self.bytes.max(self.mappings).max(self.addresses);
+        let given = self.givers.iter().map(|&(_, bytes)| bytes);
+        given.fold(0, u64::saturating_add) >= missing
+    }
+}
+
+impl State {
+    /// Counts a refusal of a request, and puts the figures of the whole request in it.
+    pub(super) fn refuse(
+        &mut self,
+        id: TenantId,
+        demand: Demand<'_>,
+        mut error: AllocateError,
+    ) -> AllocateError {
+        self.count_refusal(id, &error);
+        let asked = self.asked(demand);
+        let of_driver = matches!(error, AllocateError::DriverOutOfMemory { .. });
+        if let Some(shortage) = shortage_of(&mut error) {
+            shortage.wanted = asked.more;
+            // Where the driver does not answer, what is known without it stays.
+            if let Ok((own, others)) = self.reach(id) {
+                let own = self.own_of(id, demand, asked, &own);
+                let available = self.takeable(id, own, others.gained(), of_driver);
+                let less = asked.more.saturating_sub(self.device.granule().bytes());
+                shortage.available = available.min(less);
+            }
+        }
+        error
+    }
+
+    /// The next hook to be called for a request that was refused with `error`: of a tenant that was
+    /// not asked yet and holds something that would help. Without a deadline there is none unless
+    /// the hooks together could give all that is missing.
+    pub(super) fn next_appeal(
+        &mut self,
+        id: TenantId,
+        demand: Demand<'_>,
+        error: &AllocateError,
+        deadline: Option<Instant>,
+        asked: &[TenantId],
+    ) -> Result<Option<Appeal>, CallError> {
+        let mut relief = self.relief(id, demand, error)?;
+        relief.givers.retain(|(other, _)| !asked.contains(other));
+        if deadline.is_none() && !relief.is_enough() {
+            return Ok(None);
+        }
+        let priority = |&&(other, _): &&(TenantId, u64)| {
+            let tenancy = self.tenants.get(&other);
+            tenancy.map_or(0, |tenancy| tenancy.priority)
+        };
+        let Some(&(to, _)) = relief.givers.iter().min_by_key(priority) else {
+            return Ok(None);
+        };
+        let tenancy = self.tenants.get(&to);
+        let Some(hook) = tenancy.and_then(|tenancy| tenancy.hook.clone()) else {
+            return Ok(None);
+        };
+        let wanted_by = self.tenants.get(&id).map(|tenancy| tenancy.name.clone());
+        let pressure = Pressure {
+            wanted_by: wanted_by.unwrap_or_default(),
+            bytes: relief.bytes,
+            mappings: relief.mappings,
+            addresses: relief.addresses,
+            deadline,
+        };
+        Ok(Some(Appeal { to, hook, pressure }))
+    }
+
+    /// Whether a request that was refused with `error` could be met if every tenant gave back all
+    /// above its guarantee, which hooks can bring about.
+    pub(super) fn can_be_given(
+        &self,
+        id: TenantId,
+        demand: Demand<'_>,
+        error: &AllocateError,
+    ) -> bool {
+        self.fits(demand, error, self.budget.most_for(id))
+    }
+
+    /// Whether such a request could be met if the tenant were alone: for that one can wait.
+    pub(super) fn can_ever(&self, id: TenantId, demand: Demand<'_>, error: &AllocateError) -> bool {
+        self.fits(demand, error, self.budget.most_alone(id))
+    }
+
+    fn fits(&self, demand: Demand<'_>, error: &AllocateError, most: u64) -> bool {
+        match error {
+            AllocateError::OutOfMemory(_)
+            | AllocateError::DriverOutOfMemory { .. }
+            | AllocateError::Capturing(_) => self.asked(demand).least <= most,
+            AllocateError::OutOfMappings { wanted, limit, .. }
+            | AllocateError::OutOfAddresses { wanted, limit, .. } => wanted <= limit,
+            _ => true,
+        }
+    }
+
+    /// What is missing, and the tenants whose hooks could give some of it.
+    fn relief(
+        &mut self,
+        id: TenantId,
+        demand: Demand<'_>,
+        error: &AllocateError,
+    ) -> Result<Relief, CallError> {
+        let mut relief = Relief::default();
+        let of_driver = matches!(error, AllocateError::DriverOutOfMemory { .. });
+        match *error {
+            AllocateError::OutOfMemory(_) | AllocateError::DriverOutOfMemory { .. } => {
+                let asked = self.asked(demand);
+                let (own, others) = self.reach(id)?;
+                let own = self.own_of(id, demand, asked, &own);
+                let available = self.takeable(id, own, others.gained(), of_driver);
+                relief.bytes = asked.more.saturating_sub(available);
+                // Its own limit, or its own work: no other tenant can help.
+                if self.budget.missing(id, asked.more).0 > own || relief.bytes == 0 {
+                    return Ok(relief);
+                }
+                relief.givers = self.givers(id, |state, other| state.spare_of(other, &others));
+            }
+            AllocateError::OutOfMappings {
+                wanted,
+                held,
+                limit,
+            } => {
+                let (_, others) = self.reach(id)?;
+                relief.mappings = wanted.saturating_sub(limit.saturating_sub(held));
+                relief.givers = self.givers(id, |state, other| {
+                    let gives = state.spare_of(other, &others) > 0;
+                    u64::from(gives) * state.budget.account(other).mappings
+                });
+            }
+            AllocateError::OutOfAddresses {
+                wanted,
+                held,
+                limit,
+            } => {
+                relief.addresses = wanted.saturating_sub(limit.saturating_sub(held));
+                relief.givers =
+                    self.givers(id, |state, other| state.budget.account(other).addresses);
+            }
+            // Others have no part in it: a capture ends, or the tenant's own work.
+            _ => {}
+        }
+        Ok(relief)
+    }
+
+    /// The other tenants with hooks that could give something.
+    fn givers(&self, id: TenantId, gives: impl Fn(&Self, TenantId) -> u64) -> Vec<(TenantId, u64)> {
+        let hooked = self
+            .tenants
+            .iter()
+            .filter(|&(&other, tenancy)| other != id && tenancy.hook.is_some());
+        hooked
+            .map(|(&other, _)| (other, gives(self, other)))
+            .filter(|&(_, gives)| gives > 0)
+            .collect()
+    }
+
+    fn asked(&self, demand: Demand<'_>) -> Asked {
+        let granule = self.device.granule();
+        let whole = |bytes| granule.round_up(bytes).unwrap_or(u64::MAX);
+        let steps = match demand {
+            Demand::Bytes(bytes) => {
+                let bytes = whole(bytes);
+                return Asked {
+                    more: bytes,
+                    within: 0,
+                    least: bytes,
+                };
+            }
+            Demand::Growth(steps) => steps,
+        };
+        let mut asked = Asked::default();
+        for (place, size) in steps {
+            let slot = self.slot(place.tenant, place.slot);
+            let (used, has) = slot.map_or((0, 0), |slot| (slot.used(), slot.space.bytes()));
+            let (size, more) = (whole(*size), whole(*size).saturating_sub(used));
+            asked.more = asked.more.saturating_add(more);
+            asked.within += has.saturating_sub(used).min(more);
+            asked.least = asked.least.saturating_add(size);
+        }
+        asked
+    }
+
+    /// What a tenant has itself for a request: what lies behind the ends of blocks that grow, and
+    /// what can be taken back elsewhere.
+    fn own_of(&self, id: TenantId, demand: Demand<'_>, asked: Asked, own: &Plan) -> u64 {
+        let growing = match demand {
+            Demand::Growth(steps) => steps,
+            Demand::Bytes(_) => &[],
+        };
+        let there = growing
+            .iter()
+            .map(|(place, _)| own.takes_from(id, place.slot));
+        let elsewhere = own.gained().saturating_sub(there.sum());
+        elsewhere.saturating_add(asked.within)
+    }
+
+    /// How much of a request could be had without waiting, if so much is taken back.
+    fn takeable(&self, id: TenantId, own: u64, others: u64, of_driver: bool) -> u64 {
+        let bytes = self.budget.available_after(id, own, others);
+        if !of_driver {
+            return bytes;
+        }
+        // The driver has no more than the pool has already.
+        bytes.min(
+            self.stock
+                .bytes()
+                .saturating_add(own)
+                .saturating_add(others),
+        )
+    }
+
+    fn count_refusal(&mut self, id: TenantId, error: &AllocateError) {
+        if error.is_shortage() {
+            self.refusals += 1;
+            if let Some(tenancy) = self.tenants.get_mut(&id) {
+                tenancy.refusals += 1;
+            }
+        }
+    }
+}
+
+fn shortage_of(error: &mut AllocateError) -> Option<&mut Shortage> {
+    match error {
+        AllocateError::OutOfMemory(shortage)
+        | AllocateError::DriverOutOfMemory { shortage, .. }
+        | AllocateError::Capturing(shortage) => Some(shortage),
+        _ => None,
+    }
+}

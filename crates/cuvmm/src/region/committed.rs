@@ -1,0 +1,164 @@
+//! Which bytes of a region are committed, and which of its extents are not in use any more: counted
+//! where that changes, so that a tile costs the same among many as among few.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use rangemap::RangeSet;
+
+use super::Region;
+
+/// The committed ranges of a region, and their bytes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Committed {
+    ranges: RangeSet<u64>,
+    bytes: u64,
+}
+
+impl Committed {
+    /// Bytes that are committed.
+    pub(super) fn bytes(&self) -> u64 {
+        debug_assert_eq!(self.bytes, sum(self.ranges.iter().cloned()));
+        self.bytes
+    }
+
+    /// Whether a whole range is committed. An empty range is.
+    pub(super) fn covers(&self, range: &Range<u64>) -> bool {
+        range.is_empty() || self.ranges.gaps(range).next().is_none()
+    }
+
+    /// Whether any byte of a range is committed.
+    pub(super) fn overlaps(&self, range: &Range<u64>) -> bool {
+        self.ranges.overlaps(range)
+    }
+
+    /// The parts of a range that are committed, in order.
+    pub(super) fn parts(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
+        let (start, end) = (range.start, range.end.max(range.start));
+        self.ranges
+            .overlapping(start..end)
+            .map(move |part| part.start.max(start)..part.end.min(end))
+            .filter(|part| !part.is_empty())
+    }
+
+    pub(super) fn insert(&mut self, range: Range<u64>) {
+        self.bytes += range.end - range.start - sum(self.parts(range.clone()));
+        self.ranges.insert(range);
+    }
+
+    pub(super) fn remove(&mut self, range: Range<u64>) {
+        self.bytes -= sum(self.parts(range.clone()));
+        self.ranges.remove(range);
+    }
+}
+
+/// Extents of a region that are mapped with nothing in them committed: pending frees.
+#[derive(Debug, Default)]
+pub(super) struct PendingExtents {
+    /// Sizes by offset.
+    sizes: BTreeMap<u64, u64>,
+    bytes: u64,
+}
+
+impl PendingExtents {
+    /// Bytes of all of them.
+    pub(super) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The extents that meet a range, in order.
+    pub(super) fn meeting(&self, range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
+        let start = range.start;
+        let before = self.sizes.range(..start).next_back();
+        // A range that ends before it begins meets none.
+        let within = self.sizes.range(start..range.end.max(start));
+        before
+            .into_iter()
+            .chain(within)
+            .map(|(&offset, &size)| offset..offset + size)
+            .filter(move |extent| extent.end > start)
+    }
+
+    pub(super) fn insert(&mut self, offset: u64, size: u64) {
+        self.remove(offset);
+        self.sizes.insert(offset, size);
+        self.bytes += size;
+    }
+
+    pub(super) fn remove(&mut self, offset: u64) {
+        self.bytes -= self.sizes.remove(&offset).unwrap_or(0);
+    }
+}
+
+impl Region {
+    /// Notes which extents that meet a range are pending, once what is committed there has changed.
+    pub(super) fn note_pending(&mut self, range: &Range<u64>) {
+        for extent in self.space.extents_in(range.start, range.end) {
+            match self.committed.overlaps(&(extent.offset..extent.end())) {
+                true => self.pending.remove(extent.offset),
+                false => self.pending.insert(extent.offset, extent.size),
+            }
+        }
+    }
+
+    /// Whether the pending extents are those that nothing is committed in.
+    pub(super) fn pending_is_true(&self) -> bool {
+        let extents = self.space.extents().map(|it| it.offset..it.end());
+        extents
+            .filter(|extent| !self.committed.overlaps(extent))
+            .eq(self.pending.meeting(&(0..self.size())))
+    }
+}
+
+fn sum(ranges: impl Iterator<Item = Range<u64>>) -> u64 {
+    ranges.map(|range| range.end - range.start).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_counted_as_ranges_come_and_go() {
+        let mut committed = Committed::default();
+        let mut known = [false; 64];
+        let mut random = fastrand::Rng::with_seed(21);
+        for _ in 0..2_000 {
+            let start = random.u64(0..64);
+            let range = start..random.u64(start..64) + 1;
+            let here = range.start as usize..range.end as usize;
+            let yes = random.bool();
+            known[here].fill(yes);
+            match yes {
+                true => committed.insert(range.clone()),
+                false => committed.remove(range.clone()),
+            }
+            let count = known.iter().filter(|&&yes| yes).count() as u64;
+            assert_eq!(committed.bytes(), count);
+            assert_eq!(committed.covers(&range), yes);
+            assert_eq!(committed.overlaps(&range), yes);
+            let all: Vec<Range<u64>> = committed.parts(0..64).collect();
+            assert!(all.iter().cloned().flatten().all(|at| known[at as usize]));
+        }
+    }
+
+    #[test]
+    fn pending_extents_that_meet_a_range() {
+        let mut pending = PendingExtents::default();
+        for (offset, size) in [(0, 4), (4, 2), (8, 8), (20, 1)] {
+            pending.insert(offset, size);
+        }
+        let meeting = |range: Range<u64>| -> Vec<u64> {
+            pending.meeting(&range).map(|extent| extent.start).collect()
+        };
+        assert_eq!(meeting(0..32), [0, 4, 8, 20]);
+        assert_eq!(meeting(3..9), [0, 4, 8]);
+        assert_eq!(meeting(6..8), [0; 0]);
+        assert_eq!(meeting(15..20), [8]);
+        assert_eq!(pending.bytes(), 15);
+        pending.insert(8, 8);
+        pending.remove(0);
+        pending.remove(0);
+        assert_eq!(pending.bytes(), 11);
+    }
+}

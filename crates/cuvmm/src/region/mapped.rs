@@ -1,0 +1,58 @@
+//! A mapping that only proof unmaps.
+//!
+//! The public [`Mapping`] unmaps when it is dropped. What a region or a pool placed may be in use by
+//! work of the GPU at any time, so its extents are held as [`Mapped`]: dropped without proof that
+//! no work can use it, an extent stays mapped. Its memory and its addresses are then lost to the
+//! process, which is counted ([`Device::leaked`](crate::Device::leaked)); its owner reports why.
+//!
+//! `unsafe` here: taking the mapping out of a type whose drop does not drop it.
+#![allow(unsafe_code)]
+
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+
+use super::fence::Unused;
+use crate::error::CallError;
+use crate::own::{Mapping, Physical};
+
+/// A mapping that stays mapped when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Mapped {
+    mapping: ManuallyDrop<Mapping>,
+}
+
+impl Mapped {
+    pub(super) const fn new(mapping: Mapping) -> Self {
+        Self {
+            mapping: ManuallyDrop::new(mapping),
+        }
+    }
+
+    /// Unmaps it (`cuMemUnmap`) and returns the physical, or hands the mapping back.
+    pub(super) fn unmap(self, _proof: Unused) -> Result<Physical, (Self, CallError)> {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is neither used nor dropped after this.
+        let mapping = unsafe { ManuallyDrop::take(&mut this.mapping) };
+        mapping
+            .take_out()
+            .map_err(|(mapping, error)| (Self::new(mapping), error))
+    }
+}
+
+impl Deref for Mapped {
+    type Target = Mapping;
+
+    fn deref(&self) -> &Mapping {
+        &self.mapping
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        let device = self.mapping.physical().device();
+        if device.forked().is_none() {
+            tracing::debug!(address = ?self.mapping.address(), "an extent stays mapped for good");
+            device.report_leak(self.mapping.size());
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! The lock beside a socket, which tells a live publisher from what a dead one has left.
+//!
+//! A process holds it to bind, replace or remove the socket, and the system drops it when the process
+//! ends, however it ends. Its file is an empty one of this user, of mode 0600, with one name, which has
+//! an ending that nothing else uses. A file that differs in any of these is not opened, locked or
+//! removed.
+
+use std::fs::{File, Metadata};
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{
+    FlockOperation, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, fchmod, flock, futimens,
+};
+use rustix::io::{Errno, retry_on_intr};
+
+use super::peer::is_own_user;
+use super::system::{failed, system};
+use crate::error::ChannelError;
+
+/// What the name of the lock beside a socket ends with, behind the name of the socket.
+pub const LOCK_ENDING: &str = ".cuvmm-lock";
+
+/// The permissions of a lock's file.
+const MODE: u32 = 0o600;
+
+/// The times of a file that is touched.
+pub(super) const NOW: Timestamps = Timestamps {
+    last_access: AT_ONCE,
+    last_modification: AT_ONCE,
+};
+
+const AT_ONCE: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: UTIME_NOW as _,
+};
+
+/// Which file it is, whatever its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+impl FileId {
+    pub(super) fn of(found: &Metadata) -> Self {
+        Self {
+            device: found.dev(),
+            inode: found.ino(),
+        }
+    }
+
+    pub(super) const fn of_stat(found: &Stat) -> Self {
+        Self {
+            device: found.st_dev,
+            inode: found.st_ino,
+        }
+    }
+}
+
+/// Looks at what is at a path, if there is something. Follows no link.
+pub(super) fn look(path: &Path) -> Result<Option<Metadata>, ChannelError> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed("lstat")(error)),
+    }
+}
+
+/// Whether a file was not touched for some time.
+pub(super) fn is_older(found: &Metadata, than: Duration) -> bool {
+    let modified = found.modified().ok();
+    let age = modified.and_then(|then| SystemTime::now().duration_since(then).ok());
+    age.is_some_and(|age| age > than)
+}
+
+/// What came of taking a lock.
+#[derive(Debug)]
+pub(super) enum Taken {
+    Lock(Lock),
+    /// Another process has it, or its file was replaced meanwhile.
+    Held,
+    /// There is no file, or none of ours.
+    Nothing,
+}
+
+/// The lock of a socket. Its file goes with it, unless the socket is still there.
+#[derive(Debug)]
+pub(super) struct Lock {
+    file: File,
+    id: FileId,
+    path: PathBuf,
+    socket: PathBuf,
+    made_by: u32,
+}
+
+impl Lock {
+    /// Takes the lock of a socket and makes its file if there is none.
+    ///
+    /// # Errors
+    /// [`ChannelError::NotOurs`] when something else is where the file should be, and
+    /// [`ChannelError::System`].
+    pub(super) fn make(socket: &Path) -> Result<Taken, ChannelError> {
+        let path = path_of(socket);
+        // Two that make it at once: the second finds the first one's file.
+        match create(&path)? {
+            Some(file) => Self::take(file, path, socket),
+            None => match open(&path)? {
+                Some(file) => Self::take(file, path, socket),
+                None => match look(&path)? {
+                    Some(found) if !is_lock(&found) => Err(ChannelError::NotOurs { path }),
+                    _ => Ok(Taken::Held),
+                },
+            },
+        }
+    }
+
+    /// Takes the lock of a socket if it has a file. Makes none.
+    ///
+    /// # Errors
+    /// [`ChannelError::System`].
+    pub(super) fn find(socket: &Path) -> Result<Taken, ChannelError> {
+        let path = path_of(socket);
+        match open(&path)? {
+            Some(file) => Self::take(file, path, socket),
+            None => Ok(Taken::Nothing),
+        }
+    }
+
+    fn take(file: File, path: PathBuf, socket: &Path) -> Result<Taken, ChannelError> {
+        match retry_on_intr(|| flock(&file, FlockOperation::NonBlockingLockExclusive)) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Ok(Taken::Held),
+            Err(errno) => return Err(system("flock")(errno)),
+        }
+        let id = FileId::of(&file.metadata().map_err(failed("fstat"))?);
+        let lock = Self {
+            file,
+            id,
+            path,
+            socket: socket.to_owned(),
+            made_by: std::process::id(),
+        };
+        // The process that had it may have removed the file meanwhile, and another made it anew.
+        match lock.is_in_place()? {
+            true => Ok(Taken::Lock(lock)),
+            false => Ok(Taken::Held),
+        }
+    }
+
+    /// Whether its file is still where others look for it.
+    pub(super) fn is_in_place(&self) -> Result<bool, ChannelError> {
+        let there = look(&self.path)?;
+        Ok(there.is_some_and(|there| FileId::of(&there) == self.id))
+    }
+
+    /// Sets the times of its file to now if they are older than that.
+    pub(super) fn refresh(&self, than: Duration) -> Result<(), ChannelError> {
+        let found = self.file.metadata().map_err(failed("fstat"))?;
+        match is_older(&found, than) {
+            true => retry_on_intr(|| futimens(&self.file, &NOW)).map_err(system("futimens")),
+            false => Ok(()),
+        }
+    }
+
+    /// Removes its file while the lock is held, so that no process takes a file that goes. It stays
+    /// beside a socket: without it nothing would say that the socket may be swept.
+    fn remove(&self) -> Result<(), ChannelError> {
+        let socket = look(&self.socket)?;
+        if socket.is_some_and(|found| found.file_type().is_socket()) || !self.is_in_place()? {
+            return Ok(());
+        }
+        std::fs::remove_file(&self.path).map_err(failed("unlink"))
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if self.made_by != std::process::id() {
+            return;
+        }
+        if let Err(error) = self.remove() {
+            tracing::warn!(%error, path = %self.path.display(), "a lock could not be removed");
+        }
+        // A forked child may have the same open file.
+        if let Err(error) = flock(&self.file, FlockOperation::Unlock) {
+            tracing::warn!(%error, path = %self.path.display(), "a lock could not be given back");
+        }
+    }
+}
+
+fn path_of(socket: &Path) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(LOCK_ENDING);
+    path.into()
+}
+
+/// Whether a file can only be a lock of this user's.
+fn is_lock(found: &Metadata) -> bool {
+    found.file_type().is_file()
+        && found.size() == 0
+        && found.nlink() == 1
+        && found.mode() & 0o7777 == MODE
+        && is_own_user(found.uid())
+}
+
+/// Makes the file; nothing if there is something already.
+fn create(path: &Path) -> Result<Option<File>, ChannelError> {
+    let made = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(MODE)
+        .open(path);
+    match made {
+        Ok(file) => {
+            // What the process takes from all its files may have gone too far.
+            fchmod(&file, Mode::from_raw_mode(MODE)).map_err(system("fchmod"))?;
+            Ok(Some(file))
+        }
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(None),
+        Err(error) => Err(failed("open")(error)),
+    }
+}
+
+/// Opens the file if it is a lock of ours.
+fn open(path: &Path) -> Result<Option<File>, ChannelError> {
+    if !look(path)?.is_some_and(|found| is_lock(&found)) {
+        return Ok(None);
+    }
+    // Neither led elsewhere nor held up by what may be there by now.
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let opened = File::options()
+        .read(true)
+        .write(true)
+        .custom_flags(flags.bits().cast_signed())
+        .open(path);
+    let file = match opened {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed("open")(error)),
+    };
+    let found = file.metadata().map_err(failed("fstat"))?;
+    Ok(is_lock(&found).then_some(file))
+}

@@ -1,0 +1,226 @@
+//! Every way to the memory of a block or region asks the same questions: what is refused, that
+//! nothing has changed then, and that what was given away counts as exported everywhere.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use common::books::books;
+use common::{D0, G, Rig, shareable, shareable_region};
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::model::Manner;
+use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::{CUresult, Call, Driver, HandleTypes};
+use cuvmm::error::{
+    BlockRefusal, DmaBufError, ExportBlockError, OfferError, PublishRefusal, SealError, SleepError,
+};
+use cuvmm::share::{Manifest, Offer, Publishable, Publisher};
+use cuvmm::{Block, Contents, DeviceVec, Region, Registration, Right, Stream};
+
+/// Writes to all that is registered, as a kernel does, which loses the context where it may not.
+fn written<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, registration: &Registration) -> bool
+where
+    Machine<B>: Driver,
+{
+    let extents = registration.extents().iter();
+    let writes = extents.map(|extent| (extent.address, extent.size, 7));
+    rig.machine
+        .queue_kernel(D0, stream.as_raw(), vec![], writes.collect())
+        .unwrap();
+    rig.device.synchronize().is_ok()
+}
+
+fn publisher() -> (tempfile::TempDir, Publisher) {
+    let folder = tempfile::tempdir().unwrap();
+    let publisher = Publisher::bind(folder.path().join("socket")).unwrap();
+    (folder, publisher)
+}
+
+/// Publishes what is refused because it is lent; hands it back.
+fn refused<M: Publishable + std::fmt::Debug>(publisher: &Publisher, memory: M) -> (SealError, M) {
+    let refused = publisher
+        .publish("model", Manifest::default(), memory)
+        .unwrap_err();
+    assert!(publisher.list().is_empty());
+    match refused.reason {
+        PublishRefusal::Seal(error) => (error, refused.memory),
+        other => panic!("{other}"),
+    }
+}
+
+on_both! {
+    fn a_block_that_sleeps_goes_no_way(rig) {
+        let pool = shareable(rig, 16).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let block = tenant.block(3 * G).home_stream(&stream).allocate().unwrap();
+        let lease = block.lease();
+        drop(block.lease_for(Right::ReadWrite).unwrap());
+        drop(lease);
+        tenant.blocks().sleep(Contents::Discard).unwrap();
+        let asleep = BlockRefusal::Asleep { size: 3 * G };
+        let lease = block.lease();
+        for right in [Right::None, Right::Read, Right::ReadWrite] {
+            assert_eq!(block.lease_for(right).unwrap_err(), asleep);
+        }
+        assert_eq!(block.register().unwrap_err(), asleep);
+        assert_eq!(lease.clone().register().unwrap_err(), asleep);
+        let exported = block.export(HandleTypes::POSIX_FD);
+        assert!(matches!(exported, Err(ExportBlockError::Refused(refused)) if refused == asleep));
+        let offered = Offer::block(&block);
+        assert!(matches!(offered, Err(OfferError::Refused(refused)) if refused == asleep));
+        assert_eq!(pool.stats().leased, 0);
+
+        // None of them has left a lease or a mark.
+        tenant.blocks().wake().unwrap();
+        drop(lease);
+        tenant.blocks().sleep(Contents::Discard).unwrap();
+        // What was freed in its sleep has nothing to be registered.
+        let lease = block.lease();
+        drop(block);
+        let gone = BlockRefusal::Unmapped { offset: 0, size: 3 * G };
+        assert_eq!(lease.register().unwrap_err(), gone);
+        books(rig, &pool);
+    }
+
+    fn what_forks_share_is_lent_to_be_read(rig) {
+        let pool = shareable(rig, 16).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let root = tenant.block(4 * G).largest_extent(G).home_stream(&stream).allocate().unwrap();
+        let before = root.lease();
+        let fork = root.fork(2 * G, 4 * G).unwrap();
+        let shared = BlockRefusal::Shared { bytes: 2 * G };
+        for block in [&root, &fork] {
+            assert_eq!(block.lease_for(Right::ReadWrite).unwrap_err(), shared);
+            drop(block.lease_for(Right::Read).unwrap());
+            drop(block.register().unwrap());
+        }
+        drop((before, fork));
+        pool.trim(0).unwrap();
+        drop(root.lease_for(Right::ReadWrite).unwrap());
+    }
+
+    fn a_dma_buf_is_an_export_of_its_block(rig) {
+        let pool = shareable(rig, 16).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let block = tenant.block(4 * G).largest_extent(G).home_stream(&stream).allocate().unwrap();
+        let dma_buf = block.register().unwrap().dma_buf(0..4 * G).unwrap();
+        let (descriptor, registration) = dma_buf.into_parts();
+        drop(registration);
+        // Who has the descriptor can write for good: no fork shows the memory, and it does not sleep.
+        let fork = block.fork(2 * G, 2 * G).unwrap();
+        assert_eq!((fork.read_only(), books(rig, &pool).shared), (0, 0));
+        let asleep = tenant.blocks().sleep(Contents::Discard);
+        assert!(matches!(asleep, Err(SleepError::Exported { blocks: 1, .. })), "{asleep:?}");
+        let moved = pool.compact(|_| true).unwrap();
+        assert_eq!(moved.copied, 0, "{moved:?}");
+        assert_eq!(pool.stats().exported, 4 * G);
+        // It is no other block's, neither where it lies nor elsewhere.
+        let old: Vec<_> = rig.machine.snapshot().mappings.iter().map(|it| it.handle).collect();
+        drop((block, fork));
+        let next = tenant.block(4 * G).largest_extent(G).home_stream(&stream).allocate().unwrap();
+        assert_eq!(pool.stats().exported, 0);
+        let here = rig.machine.snapshot().mappings;
+        let kept = here.iter().filter(|mapping| old[..4].contains(&mapping.handle));
+        // Released handles come back at once where the driver is hostile.
+        if common::manner() != Manner::Hostile {
+            assert_eq!(kept.count(), 0);
+        }
+        drop((next, descriptor));
+    }
+
+    fn a_refused_export_leaves_no_mark(rig) {
+        let pool = shareable(rig, 16).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let block = tenant.block(4 * G).largest_extent(G).home_stream(&stream).allocate().unwrap();
+        let registration = block.register().unwrap();
+        let calls = [Call::MemGetHandleForAddressRange, Call::MemExportToShareableHandle];
+        rig.faults.arm(Fault::all(CUresult::CUDA_ERROR_NOT_SUPPORTED).only(&calls));
+        assert!(matches!(registration.dma_buf(0..G), Err(DmaBufError::Call { .. })));
+        let exported = block.export(HandleTypes::POSIX_FD);
+        assert!(matches!(exported, Err(ExportBlockError::Export(_))));
+        rig.faults.disarm();
+        drop(registration);
+        // As before: it sleeps, wakes, and shares its memory with forks.
+        tenant.blocks().sleep(Contents::Discard).unwrap();
+        tenant.blocks().wake().unwrap();
+        assert_eq!(block.fork(2 * G, 2 * G).unwrap().read_only(), 2 * G);
+        assert_eq!(books(rig, &pool).exported, 0);
+    }
+
+    fn no_dma_buf_is_had_of_what_a_fork_shares(rig) {
+        let pool = shareable(rig, 16).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let root = tenant.block(4 * G).largest_extent(G).home_stream(&stream).allocate().unwrap();
+        let before = root.register().unwrap();
+        let fork = root.fork(2 * G, 4 * G).unwrap();
+        for registration in [before, fork.register().unwrap()] {
+            let refused = registration.dma_buf(G..3 * G).unwrap_err();
+            let shared = BlockRefusal::Shared { bytes: 2 * G };
+            assert!(matches!(refused, DmaBufError::Refused(reason) if reason == shared), "{refused}");
+            assert!(!registration.is_exported());
+            // What lies behind is its own.
+            drop(registration.dma_buf(2 * G..4 * G).unwrap());
+        }
+        drop((root, fork));
+
+        let mut region = Region::builder(&rig.device, 4 * G).largest_extent(G).reserve().unwrap();
+        region.commit(0..4 * G).unwrap();
+        let fork = region.fork(&[]).unwrap();
+        for side in [&region, &fork] {
+            let registration = side.register(0..2 * G).unwrap();
+            let refused = registration.dma_buf(0..G).unwrap_err();
+            let read_only = matches!(refused, DmaBufError::ReadOnly { start: 0, end } if end == G);
+            assert!(read_only, "{refused}");
+        }
+        drop(fork);
+        region.unshare(0..2 * G, &stream, &[]).unwrap();
+        drop(region.register(0..2 * G).unwrap().dma_buf(0..2 * G).unwrap());
+    }
+
+    fn what_is_lent_is_not_published(rig) {
+        let (_folder, publisher) = publisher();
+        let stream = Stream::new(&rig.device).unwrap();
+
+        let pool = shareable(rig, 16).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let block: Block = tenant.block(2 * G).home_stream(&stream).allocate().unwrap();
+        let lease = block.lease();
+        let registration = block.register().unwrap();
+        let (error, block) = refused(&publisher, block);
+        assert!(matches!(error, SealError::Refused(BlockRefusal::Lent { leases: 2 })), "{error}");
+        assert!(written(rig, &stream, &registration), "under a registration");
+        assert_eq!(pool.stats().exported, 0, "nothing was offered");
+        drop(registration);
+        let (error, block) = refused(&publisher, block);
+        assert!(matches!(error, SealError::Refused(BlockRefusal::Lent { leases: 1 })), "{error}");
+        drop(lease);
+        let published = publisher.publish("block", Manifest::default(), block);
+        assert_eq!(published.unwrap(), 1);
+        publisher.withdraw("block");
+
+        let region = shareable_region(rig, 4);
+        let registration = region.register(0..G).unwrap();
+        let (error, region) = refused(&publisher, region);
+        assert!(matches!(error, SealError::Registered(_)), "{error}");
+        assert!(written(rig, &stream, &registration), "under a registration");
+        assert_eq!(region.exported(), 0, "nothing was offered");
+        drop(registration);
+        publisher.publish("region", Manifest::default(), region).unwrap();
+        publisher.withdraw("region");
+
+        let region = Region::builder(&rig.device, 4 * G).shareable(HandleTypes::POSIX_FD);
+        let region = region.reserve().unwrap();
+        let mut vec = DeviceVec::<u32>::over(region, &stream).unwrap();
+        vec.try_extend_from_slice(&[5; 10]).unwrap();
+        let registration = vec.register().unwrap();
+        let (error, vec) = refused(&publisher, vec);
+        assert!(matches!(error, SealError::Registered(_)), "{error}");
+        assert!(written(rig, &stream, &registration), "under a registration");
+        drop(registration);
+        publisher.publish("vec", Manifest::default(), vec).unwrap();
+    }
+}

@@ -1,0 +1,338 @@
+//! Who is asked for memory when it is short, for how much, and what a refusal says could be had.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::{D0, G, Rig, pool};
+use cuvmm::driver::Driver;
+use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::error::{AllocateError, Shortage};
+use cuvmm::pool::Pressure;
+use cuvmm::{Block, Limit, Pool, Stream, Tenant};
+
+/// A tenant that gives its blocks, the last first, until it has given what is missing; and what it
+/// was asked.
+struct Giver {
+    tenant: Tenant,
+    blocks: Arc<Mutex<Vec<Block>>>,
+    asked: Arc<Mutex<Vec<Pressure>>>,
+}
+
+impl Giver {
+    fn new(pool: &Pool, name: &str, priority: i32, guarantee: u64) -> Self {
+        let blocks = Arc::new(Mutex::new(Vec::<Block>::new()));
+        let asked = Arc::new(Mutex::new(vec![]));
+        let (gives, hears) = (Arc::clone(&blocks), Arc::clone(&asked));
+        let builder = pool.tenant(name).priority(priority).guarantee(guarantee);
+        let tenant = builder.on_pressure(move |pressure| {
+            hears.lock().unwrap().push(pressure.clone());
+            let (mut blocks, mut given) = (gives.lock().unwrap(), 0);
+            while given < pressure.bytes.max(1) {
+                let Some(block) = blocks.pop() else { return };
+                given += block.size();
+            }
+        });
+        let tenant = tenant.register().unwrap();
+        Self {
+            tenant,
+            blocks,
+            asked,
+        }
+    }
+
+    /// Takes memory in blocks of a granule.
+    fn takes(&self, granules: u64) {
+        let block = |_| self.tenant.try_allocate(G).unwrap();
+        self.blocks.lock().unwrap().extend((0..granules).map(block));
+    }
+
+    /// How many granules it was asked for, call by call.
+    fn was_asked(&self) -> Vec<u64> {
+        let asked = std::mem::take(&mut *self.asked.lock().unwrap());
+        asked.iter().map(|pressure| pressure.bytes / G).collect()
+    }
+}
+
+fn shortage(error: AllocateError) -> Shortage {
+    match error {
+        AllocateError::OutOfMemory(shortage) => *shortage,
+        other => panic!("{other}"),
+    }
+}
+
+on_both! {
+    fn a_hook_is_asked_for_what_is_missing_now(rig) {
+        let pool = pool(rig, 16);
+        let (first, second) = (Giver::new(&pool, "first", 0, 0), Giver::new(&pool, "second", 1, 0));
+        first.takes(6);
+        second.takes(6);
+        let tenant = pool.tenant("a").register().unwrap();
+        let mut block = tenant.block(2 * G).capacity(16 * G).try_allocate().unwrap();
+        // Two are free: one more than half a granule that the block has left is missing.
+        block.shrink_to(2 * G - G / 2).unwrap();
+        block.grow_to(5 * G - G / 2).unwrap();
+        assert_eq!((first.was_asked(), second.was_asked()), (vec![1], vec![]));
+        // The first has five left and gives them all: the second is asked for the rest.
+        block.grow_to(12 * G).unwrap();
+        assert_eq!((first.was_asked(), second.was_asked()), (vec![7], vec![2]));
+        assert_eq!(pool.stats().in_use, 16 * G);
+        drop(block);
+    }
+
+    fn what_can_be_taken_back_is_not_asked_for(rig) {
+        let pool = pool(rig, 16);
+        let giver = Giver::new(&pool, "giver", 0, 0);
+        giver.takes(10);
+        let idle = pool.tenant("idle").register().unwrap();
+        drop(idle.try_allocate(4 * G).unwrap());
+        let tenant = pool.tenant("a").register().unwrap();
+        drop(tenant.allocate(9 * G).unwrap());
+        assert_eq!(giver.was_asked(), [3]);
+        assert_eq!(giver.tenant.stats().in_use, 7 * G);
+        giver.blocks.lock().unwrap().clear();
+    }
+
+    fn no_hook_is_called_for_a_request_above_the_tenants_own_limit(rig) {
+        let pool = pool(rig, 16);
+        let giver = Giver::new(&pool, "giver", 0, 0);
+        giver.takes(12);
+        let tenant = pool.tenant("a").limit(4 * G).register().unwrap();
+        let block = tenant.allocate(3 * G).unwrap();
+        // More than it may ever have: also one who would wait for good is told at once.
+        let mut refused = tenant.block(5 * G).deadline(Duration::MAX).allocate();
+        assert_eq!(shortage(refused.unwrap_err()).available, G);
+        // More than it may have now: others cannot change that.
+        refused = tenant.allocate(2 * G);
+        assert_eq!(shortage(refused.unwrap_err()).available, G);
+        assert_eq!(giver.was_asked(), [0; 0]);
+        // With both to blame as well.
+        giver.takes(1);
+        assert!(tenant.allocate(2 * G).is_err());
+        assert_eq!(giver.was_asked(), [0; 0]);
+        drop((block, giver.blocks.lock().unwrap().pop()));
+        // What it has itself idle is within its limit.
+        drop(tenant.allocate(4 * G).unwrap());
+        assert_eq!(giver.was_asked(), [0; 0]);
+        giver.blocks.lock().unwrap().clear();
+    }
+
+    fn no_hook_is_called_for_a_request_that_guarantees_rule_out(rig) {
+        let pool = pool(rig, 16);
+        let giver = Giver::new(&pool, "giver", 0, 4 * G);
+        giver.takes(12);
+        let tenant = pool.tenant("a").register().unwrap();
+        // A guarantee may end while a request waits; a limit does not.
+        let moment = Duration::from_millis(1);
+        for (size, wait) in [(13, moment), (17, Duration::MAX), (1 << 20, Duration::MAX)] {
+            let refused = tenant.block(size * G).deadline(wait).allocate();
+            assert!(matches!(refused, Err(AllocateError::OutOfMemory(_))), "{size}: {refused:?}");
+            let many = tenant.block(G).deadline(wait).allocate_many(size as usize);
+            assert!(many.is_err(), "{size}");
+        }
+        let mut block = tenant.block(4 * G).capacity(16 * G).deadline(moment)
+            .allocate().unwrap();
+        assert!(block.grow_to(13 * G).is_err());
+        assert_eq!(giver.was_asked(), [0; 0]);
+        block.grow_to(12 * G).unwrap();
+        assert_eq!(giver.was_asked(), [8]);
+        drop(block);
+        giver.blocks.lock().unwrap().clear();
+    }
+
+    fn a_hook_is_called_only_where_its_tenant_can_give_something(rig) {
+        let pool = pool(rig, 16);
+        // It holds no more than its guarantee.
+        let poor = Giver::new(&pool, "poor", 0, 4 * G);
+        poor.takes(4);
+        // Its memory is had without asking.
+        let idle = Giver::new(&pool, "idle", 1, 0);
+        idle.takes(2);
+        idle.blocks.lock().unwrap().clear();
+        let giver = Giver::new(&pool, "giver", 2, 0);
+        giver.takes(4);
+        let other = pool.tenant("other").register().unwrap();
+        let kept = other.try_allocate(5 * G).unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        drop(tenant.allocate(4 * G).unwrap());
+        assert_eq!((poor.was_asked(), idle.was_asked()), (vec![], vec![]));
+        assert_eq!(giver.was_asked(), [1]);
+        // All that the hooks could give would not be enough.
+        assert!(tenant.allocate(8 * G).is_err());
+        assert_eq!(giver.was_asked(), [0; 0]);
+        // To one who waits it is a beginning.
+        std::thread::scope(|scope| {
+            let asked = &giver.asked;
+            scope.spawn(move || {
+                while asked.lock().unwrap().is_empty() {
+                    std::thread::yield_now();
+                }
+                drop(kept);
+            });
+            let got = tenant.block(8 * G).deadline(Duration::MAX).allocate().unwrap();
+            assert_eq!(got.size(), 8 * G);
+        });
+        assert_eq!(poor.was_asked(), [0; 0]);
+        poor.blocks.lock().unwrap().clear();
+    }
+
+    fn a_lack_of_mappings_or_addresses_says_so(rig) {
+        let limited = Pool::builder(&rig.device).limit(Limit::Bytes(32 * G));
+        let pool = limited.mapping_limit(4).address_limit(24 * G).build().unwrap();
+        let giver = Giver::new(&pool, "giver", 0, 0);
+        giver.takes(3);
+        let tenant = pool.tenant("a").register().unwrap();
+        drop(tenant.allocate(6 * G).unwrap());
+        let asked = std::mem::take(&mut *giver.asked.lock().unwrap());
+        let lacks = |one: &Pressure| (one.bytes, one.mappings, one.addresses);
+        assert_eq!(asked.iter().map(lacks).collect::<Vec<_>>(), [(0, 1, 0)]);
+        // Nobody can give that many.
+        assert!(matches!(
+            tenant.block(31 * G).capacity(31 * G).deadline(Duration::MAX).allocate(),
+            Err(AllocateError::OutOfAddresses { .. })
+        ));
+        assert_eq!(giver.was_asked(), [0; 0]);
+        giver.blocks.lock().unwrap().clear();
+    }
+
+    fn a_capture_asks_nobody(rig) {
+        let pool = pool(rig, 8);
+        let giver = Giver::new(&pool, "giver", 0, 0);
+        giver.takes(2);
+        let tenant = pool.tenant("a").register().unwrap();
+        drop(tenant.try_allocate(6 * G).unwrap());
+        let guard = pool.capture_guard();
+        let other = pool.tenant("b").register().unwrap();
+        assert!(matches!(other.allocate(4 * G), Err(AllocateError::Capturing(_))));
+        assert_eq!(giver.was_asked(), [0; 0]);
+        drop(guard);
+        drop(other.allocate(4 * G).unwrap());
+        giver.blocks.lock().unwrap().clear();
+    }
+
+    fn what_is_stranded_is_not_shown_as_pending(rig) {
+        let pool = pool(rig, 8);
+        let stream = Stream::new(&rig.device).unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let mut block = tenant.block(8 * G).home_stream(&stream).allocate().unwrap();
+        common::busy(rig, &stream, &block, 1);
+        // One extent: what the block gives up stays with it.
+        block.shrink_to(3 * G).unwrap();
+        let other = pool.tenant("b").register().unwrap();
+        let refused = shortage(other.allocate(G).unwrap_err());
+        assert_eq!((refused.stranded, refused.limbo, refused.available), (5 * G, 0, 0));
+        let text = refused.to_string();
+        assert!(text.contains(&format!("{} stranded", 5 * G)), "{text}");
+        rig.machine.let_go_all(D0);
+        assert!(other.allocate(G).is_err());
+        // The block itself can have it, and no more.
+        block.grow_to(8 * G).unwrap();
+        drop(block);
+        drop(other.allocate(8 * G).unwrap());
+    }
+}
+
+/// Whether what a refusal says could be had can be had, and not a granule more.
+fn holds<T>(
+    refused: Result<T, AllocateError>,
+    mut again: impl FnMut(u64) -> Result<T, AllocateError>,
+) -> bool {
+    let Err(AllocateError::OutOfMemory(said)) = refused else {
+        return false;
+    };
+    assert!(said.available < said.wanted, "{said}");
+    let more = again(said.available + G);
+    assert!(more.is_err(), "a granule more was to be had: {said}");
+    if said.available > 0 {
+        again(said.available).unwrap_or_else(|error| panic!("{error}, and before {said}"));
+    }
+    true
+}
+
+/// Lets all work go, also where a check fails: the pool's end waits for it.
+struct LetsGo<'a, B: Backing>(&'a Rig<B>)
+where
+    Machine<B>: Driver;
+
+impl<B: Backing> Drop for LetsGo<'_, B>
+where
+    Machine<B>: Driver,
+{
+    fn drop(&mut self) {
+        self.0.machine.let_go_all(D0);
+    }
+}
+
+/// One random program: tenants with guarantees and limits, blocks that are shrunk, leased and held
+/// busy. Returns how many refusals were looked at.
+fn program<B: Backing + 'static>(rig: &Rig<B>, seed: u64) -> u64
+where
+    Machine<B>: Driver,
+{
+    let mut dice = fastrand::Rng::with_seed(seed);
+    let pool = pool(rig, 48);
+    let streams: Vec<Stream> = (0..3).map(|_| Stream::new(&rig.device).unwrap()).collect();
+    let tenant = |index: u64| {
+        let builder = pool.tenant(format!("{index}")).priority(dice.i32(0..2));
+        let builder = builder.guarantee(dice.u64(0..8) * G);
+        builder.limit(dice.u64(12..60) * G).register().unwrap()
+    };
+    let tenants: Vec<Tenant> = (0..3).map(tenant).collect();
+    let (mut blocks, mut leases, mut looked) = (Vec::<Block>::new(), vec![], 0);
+    let _lets_go = LetsGo(rig);
+    for _ in 0..60 {
+        let tenant = &tenants[dice.usize(..3)];
+        let (size, at) = (1 + dice.u64(..16 * G), dice.usize(..blocks.len().max(1)));
+        match dice.u8(..10) {
+            0..=3 => {
+                let builder = tenant.block(size).capacity(64 * G);
+                let builder = match dice.usize(..4) {
+                    3 => builder,
+                    stream => builder.home_stream(&streams[stream]),
+                };
+                blocks.extend(builder.try_allocate().ok());
+            }
+            4 if !blocks.is_empty() => drop(blocks.swap_remove(at)),
+            5 if !blocks.is_empty() => {
+                let size = dice.u64(1..=blocks[at].size());
+                blocks[at].shrink_to(size).unwrap();
+            }
+            6 if !blocks.is_empty() && leases.len() < 2 => leases.push(blocks[at].lease()),
+            7 => {
+                leases.pop();
+                let stream = streams[dice.usize(..3)].as_raw();
+                rig.machine.hold(D0, stream);
+                rig.machine
+                    .queue_kernel(D0, stream, vec![], vec![])
+                    .unwrap();
+            }
+            8 => rig.machine.let_go_all(D0),
+            9 if !blocks.is_empty() => {
+                let block = &mut blocks[at];
+                let refused = block.try_grow_to(block.size() + size);
+                let used = block.size().next_multiple_of(G);
+                looked += u64::from(holds(refused, |more| block.try_grow_to(used + more)));
+            }
+            _ => {
+                let refused = tenant.try_allocate(size + 8 * G);
+                looked += u64::from(holds(refused.map(drop), |size| {
+                    tenant.try_allocate(size).map(drop)
+                }));
+            }
+        }
+    }
+    looked
+}
+
+#[test]
+fn what_a_refusal_says_could_be_had_can_be_had_and_no_more() {
+    let mut looked = 0;
+    for seed in 0..200 {
+        let rig = common::model();
+        looked += program(&rig, seed);
+        common::nothing_left(rig);
+    }
+    assert!(looked > 1_000, "only {looked} refusals");
+}

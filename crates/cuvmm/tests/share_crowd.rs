@@ -1,0 +1,332 @@
+//! More readers than a publisher has room for, and readers that hold what they were given: files,
+//! memory and locks.
+//!
+//! `unsafe` here: counting what is allocated, changing the user of a forked child, and asking for
+//! leases.
+#![allow(
+    missing_docs,
+    unsafe_code,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
+
+mod common;
+mod share_support;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::{Read as _, Seek as _, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Instant;
+
+use common::{Rig, shareable_region};
+use cuvmm::Attachment;
+use cuvmm::driver::host::HostMemory;
+use cuvmm::error::{ChannelError, SubscribeError};
+use cuvmm::share::{Manifest, Publisher, Subscriber, Tensor, Users};
+use rustix::fs::{FlockOperation, fcntl_lock, flock};
+use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
+use share_support::{
+    HANDLES, MOST_BODY, PROMPT, Raw, TEXT, ended, fork, in_a_child, leaves_nothing_open, open_files,
+};
+
+const ATTACH: &[u8] = br#"{"Attach":{"name":"llama"}}"#;
+
+/// Bytes that are allocated, and the most that were.
+struct Counted;
+
+static NOW: AtomicUsize = AtomicUsize::new(0);
+static MOST: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: all is the system's allocator's; beside it something is counted.
+unsafe impl GlobalAlloc for Counted {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        MOST.fetch_max(now, Ordering::Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counted = Counted;
+
+/// A publisher with one publication.
+fn publisher(rig: &Rig<HostMemory>, path: &Path, extents: u64, manifest: Manifest) -> Publisher {
+    let publisher = Publisher::bind(path).unwrap();
+    let memory = shareable_region(rig, extents);
+    publisher.publish("llama", manifest, memory).unwrap();
+    publisher
+}
+
+fn allow_files(most: u64) {
+    let limit = Rlimit {
+        current: Some(most),
+        ..getrlimit(Resource::Nofile)
+    };
+    setrlimit(Resource::Nofile, limit).unwrap();
+}
+
+/// A process that connects many times and says nothing, until it is told to end.
+struct Crowd {
+    child: i32,
+    end: std::io::PipeWriter,
+}
+
+impl Crowd {
+    /// Connects as this user, or as another.
+    fn of(path: &Path, many: usize, user: Option<u32>) -> Self {
+        let (wait, end) = std::io::pipe().unwrap();
+        let (here, ready) = std::io::pipe().unwrap();
+        let child = fork(|| {
+            drop_writer(&end);
+            allow_files(2 * many as u64 + 100);
+            if let Some(user) = user {
+                // SAFETY: no pointers are passed.
+                assert_eq!(unsafe { libc::setuid(user) }, 0);
+            }
+            let idle: Vec<Raw> = (0..many).map(|_| Raw::connect(path)).collect();
+            (&ready).write_all(&[1]).unwrap();
+            assert_eq!((&wait).read(&mut [0]).unwrap(), 0);
+            drop(idle);
+        });
+        drop(ready);
+        assert_eq!((&here).read(&mut [0]).unwrap(), 1);
+        Self { child, end }
+    }
+
+    fn end(self) {
+        drop(self.end);
+        assert_eq!(ended(self.child, PROMPT), Some(0));
+    }
+}
+
+/// Closes the child's copy of what its parent closes to have it end.
+fn drop_writer(end: &std::io::PipeWriter) {
+    // SAFETY: the child ends without using it or dropping it.
+    assert_eq!(unsafe { libc::close(end.as_raw_fd()) }, 0);
+}
+
+/// Asks until it is answered: those before may still be on their way out.
+fn is_served(path: &Path) {
+    let begun = Instant::now();
+    loop {
+        let listed = Subscriber::connect(path).unwrap().list();
+        match listed {
+            Ok(listed) => {
+                assert_eq!(listed.publications.len(), 1);
+                return;
+            }
+            Err(SubscribeError::Channel(ChannelError::Closed)) if begun.elapsed() < PROMPT => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn idle_connections_leave_files_for_those_who_are_served_and_for_the_program() {
+    const FILES: u64 = 256;
+    in_a_child(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let writer = common::host();
+        let publisher = publisher(&writer, &path, 2, Manifest::default());
+        allow_files(FILES);
+        let mut served = Subscriber::connect(&path).unwrap();
+        assert_eq!(served.list().unwrap().all, 1);
+        let before = open_files().len();
+        let crowd = Crowd::of(&path, 2 * FILES as usize, None);
+        // Each of them has been accepted or turned away once one that came later has been.
+        let late = Subscriber::connect(&path).unwrap().list();
+        let right = matches!(late, Err(SubscribeError::Channel(ChannelError::Closed)));
+        assert!(right, "{late:?}");
+        assert!(open_files().len() <= before + FILES as usize / 4);
+        assert_eq!(served.list().unwrap().all, 1);
+        let more = shareable_region(&writer, 2);
+        publisher
+            .publish("more", Manifest::default(), more)
+            .unwrap();
+        assert!(publisher.withdraw("more"));
+        crowd.end();
+        is_served(&path);
+        drop((served, publisher));
+        common::nothing_left(writer);
+    });
+}
+
+#[test]
+fn a_publisher_without_files_serves_again_once_there_are_some() {
+    in_a_child(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let writer = common::host();
+        let publisher = publisher(&writer, &path, 2, Manifest::default());
+        allow_files(64);
+        let mut sockets = std::fs::File::open("/proc/net/unix").unwrap();
+        let mut files = vec![];
+        while let Ok(file) = std::fs::File::open("/dev/null") {
+            files.push(file);
+        }
+        // A process of its own, which may open files.
+        let reader = fork(|| {
+            allow_files(1024);
+            assert_eq!(Subscriber::connect(&path).unwrap().list().unwrap().all, 1);
+        });
+        // Until it is connected, which the publisher cannot accept.
+        let shown = path.display().to_string();
+        let begun = Instant::now();
+        loop {
+            let mut all = String::new();
+            sockets.rewind().unwrap();
+            sockets.read_to_string(&mut all).unwrap();
+            if all.lines().filter(|line| line.ends_with(&shown)).count() > 1 {
+                break;
+            }
+            assert!(begun.elapsed() < PROMPT);
+        }
+        drop(files);
+        assert_eq!(ended(reader, PROMPT), Some(0));
+        drop(publisher);
+        common::nothing_left(writer);
+    });
+}
+
+#[test]
+fn the_readers_of_one_user_leave_room_for_those_of_another() {
+    const OTHER: u32 = 4321;
+    if !geteuid().is_root() {
+        let said = "*** NOT TRIED: another user, whom only root can be";
+        drop(writeln!(std::io::stderr(), "{said}"));
+        return;
+    }
+    in_a_child(|| {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        let path = folder.path().join("socket");
+        let writer = common::host();
+        allow_files(256);
+        let publisher = Publisher::bind_for(&path, Users::own().and(OTHER)).unwrap();
+        let memory = shareable_region(&writer, 1);
+        publisher
+            .publish("llama", Manifest::default(), memory)
+            .unwrap();
+        let crowd = Crowd::of(&path, 200, Some(OTHER));
+        // Half of the readers may be this user's, and one of them is.
+        let served = (0..32).map(|_| {
+            let mut subscriber = Subscriber::connect(&path).unwrap();
+            assert_eq!(subscriber.list().unwrap().all, 1);
+            subscriber
+        });
+        let served: Vec<_> = served.collect();
+        let late = Subscriber::connect(&path).unwrap().list();
+        assert!(late.is_err(), "{late:?}");
+        crowd.end();
+        drop((served, publisher));
+        common::nothing_left(writer);
+    });
+}
+
+fn large_manifest(tensors: u64) -> Manifest {
+    let tensor = |number| Tensor {
+        name: format!("model.layers.{number}.self_attn.q_proj.weight"),
+        dtype: "BF16".to_owned(),
+        shape: vec![4096, 4096],
+        offset: 0,
+        size: 0,
+    };
+    Manifest {
+        tensors: (0..tensors).map(tensor).collect(),
+        ..Manifest::default()
+    }
+}
+
+#[test]
+fn many_readers_of_a_large_manifest_cost_no_copy_of_it_each() {
+    const READERS: usize = 60;
+    leaves_nothing_open(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let writer = common::host();
+        let manifest = large_manifest(20_000);
+        let length = serde_json::to_vec(&manifest).unwrap().len();
+        assert!(length > 30 * MOST_BODY);
+        let publisher = publisher(&writer, &path, 1, manifest);
+        let before = NOW.load(Ordering::Relaxed);
+        MOST.store(before, Ordering::Relaxed);
+        let mut readers: Vec<Raw> = (0..READERS).map(|_| Raw::connect(&path)).collect();
+        for reader in &mut readers {
+            assert!(reader.say(TEXT, ATTACH, &[]));
+        }
+        // All are in the middle of it.
+        for reader in &mut readers {
+            assert_eq!(reader.hear().unwrap().1.len(), MOST_BODY);
+        }
+        let more = MOST.load(Ordering::Relaxed) - before;
+        // A frame that is sent, one that is received, and what a thread takes.
+        assert!(more < READERS * 4 * MOST_BODY, "{more} bytes");
+        assert!(more < READERS * length / 4);
+        drop((readers, publisher));
+        common::nothing_left(writer);
+    });
+}
+
+/// A reader may lock what it was handed as it likes: no other process waits for it.
+#[test]
+fn a_reader_that_locks_its_handles_holds_up_neither_the_publisher_nor_others() {
+    // Enough for their handles to be made anew for each reader.
+    const EXTENTS: u64 = 65;
+    leaves_nothing_open(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let (writer, reader) = (common::host(), common::host());
+        let publisher = publisher(&writer, &path, EXTENTS, Manifest::default());
+        let mut hostile = Raw::connect(&path);
+        assert!(hostile.say(TEXT, ATTACH, &[]));
+        assert_eq!(hostile.hear().unwrap().0, TEXT);
+        hostile.hear().unwrap();
+        let mut locked = vec![];
+        while locked.len() < EXTENTS as usize {
+            assert!(hostile.yes());
+            let (kind, _, handles) = hostile.hear().unwrap();
+            assert_eq!(kind, HANDLES);
+            for handle in &handles {
+                flock(handle, FlockOperation::LockExclusive).unwrap();
+                fcntl_lock(handle, FlockOperation::LockExclusive).unwrap();
+                for lease in [libc::F_RDLCK, libc::F_WRLCK] {
+                    // SAFETY: the descriptor is open for the call, and no pointers are passed.
+                    let had = unsafe { libc::fcntl(handle.as_raw_fd(), libc::F_SETLEASE, lease) };
+                    assert_eq!(had, -1, "the publisher has it open, so no lease is given");
+                }
+            }
+            locked.extend(handles);
+        }
+        assert!(hostile.yes());
+        // On threads of their own: what hangs would hang the test.
+        let (sender, receiver) = channel();
+        let (there, device) = (path.clone(), reader.device.clone());
+        thread::spawn(move || {
+            let mut subscriber = Subscriber::connect(there).unwrap();
+            let read = subscriber.attach("llama", &Attachment::builder(&device));
+            drop(sender.send(read.map(|read| read.memory().held())));
+        });
+        let held = receiver.recv_timeout(2 * PROMPT).expect("it hangs");
+        assert_eq!(held.unwrap(), EXTENTS * common::G);
+        let more = shareable_region(&writer, EXTENTS);
+        let version = publisher.publish("llama", Manifest::default(), more);
+        assert_eq!(version.unwrap(), 2);
+        drop((publisher, hostile, locked));
+        common::nothing_left(writer);
+        common::nothing_left(reader);
+    });
+}

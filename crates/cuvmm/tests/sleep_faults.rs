@@ -1,0 +1,157 @@
+//! Every driver call of falling asleep and waking, failed once: nothing has changed afterwards, and the
+//! operation then succeeds. And what sleeps where putting it back fails twice.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unit_arg
+)]
+
+mod common;
+
+use common::sweep::{sweep, text};
+use common::world::{Books, books};
+use common::{G, Rig};
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::model::Nothing;
+use cuvmm::driver::{CUresult, Call};
+use cuvmm::error::SleepError;
+use cuvmm::{Block, Contents, HostStore, Pool, Stream, Tenant};
+
+/// A tenant with blocks of two tags, and where their contents are kept.
+struct Sleepers {
+    pool: Pool,
+    tenant: Tenant,
+    blocks: Vec<Block>,
+    store: HostStore,
+    stream: Stream,
+}
+
+fn sleepers(rig: &Rig<Nothing>) -> Sleepers {
+    let pool = common::pool(rig, 64);
+    let tenant = pool.tenant("model").register().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    let block = |size: u64, zeroed| {
+        let block = tenant.block(size).zeroed(zeroed).home_stream(&stream);
+        block.allocate().unwrap()
+    };
+    let blocks = vec![block(3 * G, false), block(5 * G + 1, true), block(G, false)];
+    let store = HostStore::builder(&rig.device)
+        .pinned(10 * G)
+        .build()
+        .unwrap();
+    Sleepers {
+        pool,
+        tenant,
+        blocks,
+        store,
+        stream,
+    }
+}
+
+impl Sleepers {
+    fn picture(&self) -> (Books, Vec<bool>, u64) {
+        let asleep = self.blocks.iter().map(Block::is_asleep).collect();
+        (books(&self.pool), asleep, self.store.free())
+    }
+}
+
+#[test]
+fn falling_asleep_and_waking() {
+    let discard = |_: &Rig<Nothing>, world: &mut Sleepers| {
+        let slept = text(world.tenant.blocks().sleep(Contents::Discard))?;
+        assert_eq!((slept.blocks, slept.given), (3, 10 * G));
+        Ok(())
+    };
+    let keep = |_: &Rig<Nothing>, world: &mut Sleepers| {
+        let contents = Contents::Keep(&world.store);
+        let slept = text(world.tenant.blocks().sleep(contents))?;
+        assert_eq!((slept.blocks, slept.given), (3, 10 * G));
+        assert_eq!(world.store.free(), 0);
+        Ok(())
+    };
+    let wake = |_: &Rig<Nothing>, world: &mut Sleepers| {
+        let woken = text(world.tenant.blocks().wake())?;
+        assert_eq!((woken.blocks, woken.mapped), (3, 10 * G));
+        assert_eq!(world.store.free(), 10 * G);
+        Ok(())
+    };
+    let calls = sweep(sleepers, discard, Sleepers::picture, true);
+    assert!(calls >= 6, "{calls}: queries, and one unmapping an extent");
+    let calls = sweep(sleepers, keep, Sleepers::picture, true);
+    assert!(calls >= 17, "{calls}: ten copies besides");
+    let after = |fall: fn(&Sleepers) -> Contents<'_>, soil: bool| {
+        move |rig: &Rig<Nothing>| {
+            let world = sleepers(rig);
+            world.tenant.blocks().sleep(fall(&world)).unwrap();
+            if soil {
+                // Of what is in stock then, some is another tenant's.
+                let other = world.pool.tenant("other").register().unwrap();
+                other
+                    .allocate_on(&world.stream, 4 * G)
+                    .unwrap()
+                    .write(0, &[1])
+                    .unwrap();
+                world.stream.synchronize().unwrap();
+            }
+            world
+        }
+    };
+    for soil in [false, true] {
+        let calls = sweep(
+            after(|_| Contents::Discard, soil),
+            wake,
+            Sleepers::picture,
+            true,
+        );
+        assert!(calls >= 8, "{calls}: two calls an extent");
+        let kept = after(|world| Contents::Keep(&world.store), soil);
+        let calls = sweep(kept, wake, Sleepers::picture, true);
+        assert!(calls >= 18, "{calls}: ten copies besides");
+    }
+}
+
+/// Where the memory cannot be put back either, that block sleeps, and what was to be kept is.
+#[test]
+fn a_block_that_cannot_stay_awake_sleeps() {
+    let rig = common::model();
+    let world = sleepers(&rig);
+    rig.faults.forget();
+    // The last unmapping fails, and then the first mapping of what is put back, twice.
+    for (nth, call) in [(4, Call::MemUnmap), (1, Call::MemMap), (2, Call::MemMap)] {
+        let code = CUresult::CUDA_ERROR_UNKNOWN;
+        rig.faults.arm(Fault::nth(nth, code).of(call));
+    }
+    let outcome = world.tenant.blocks().sleep(Contents::Keep(&world.store));
+    rig.faults.disarm();
+    let Err(SleepError::Stayed {
+        blocks,
+        bytes,
+        cause,
+    }) = outcome
+    else {
+        panic!("{outcome:?}");
+    };
+    assert!(matches!(*cause, SleepError::Call(_)), "{cause:?}");
+    let asleep: Vec<&Block> = world
+        .blocks
+        .iter()
+        .filter(|block| block.is_asleep())
+        .collect();
+    assert_eq!(asleep.len() as u64, blocks);
+    assert_eq!(asleep.iter().map(|block| block.size()).sum::<u64>(), bytes);
+    assert_eq!(blocks, 1);
+    let stats = world.pool.stats();
+    assert_eq!(stats.asleep + stats.committed, 10 * G);
+    assert_eq!(stats.quarantined, 0);
+    books(&world.pool);
+    let woken = world.tenant.blocks().wake().unwrap();
+    assert_eq!((woken.blocks, woken.restored), (1, bytes));
+    assert_eq!(
+        (world.pool.stats().committed, world.store.free()),
+        (10 * G, 10 * G)
+    );
+    drop(world);
+    common::nothing_left(rig);
+}

@@ -1,153 +1,147 @@
-//! Code of users that is run when no pool of the device is locked.
+//! Code of users that runs when its thread has no pool locked.
 //!
 //! What a user gives (hooks, what keeps a stream alive, reports of drops) may call this library
 //! again, and its drop may too. So none of it is called or dropped inside a locked section: it is
-//! put off, and the thread that leaves the section runs it. Outside of all sections it is run at
-//! once.
-//!
-//! The standard library's lock and atomics, also under shuttle: no thread is interrupted in here.
+//! put off until the thread has left the section, whichever pool or device that is of. Outside of
+//! all sections it is called at once.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::cell::{Cell, RefCell};
+use std::mem::ManuallyDrop;
 
-type Call = Box<dyn FnOnce() + Send>;
+use crate::sync::thread_local;
 
-/// Whether a thread is inside a locked section, of one lock.
-#[derive(Debug, Default)]
-pub(crate) struct Section(AtomicBool);
+type Call = Box<dyn FnOnce()>;
 
-/// A thread's stay in a locked section: ends before the lock is let go.
+/// What a thread is in, and what it has put off.
+struct Here {
+    /// Sections, one inside another.
+    depth: Cell<u32>,
+    /// Without a destructor, so that it is there for what other thread-locals drop at a thread's
+    /// end. Outside of sections it is empty.
+    calls: RefCell<ManuallyDrop<Vec<Call>>>,
+}
+
+thread_local! {
+    static HERE: Here = const {
+        Here {
+            depth: Cell::new(0),
+            calls: RefCell::new(ManuallyDrop::new(Vec::new())),
+        }
+    };
+}
+
+/// A thread's stay in a locked section. It is dropped on that thread, after the lock was let go.
 #[derive(Debug)]
-pub(crate) struct Inside<'a>(&'a Section);
+pub(crate) struct Section(());
 
 impl Section {
-    /// Notes that the calling thread, which has the section's lock, is inside.
-    pub(crate) fn enter(&self) -> Inside<'_> {
-        self.0.store(true, Ordering::Relaxed);
-        Inside(self)
-    }
-}
-
-impl Drop for Inside<'_> {
-    fn drop(&mut self) {
-        self.0.0.store(false, Ordering::Release);
-    }
-}
-
-/// What was put off, for one device.
-#[derive(Default)]
-pub(crate) struct Deferred {
-    stocked: AtomicBool,
-    list: Mutex<List>,
-}
-
-#[derive(Default)]
-struct List {
-    calls: Vec<Call>,
-    sections: Vec<Weak<Section>>,
-}
-
-impl Deferred {
-    /// A section in which calls are put off.
-    pub(crate) fn section(&self) -> Arc<Section> {
-        let section = Arc::default();
-        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        list.sections.retain(|known| known.strong_count() > 0);
-        list.sections.push(Arc::downgrade(&section));
-        section
-    }
-
-    /// Runs `call` now if no thread is inside a section; else the thread that leaves it will.
-    pub(crate) fn add(&self, call: Call) {
-        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        list.calls.push(call);
-        self.stocked.store(true, Ordering::SeqCst);
-        let inside = |section: &Weak<Section>| {
-            let section = section.upgrade();
-            section.is_some_and(|section| section.0.load(Ordering::SeqCst))
-        };
-        let waits = list.sections.iter().any(inside);
-        drop(list);
-        // A section that ended this moment may have been seen as open, and not have seen the call:
-        // then the next one runs it.
-        if !waits {
-            self.run();
-        }
-    }
-
-    /// Whether something was put off.
+    /// Notes that the calling thread has locked something.
     #[inline]
-    pub(crate) fn is_stocked(&self) -> bool {
-        self.stocked.load(Ordering::Acquire)
+    pub(crate) fn enter() -> Self {
+        HERE.with(|here| here.depth.set(here.depth.get() + 1));
+        Self(())
     }
+}
 
-    /// Runs what was put off. The calling thread holds no lock.
-    #[cold]
-    pub(crate) fn run(&self) {
-        loop {
-            let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-            let calls = std::mem::take(&mut list.calls);
-            if calls.is_empty() {
-                self.stocked.store(false, Ordering::SeqCst);
-                return;
-            }
-            drop(list);
-            for call in calls {
-                call();
-            }
+impl Drop for Section {
+    #[inline]
+    fn drop(&mut self) {
+        let stocked = HERE.with(|here| {
+            let depth = here.depth.get() - 1;
+            here.depth.set(depth);
+            depth == 0 && !here.calls.borrow().is_empty()
+        });
+        if stocked {
+            run();
         }
     }
 }
 
-#[cfg(test)]
+/// Calls what belongs to a user once the thread is in no section: now, or when it leaves the last.
+/// To drop a value, move it into `call`.
+pub(crate) fn defer(call: impl FnOnce() + 'static) {
+    if HERE.with(|here| here.depth.get()) == 0 {
+        call();
+    } else {
+        let call: Call = Box::new(call);
+        HERE.with(|here| here.calls.borrow_mut().push(call));
+    }
+}
+
+/// Whether something was put off that would be called if the thread left its section now.
+#[inline]
+pub(crate) fn is_stocked() -> bool {
+    HERE.with(|here| here.depth.get() == 1 && !here.calls.borrow().is_empty())
+}
+
+#[cold]
+fn run() {
+    let calls = HERE.with(|here| here.calls.replace(ManuallyDrop::new(Vec::new())));
+    for call in ManuallyDrop::into_inner(calls) {
+        call();
+    }
+}
+
+#[cfg(all(test, not(cuvmm_shuttle)))]
 mod tests {
-    use std::sync::atomic::AtomicU64;
+    use std::rc::Rc;
 
     use super::*;
 
-    fn count(deferred: &Deferred, calls: &Arc<AtomicU64>) {
-        let calls = Arc::clone(calls);
-        deferred.add(Box::new(move || {
-            calls.fetch_add(1, Ordering::SeqCst);
-        }));
+    fn count(calls: &Rc<Cell<u32>>) {
+        let calls = Rc::clone(calls);
+        defer(move || calls.set(calls.get() + 1));
     }
 
     #[test]
     fn a_call_outside_of_all_sections_is_run_at_once() {
-        let (deferred, calls) = (Deferred::default(), Arc::default());
-        let section = deferred.section();
-        count(&deferred, &calls);
-        assert_eq!(calls.load(Ordering::SeqCst), 1);
-        drop(section.enter());
-        count(&deferred, &calls);
-        assert_eq!(calls.load(Ordering::SeqCst), 2);
-        assert!(!deferred.is_stocked());
+        let calls = Rc::default();
+        count(&calls);
+        assert_eq!(calls.get(), 1);
+        drop(Section::enter());
+        count(&calls);
+        assert_eq!(calls.get(), 2);
     }
 
     #[test]
-    fn a_call_inside_a_section_waits_for_its_end() {
-        let (deferred, calls) = (Deferred::default(), Arc::default());
-        let (section, other) = (deferred.section(), deferred.section());
-        let inside = section.enter();
-        drop(other.enter());
-        count(&deferred, &calls);
-        assert_eq!(calls.load(Ordering::SeqCst), 0);
-        assert!(deferred.is_stocked());
-        drop(inside);
-        deferred.run();
-        assert_eq!(calls.load(Ordering::SeqCst), 1);
+    fn a_call_inside_a_section_waits_for_the_end_of_the_outermost() {
+        let calls = Rc::default();
+        let outer = Section::enter();
+        assert!(!is_stocked());
+        let inner = Section::enter();
+        count(&calls);
+        assert!(!is_stocked(), "leaving the inner one would not run it");
+        drop(inner);
+        assert_eq!(calls.get(), 0);
+        assert!(is_stocked());
+        drop(outer);
+        assert_eq!(calls.get(), 1);
     }
 
     #[test]
-    fn a_call_may_put_off_another() {
-        let (deferred, calls) = (Arc::new(Deferred::default()), Arc::default());
-        let section = deferred.section();
-        let inside = section.enter();
-        let (again, counted) = (Arc::clone(&deferred), Arc::clone(&calls));
-        deferred.add(Box::new(move || count(&again, &counted)));
-        drop(inside);
-        deferred.run();
-        assert_eq!(calls.load(Ordering::SeqCst), 1);
-        assert!(!deferred.is_stocked());
+    fn a_call_may_put_off_another_and_enter_sections() {
+        let calls: Rc<Cell<u32>> = Rc::default();
+        let section = Section::enter();
+        let again = Rc::clone(&calls);
+        defer(move || {
+            let section = Section::enter();
+            count(&again);
+            assert_eq!(again.get(), 0);
+            drop(section);
+            assert_eq!(again.get(), 1);
+        });
+        drop(section);
+        assert_eq!(calls.get(), 1);
+    }
+
+    #[test]
+    fn a_thread_in_a_section_holds_up_no_other() {
+        let _section = Section::enter();
+        let other = std::thread::spawn(|| {
+            let calls = Rc::default();
+            count(&calls);
+            calls.get()
+        });
+        assert_eq!(other.join().ok(), Some(1));
     }
 }

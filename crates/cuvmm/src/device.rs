@@ -16,7 +16,7 @@ use cuvmm_driver::{
 };
 
 use crate::calls::{CallCounts, Calls};
-use crate::deferred::{Deferred, Section};
+use crate::deferred::defer;
 use crate::drops::{DropFailure, DropHook, Drops};
 use crate::error::{CallError, OpenError};
 use crate::fork::Birthplace;
@@ -49,7 +49,6 @@ struct Shared {
     rdma: OnceLock<bool>,
     drops: Drops,
     /// What users' code is to be run once no pool of the device is locked.
-    deferred: Deferred,
     /// Whether a mapper runs for it.
     mapped_for: AtomicBool,
     /// Bytes that were dropped and stay mapped.
@@ -109,7 +108,6 @@ impl Device {
                 lost: OnceLock::new(),
                 rdma: OnceLock::new(),
                 drops: Drops::default(),
-                deferred: Deferred::default(),
                 mapped_for: AtomicBool::new(false),
                 leaked: AtomicU64::new(0),
                 clock: AtomicU64::new(0),
@@ -346,40 +344,11 @@ impl Device {
         self.forked().map_or(Ok(()), Err)
     }
 
-    /// Returns whether this process is a forked child. Asked before every lock is taken: a thread that the child does
-    /// not have may have held it at the fork.
+    /// Whether this process is a forked child. Asked before every lock is taken: a thread that the
+    /// child does not have may have held it at the fork.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         !self.shared.birthplace.is_here()
-    }
-
-    /// A section in which what users gave is neither called nor dropped: see [`Self::defer`].
-    pub(crate) fn section(&self) -> Arc<Section> {
-        self.shared.deferred.section()
-    }
-
-    /// Calls what belongs to a user once no thread is inside a section of the device: now, or when
-    /// the section ends. To drop a value, move it into `call`.
-    pub(crate) fn defer(&self, call: impl FnOnce() + Send + 'static) {
-        if self.is_forked() {
-            call();
-        } else {
-            self.shared.deferred.add(Box::new(call));
-        }
-    }
-
-    /// Whether something was [put off](Self::defer).
-    #[inline]
-    pub(crate) fn has_deferred(&self) -> bool {
-        self.shared.deferred.is_stocked() && !self.is_forked()
-    }
-
-    /// Calls what was [put off](Self::defer). The calling thread holds no lock.
-    #[inline]
-    pub(crate) fn run_deferred(&self) {
-        if self.has_deferred() {
-            self.shared.deferred.run();
-        }
     }
 
     /// Makes a driver call that acquires or uses something: refused once the context is lost.
@@ -453,7 +422,7 @@ impl Device {
     pub(crate) fn report_drop(&self, what: &'static str, bytes: u64, error: CallError) {
         let failure = DropFailure { what, bytes, error };
         if let Some(hook) = self.shared.drops.count_failure(&failure) {
-            self.defer(move || hook(&failure));
+            defer(move || hook(&failure));
         }
     }
 }

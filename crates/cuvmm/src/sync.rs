@@ -12,13 +12,13 @@
 #[cfg(not(cuvmm_shuttle))]
 pub(crate) use std::{
     sync::{Condvar, Mutex, MutexGuard, atomic},
-    thread,
+    thread, thread_local,
 };
 
 #[cfg(cuvmm_shuttle)]
 pub(crate) use shuttle::{
     sync::{Condvar, Mutex, MutexGuard, atomic},
-    thread,
+    thread, thread_local,
 };
 
 /// Whether a wait may spin for a while. Under shuttle that would be a number of steps which the

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::{G, nth_of};
 use cuvmm::driver::{CUresult, Call};
-use cuvmm::{Block, Contents, HostStore, Pool, Stream, Tenant, UnifiedBuffer};
+use cuvmm::{Block, Contents, Device, HostStore, Pool, Stream, Tenant, UnifiedBuffer};
 
 /// Runs what a lock that is held would stop for good.
 fn ends(what: &str, act: impl FnOnce() + Send + 'static) {
@@ -98,9 +98,21 @@ fn a_hook_that_unregisters_its_own_tenant_is_dropped_afterwards() {
 
 #[test]
 fn what_keeps_a_stream_alive_is_dropped_when_the_streams_last_use_is_over() {
+    last_use_is_over(Device::clone);
+}
+
+#[test]
+fn the_same_with_a_stream_of_the_device_opened_a_second_time() {
+    last_use_is_over(|device| {
+        let ordinal = device.ordinal().0.cast_unsigned();
+        Device::open(Arc::clone(device.driver()), ordinal).unwrap()
+    });
+}
+
+fn last_use_is_over(of: fn(&Device) -> Device) {
     let rig = common::model();
     let pool = common::pool(&rig, 16);
-    let device = rig.device.clone();
+    let device = of(&rig.device);
     let own = Stream::new(&device).unwrap();
     let handle = own.as_raw();
     let dropped = Arc::new(AtomicU64::new(0));

@@ -9,39 +9,44 @@ use std::ops::Range;
 
 use super::KvCache;
 use super::sequences::Sequence;
-use crate::pool::Precommitted;
 
 /// How many of a sequence's ranges were given memory ahead.
 #[derive(Debug, Default)]
 pub(super) struct Spread {
-    /// The tokens over which that is spread; nothing until the sequence comes near its end.
-    over: Option<u64>,
-    given: usize,
+    /// The tokens over which that is spread; zero until the sequence comes near its end.
+    over: u64,
+    given: u32,
 }
 
 impl Spread {
     /// The ranges whose turn it is, of a sequence that has room for `left` tokens more. `phase` lets
     /// sequences that are alike take turns.
     fn next(&mut self, left: u64, ranges: usize, phase: u64) -> Range<usize> {
-        let over = *self.over.get_or_insert(left);
-        let gone = over.saturating_sub(left);
-        let phase = phase.checked_rem(over).unwrap_or(0);
-        let due = u128::from(gone) * ranges as u128 + u128::from(phase);
-        let due = due.checked_div(u128::from(over)).unwrap_or(0);
-        let due = usize::try_from(due).map_or(ranges, |due| due.min(ranges));
+        if self.over == 0 {
+            self.over = left;
+        }
+        let over = u128::from(self.over);
+        let gone = u128::from(self.over.saturating_sub(left));
+        let phase = u128::from(phase).checked_rem(over).unwrap_or(0);
+        let due = (gone * ranges as u128 + phase).checked_div(over);
+        let due = u32::try_from(due.unwrap_or(0).min(ranges as u128));
         let begun = self.given;
-        self.given = self.given.max(due);
-        begun..self.given
+        self.given = self.given.max(due.unwrap_or(u32::MAX));
+        begun as usize..self.given as usize
+    }
+
+    /// Nothing more is to be given.
+    const fn end(&mut self) {
+        self.given = u32::MAX;
     }
 }
 
 impl Sequence {
-    /// Whether ranges may be given memory ahead: it has several, and ends within `lead` tokens,
-    /// which is not at `most`.
+    /// Whether ranges may be given memory ahead: it ends within `lead` tokens, which is not at
+    /// `most`.
     pub(super) const fn is_near(&self, lead: u64, most: u64) -> bool {
-        let ranges = self.blocks.len();
-        let open = ranges > 1 && self.spread.given < ranges && !self.cut;
-        open && self.tokens + lead > self.room && self.room < most
+        let near = self.tokens + lead > self.room && self.room < most;
+        near && (self.spread.given as usize) < self.blocks.len() && !self.cut
     }
 
     /// Its memory has changed: it is spread anew.
@@ -79,14 +84,20 @@ impl KvCache {
                 blocks.extend(sequence.blocks.get(due).into_iter().flatten());
             }
         }
-        if blocks.is_empty() || self.tenant.precommit(blocks) == Precommitted::All {
+        if blocks.is_empty() || self.tenant.precommit(blocks) {
             return;
         }
         for sequence in self.sequences.iter_mut() {
             if sequence.is_near(lead, most) {
-                sequence.spread.given = sequence.blocks.len();
+                sequence.spread.end();
             }
         }
+    }
+
+    /// Whether memory is committed ahead of sequences here: they have several ranges, and no mapper
+    /// does it.
+    pub(super) fn spreads(&self) -> bool {
+        self.geometry.ranges > 1 && !self.tenant.has_mapper()
     }
 }
 

@@ -266,6 +266,7 @@ impl KvCache {
     ) -> Result<Added, KvCacheError> {
         let limit = self.geometry.shape.max_tokens;
         let lead = self.geometry.lead();
+        let spreads = self.spreads();
         let mut outcome = Added::default();
         for &(id, more) in step {
             let sequence = self.sequences.get_mut(id)?;
@@ -281,7 +282,7 @@ impl KvCache {
             *added += 1;
             outcome.lacking += usize::from(sequence.lacks_room());
             outcome.due |= sequence.is_due(lead);
-            outcome.near |= sequence.is_near(lead, limit);
+            outcome.near |= spreads && sequence.is_near(lead, limit);
         }
         Ok(outcome)
     }

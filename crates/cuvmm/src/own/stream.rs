@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use cuvmm_driver::{Call, CaptureStatus, StreamFlags, StreamHandle};
 
+use crate::deferred::defer;
 use crate::device::{Device, Events};
 use crate::error::CallError;
 
@@ -210,7 +211,7 @@ impl Drop for Shared {
         self.events.destroy(&self.device);
         if let Owner::Other(kept) = &mut self.owner {
             if let Some(kept) = kept.take() {
-                self.device.defer(move || drop(kept));
+                defer(move || drop(kept));
             }
             return;
         }

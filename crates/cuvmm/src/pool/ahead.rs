@@ -263,7 +263,14 @@ impl Core {
         core.device.count_apart(bell.thread());
         let weak = Arc::downgrade(core);
         let attached = bell.attach(weak);
+        // After a refused `close` it is there already: a pool has one mapper in its life.
+        core.bell.get_or_init(|| bell.clone());
         core.lock().ahead = Some(Ahead::new(bell, attached, ready));
+    }
+
+    /// Whether a mapper looks after the pool. Takes no lock.
+    pub(crate) fn has_mapper(&self) -> bool {
+        self.bell.get().is_some_and(|bell| !bell.is_dead())
     }
 
     /// Ends that, once the mapper's thread is out of it; returns what to attach with again.

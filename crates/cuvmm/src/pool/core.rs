@@ -1,7 +1,7 @@
 //! The lock around a pool's state, and waiting, which happens here and nowhere below.
 
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::budget::{Budget, TenantId};
@@ -10,11 +10,10 @@ use super::pace::Growth;
 use super::relief::{Appeal, Demand};
 use super::slot::Place;
 use super::state::State;
-use crate::deferred::Section;
 use crate::device::Device;
 use crate::error::{AllocateError, CallError, ShrinkError};
 use crate::own::{ExportMark, Stream};
-use crate::region::Extent;
+use crate::region::{Bell, Extent};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex};
 
@@ -28,14 +27,14 @@ pub(crate) struct Core {
     pub(super) state: Mutex<State>,
     /// What a forked child finds: the state of a pool without tenants. Nothing locks it here.
     pub(super) childs: Mutex<State>,
-    /// Whether a thread has the lock.
-    pub(super) section: Arc<Section>,
     /// Told when memory becomes idle.
     freed: Condvar,
     /// Those who wait for that.
     waiting: AtomicUsize,
     /// Told when the mapper has placed something.
     placed: Condvar,
+    /// How to call the pool's mapper, if it was built with one.
+    pub(super) bell: OnceLock<Bell>,
 }
 
 /// What came of an attempt, and the lock it was made under.
@@ -72,13 +71,13 @@ impl Core {
             Budget::new(state.budget.limits()),
         );
         Self {
-            section: device.section(),
             device,
             state: Mutex::new(state),
             childs: Mutex::new(childs),
             freed: Condvar::new(),
             waiting: AtomicUsize::new(0),
             placed: Condvar::new(),
+            bell: OnceLock::new(),
         }
     }
 

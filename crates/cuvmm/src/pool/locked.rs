@@ -11,27 +11,15 @@ use std::time::Duration;
 
 use super::core::Core;
 use super::state::State;
-use crate::deferred::Inside;
-use crate::device::Device;
+use crate::deferred::{self, Section};
 use crate::sync::{Condvar, MutexGuard};
 
-/// The lock on a pool's state. The fields are dropped in this order: the section ends, the lock is
-/// let go, and then what was put off is run.
+/// The lock on a pool's state. The fields are dropped in this order: the lock is let go, the section
+/// ends, and then what was put off is run.
 pub(crate) struct Locked<'a> {
-    inside: Inside<'a>,
     state: MutexGuard<'a, State>,
-    after: After<'a>,
+    section: Section,
     core: &'a Core,
-}
-
-/// Runs what was put off when it is dropped.
-struct After<'a>(&'a Device);
-
-impl Drop for After<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        self.0.run_deferred();
-    }
 }
 
 impl Core {
@@ -45,9 +33,8 @@ impl Core {
         };
         let state = state.lock().unwrap_or_else(PoisonError::into_inner);
         Locked {
-            inside: self.section.enter(),
             state,
-            after: After(&self.device),
+            section: Section::enter(),
             core: self,
         }
     }
@@ -56,19 +43,17 @@ impl Core {
 impl Locked<'_> {
     /// Lets the lock go until `told` is notified, at most for `longest`. May end sooner.
     pub(super) fn wait(self, told: &Condvar, longest: Option<Duration>) -> Self {
-        if self.core.device.has_deferred() {
+        if deferred::is_stocked() {
             // Those who wait for memory may wait for just that.
             let core = self.core;
             drop(self);
             return core.lock();
         }
         let Self {
-            inside,
             state,
-            after,
+            section,
             core,
         } = self;
-        drop(inside);
         let state = match longest {
             Some(longest) => {
                 let waited = told.wait_timeout(state, longest);
@@ -77,9 +62,8 @@ impl Locked<'_> {
             None => told.wait(state).unwrap_or_else(PoisonError::into_inner),
         };
         Self {
-            inside: core.section.enter(),
             state,
-            after,
+            section,
             core,
         }
     }

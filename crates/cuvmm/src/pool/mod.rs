@@ -124,7 +124,6 @@ pub(crate) use gate::Use;
 pub use hardened::Hardened;
 pub use lease::Lease;
 pub use pace::Growth;
-pub(crate) use precommit::Precommitted;
 pub use pressure::{Pressure, PressureHook};
 pub(crate) use rise::Rising;
 pub use room::Room;

@@ -1,7 +1,7 @@
 //! Memory put behind blocks before they need it, by their user's own thread: for a user who grows
 //! many blocks at the same moment, and would rather pay for them one after the other.
 //!
-//! A [mapper](super::ahead) does that unasked. Where there is one, nothing is done here.
+//! A [mapper](super::ahead) does that unasked: where there is one, nobody calls this.
 
 use super::block::Block;
 use super::budget::TenantId;
@@ -13,39 +13,23 @@ use super::state::State;
 use super::tenant::Tenant;
 use crate::error::AllocateError;
 
-/// What came of committing ahead.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Precommitted {
-    /// Every block has memory ahead of its use, as far as it may have some.
-    All,
-    /// There is none that nobody has, the driver refused, or a capture guard lives.
-    Short,
-    /// A mapper of the pool sees to it.
-    Mapper,
-}
-
 impl Tenant {
     /// Puts a step of memory behind each of several of the tenant's blocks that have none ahead of
-    /// their use: margin, made of what nobody has. Stops at the first that cannot be had; what was
-    /// put there until then stays.
-    pub(crate) fn precommit<'a>(
-        &self,
-        blocks: impl IntoIterator<Item = &'a Block>,
-    ) -> Precommitted {
+    /// their use: margin, made of what nobody has. False if one of them, after which none was looked
+    /// at, should have had some: there is none, the driver refused, or a capture guard lives.
+    pub(crate) fn precommit<'a>(&self, blocks: impl IntoIterator<Item = &'a Block>) -> bool {
         let mut state = self.core().lock();
-        let mapper = state.ahead.as_ref();
-        if mapper.is_some_and(|ahead| !ahead.bell.is_dead()) {
-            return Precommitted::Mapper;
-        }
         // What can wait makes no driver call while others capture.
         let may = state.capturing == 0;
         let mut blocks = blocks.into_iter();
         let all = may && blocks.all(|block| state.precommits(block.place()));
         Core::let_go(state);
-        match all {
-            true => Precommitted::All,
-            false => Precommitted::Short,
-        }
+        all
+    }
+
+    /// Whether a mapper looks after the pool, and puts memory ahead of blocks that grow.
+    pub(crate) fn has_mapper(&self) -> bool {
+        self.core().has_mapper()
     }
 }
 

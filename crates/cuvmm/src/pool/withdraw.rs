@@ -7,6 +7,7 @@ use super::slot::{Place, Slot};
 use super::slumber::Slumber;
 use super::state::State;
 use super::tenancy::Freed;
+use crate::deferred::defer;
 use crate::error::{CallError, ShrinkError};
 use crate::own::Stream;
 use crate::region::Ring;
@@ -156,7 +157,7 @@ impl State {
         self.budget.drain(id);
         self.collect_if_draining(id);
         if let Some(hook) = hook {
-            self.device.defer(move || drop(hook));
+            defer(move || drop(hook));
         }
     }
 

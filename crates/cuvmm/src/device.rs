@@ -401,7 +401,8 @@ impl Device {
         };
         let before = exchange(CaptureMode::RELAXED)?;
         let answer = ask();
-        exchange(before)?;
+        // What was asked is answered: one refusal is no reason to ask again in another mode.
+        exchange(before).or_else(|_| exchange(before))?;
         Ok(answer)
     }
 

@@ -165,13 +165,11 @@ impl Stream {
     /// Waits until all work queued so far is done, in relaxed capture mode. What the driver refuses is
     /// tried once more, so that one refusal leaves no work of which nothing is known.
     pub(crate) fn settle(&self) -> Result<(), CallError> {
-        let device = self.device();
-        device.relaxed(|| {
-            self.synchronize().or_else(|error| {
-                tracing::warn!(%error, "a stream is waited for again");
-                self.synchronize()
-            })
-        })?
+        let wait = || self.device().relaxed(|| self.synchronize())?;
+        wait().or_else(|error| {
+            tracing::warn!(%error, "a stream is waited for again");
+            wait()
+        })
     }
 
     /// The events behind its work.

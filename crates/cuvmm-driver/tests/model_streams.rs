@@ -37,6 +37,7 @@ on_both!(
     hold_all_holds_what_comes_later,
     destroyed_streams_finish_their_work,
     synchronising_blocks_until_let_go,
+    a_test_that_has_failed_waits_for_nothing_that_is_held,
     copies_wait_for_the_default_stream,
     wrong_handles,
 );
@@ -365,6 +366,28 @@ fn destroyed_streams_finish_their_work<B: Backing>(d: Machine<B>) {
 }
 
 type Wait<B> = fn(&Machine<B>, StreamHandle, EventHandle) -> CUresult;
+
+fn a_test_that_has_failed_waits_for_nothing_that_is_held<B: Backing>(d: Machine<B>) {
+    struct Waits<'a, B: Backing>(&'a Machine<B>);
+    impl<B: Backing> Drop for Waits<'_, B> {
+        fn drop(&mut self) {
+            assert_eq!(code(self.0.context_synchronize(D0)), SUCCESS);
+        }
+    }
+    let s = d.stream_create(D0, StreamFlags::NON_BLOCKING).unwrap();
+    let address = d.alloc(D0, PAGE).unwrap();
+    d.hold(D0, s);
+    unsafe { d.fill_async(D0, address, 1, PAGE, s) }.unwrap();
+    let failed = thread::scope(|scope| {
+        let test = scope.spawn(|| {
+            let _waits = Waits(&d);
+            panic!("on purpose: the test fails");
+        });
+        test.join()
+    });
+    assert!(failed.is_err());
+    assert_eq!(code(unsafe { d.free(D0, address) }), SUCCESS);
+}
 
 fn synchronising_blocks_until_let_go<B: Backing>(d: Machine<B>) {
     let d = Arc::new(d);

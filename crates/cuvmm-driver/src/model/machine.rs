@@ -101,11 +101,20 @@ impl<B: Backing> Machine<B> {
         let marks = self.ask(call, question)?;
         let named = |code| DriverError::new(call, code);
         let mut state = self.lock();
+        let mut unwinds = std::thread::panicking();
         loop {
             state.context(device).map_err(named)?;
             if state.streams.are_done(&marks) {
                 let answer = state.spending(call, after);
                 return answer.map_err(|code| named(state.refusal(call, code)));
+            }
+            if std::mem::take(&mut unwinds) {
+                // The test that holds streams back has failed, and will let none go.
+                let devices = 0..state.devices.len();
+                drop(state);
+                devices.for_each(|index| self.let_go_all(Ordinal(index as i32)));
+                state = self.lock();
+                continue;
             }
             state = self
                 .progress
@@ -156,6 +165,9 @@ impl<B: Backing> Machine<B> {
 
     /// Holds a stream back: what is submitted to it from now on queues up. The null handle is the
     /// default stream. A stream that does not exist is not held.
+    ///
+    /// A thread that waits for held work while it unwinds from a panic lets all streams go: a test
+    /// that has failed ends.
     pub fn hold(&self, device: Ordinal, stream: StreamHandle) {
         self.set_held(device, stream, true);
     }

@@ -22,9 +22,12 @@ use crate::own::Stream;
 /// The most streams that a use names one by one: with more, all work of their devices is waited for.
 const MOST_STREAMS: usize = 64;
 
-/// The streams whose work may use some memory.
+/// The streams whose work may use some memory: mostly none, so that it takes a word.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Uses {
+pub(crate) struct Uses(Option<Box<Named>>);
+
+#[derive(Clone, Debug, Default)]
+struct Named {
     streams: Vec<Stream>,
     /// Devices of which work on any stream may use it.
     devices: Vec<Device>,
@@ -33,10 +36,7 @@ pub(crate) struct Uses {
 impl Uses {
     /// No use.
     pub(crate) const fn none() -> Self {
-        Self {
-            streams: Vec::new(),
-            devices: Vec::new(),
-        }
+        Self(None)
     }
 
     /// Notes that work of a stream uses the memory.
@@ -46,6 +46,50 @@ impl Uses {
     /// have owners, all work of the device counts as using the memory.
     #[must_use]
     pub(crate) fn add(&mut self, stream: &Stream) -> Fence {
+        self.0.get_or_insert_default().add(stream)
+    }
+
+    /// Notes that work on any stream of a device uses the memory.
+    pub(crate) fn add_device(&mut self, device: &Device) {
+        self.0.get_or_insert_default().add_device(device);
+    }
+
+    /// Adds what other uses name.
+    #[must_use]
+    pub(crate) fn add_all(&mut self, other: &Self) -> Fence {
+        let mut ended = Fence::passed();
+        if let Some(named) = &other.0 {
+            for device in &named.devices {
+                self.add_device(device);
+            }
+            for stream in &named.streams {
+                ended.merge(self.add(stream));
+            }
+        }
+        ended
+    }
+
+    /// The streams, unless work on others may use the memory too.
+    pub(crate) fn streams(&self) -> Option<&[Stream]> {
+        match &self.0 {
+            Some(named) => named.devices.is_empty().then_some(&named.streams),
+            None => Some(&[]),
+        }
+    }
+
+    /// The fence of a use that ends now.
+    pub(crate) fn end(&self) -> Fence {
+        let Some(named) = &self.0 else {
+            return Fence::passed();
+        };
+        let streams = named.streams.iter().cloned().map(Line::Stream);
+        let devices = named.devices.iter().cloned().map(Line::Device);
+        Fence::at(streams.chain(devices))
+    }
+}
+
+impl Named {
+    fn add(&mut self, stream: &Stream) -> Fence {
         if self.devices.contains(stream.device()) || self.streams.contains(stream) {
             return Fence::passed();
         }
@@ -63,38 +107,11 @@ impl Uses {
         Fence::streams(ended)
     }
 
-    /// Notes that work on any stream of a device uses the memory.
-    pub(crate) fn add_device(&mut self, device: &Device) {
+    fn add_device(&mut self, device: &Device) {
         if !self.devices.contains(device) {
             self.devices.push(device.clone());
             self.streams.retain(|stream| stream.device() != device);
         }
-    }
-
-    /// Adds what other uses name.
-    #[must_use]
-    pub(crate) fn add_all(&mut self, other: &Self) -> Fence {
-        other
-            .devices
-            .iter()
-            .for_each(|device| self.add_device(device));
-        let mut ended = Fence::passed();
-        for stream in &other.streams {
-            ended.merge(self.add(stream));
-        }
-        ended
-    }
-
-    /// The streams, unless work on others may use the memory too.
-    pub(crate) fn streams(&self) -> Option<&[Stream]> {
-        self.devices.is_empty().then_some(&self.streams)
-    }
-
-    /// The fence of a use that ends now.
-    pub(crate) fn end(&self) -> Fence {
-        let streams = self.streams.iter().cloned().map(Line::Stream);
-        let devices = self.devices.iter().cloned().map(Line::Device);
-        Fence::at(streams.chain(devices))
     }
 }
 

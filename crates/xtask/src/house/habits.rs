@@ -5,7 +5,7 @@
 
 use super::Complaint;
 use super::mentions::{Mention, What, mentions};
-use super::plan::{BACKENDS, Place, ROUNDS};
+use super::plan::{BACKENDS, Place, ROUNDS, THREADS};
 use super::tree::Module;
 
 /// Methods that panic.
@@ -88,7 +88,9 @@ fn judge(place: &Place, module: &Module, mention: &Mention) -> Option<String> {
                 "{name}! panics on what a caller gives: return an error"
             ))
         }
-        What::Macro(name) if place.library && name == "thread_local" => {
+        What::Macro(name)
+            if place.library && name == "thread_local" && !is_in(THREADS, place, module) =>
+        {
             Some("thread_local! is global state".to_owned())
         }
         What::Static { name, words } if place.library => words
@@ -128,6 +130,11 @@ fn judge(place: &Place, module: &Module, mention: &Mention) -> Option<String> {
         }
         _ => None,
     }
+}
+
+/// Whether a module is in a room of `cuvmm`.
+fn is_in(room: &str, place: &Place, module: &Module) -> bool {
+    place.name == "cuvmm" && module.path.first().is_some_and(|first| first == room)
 }
 
 fn is_the_rounding_file(module: &Module) -> bool {
@@ -253,6 +260,9 @@ mod tests {
         ] {
             wrong("cuvmm-driver", "cuda", text, "");
         }
+        let threads = "thread_local! { static X: u8 = 0; }";
+        wrong("cuvmm", "pool", threads, "global state");
+        right("cuvmm", "deferred", threads);
         right("cuvmm", "pool", "static NAMES: &[&str] = &[];");
         right(
             "fakecuda",

@@ -61,7 +61,8 @@ pub(crate) const CRATES: &[Place] = &[
         reads_environment: false,
         library: true,
         floors: &[
-            room(&["sync", "deferred"]),
+            room(&["sync"]),
+            room(&["deferred"]),
             Floor {
                 rooms: &["error", "size"],
                 open: true,
@@ -153,6 +154,10 @@ pub(crate) const BACKENDS: &[&str] = &["cuda", "host", "model"];
 
 /// The one file of `cuvmm` that rounds.
 pub(crate) const ROUNDS: &str = "size";
+
+/// The one file of `cuvmm` with something of each thread's own: which locked sections it is in. That
+/// is a fact of the thread and of no pool, so pools share nothing by it.
+pub(crate) const THREADS: &str = "deferred";
 
 pub(crate) fn place(name: &str) -> Option<&'static Place> {
     CRATES.iter().find(|place| place.name == name)

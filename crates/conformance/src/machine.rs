@@ -1,8 +1,6 @@
 //! Kernels on the model and the host driver, which let tests queue work that stands for one.
 
 use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
 
 use cuvmm_driver::model::{Backing, Machine};
 use cuvmm_driver::{Call, DeviceAddress, DriverError, Ordinal, StreamHandle};
@@ -49,23 +47,16 @@ impl<B: Backing> KernelToucher for MachineToucher<B> {
         self.launch(device, stream, reads, writes)
     }
 
-    /// Work takes no time there, so the stream is held back for as long.
+    /// Work takes no time there, so the stream is held back until somebody waits for it.
     fn spin(
         &self,
         device: Ordinal,
         stream: StreamHandle,
         milliseconds: u32,
     ) -> Result<(), DriverError> {
-        if milliseconds == 0 {
-            return self.launch(device, stream, Vec::new(), Vec::new());
+        if milliseconds > 0 {
+            self.0.hold_until_awaited(device, stream);
         }
-        self.0.hold(device, stream);
-        let launched = self.launch(device, stream, Vec::new(), Vec::new());
-        let machine = Arc::clone(&self.0);
-        thread::spawn(move || {
-            thread::sleep(Duration::from_millis(milliseconds.into()));
-            machine.let_go(device, stream);
-        });
-        launched
+        self.launch(device, stream, Vec::new(), Vec::new())
     }
 }

@@ -8,7 +8,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use assert_cmd::Command;
 use serde_json::Value;
@@ -68,5 +68,4 @@ fn both_azure_traces_fit_in_eight_gibibytes_better_together() {
     let gain = p99("static") / p99("elastic");
     eprintln!("elastic's p99 is {gain:.2} times better than static's; {took:.1?}");
     assert!(gain >= 1.5, "{gain:.2}");
-    assert!(took < Duration::from_secs(120), "{took:.1?}");
 }

@@ -38,6 +38,7 @@ on_both!(
     destroyed_streams_finish_their_work,
     synchronising_blocks_until_let_go,
     a_test_that_has_failed_waits_for_nothing_that_is_held,
+    a_stream_is_held_until_somebody_waits_for_it,
     copies_wait_for_the_default_stream,
     wrong_handles,
 );
@@ -366,6 +367,20 @@ fn destroyed_streams_finish_their_work<B: Backing>(d: Machine<B>) {
 }
 
 type Wait<B> = fn(&Machine<B>, StreamHandle, EventHandle) -> CUresult;
+
+fn a_stream_is_held_until_somebody_waits_for_it<B: Backing>(d: Machine<B>) {
+    let s = d.stream_create(D0, StreamFlags::NON_BLOCKING).unwrap();
+    let address = d.alloc(D0, PAGE).unwrap();
+    d.hold_until_awaited(D0, s);
+    unsafe {
+        d.fill_async(D0, address, 1, PAGE, s).unwrap();
+        assert!(!d.stream_query(D0, s).unwrap(), "asking is not waiting");
+        assert_eq!(code(d.stream_synchronize(D0, s)), SUCCESS);
+        d.fill_async(D0, address, 2, PAGE, s).unwrap();
+        assert!(d.stream_query(D0, s).unwrap(), "once");
+        assert_eq!(code(d.free(D0, address)), SUCCESS);
+    }
+}
 
 fn a_test_that_has_failed_waits_for_nothing_that_is_held<B: Backing>(d: Machine<B>) {
     struct Waits<'a, B: Backing>(&'a Machine<B>);

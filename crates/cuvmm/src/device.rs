@@ -61,6 +61,10 @@ struct Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        // The last owner may be a stream in a fence of another handle's pool, which is locked.
+        if let Some(hook) = self.drops.take_hook() {
+            defer(move || drop(hook));
+        }
         if self.birthplace.is_here() {
             self.events.destroy_by(&*self.driver, self.ordinal);
         }
@@ -258,14 +262,19 @@ impl Device {
         self.shared.mapped_for.store(false, Ordering::SeqCst);
     }
 
+    /// Waits until all work of the device is done, in relaxed capture mode: a capture that another
+    /// library is making goes on, and the wait is refused.
+    pub(crate) fn settle(&self) -> Result<(), CallError> {
+        self.relaxed(|| self.synchronize())?
+    }
+
     /// Waits until no work of the device can touch memory any more, to unmap for good: all of it
     /// is done, or the context is lost and nothing runs on it.
     pub(crate) fn drain(&self) -> Result<(), CallError> {
         if self.lost().is_some() {
             return Ok(());
         }
-        let waited = self.relaxed(|| self.synchronize());
-        waited.and_then(|waited| waited).or_else(|error| {
+        self.settle().or_else(|error| {
             if self.lost().is_some() {
                 Ok(())
             } else {

@@ -58,6 +58,12 @@ impl Drops {
         hook.clone()
     }
 
+    /// The hook, for the one who drops it.
+    pub(crate) fn take_hook(&mut self) -> Option<DropHook> {
+        let hook = self.hook.get_mut();
+        hook.unwrap_or_else(PoisonError::into_inner).take()
+    }
+
     pub(crate) fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }

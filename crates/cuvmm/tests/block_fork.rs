@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::sync::{Arc, Mutex};
+
 use common::books::{balanced, books};
 use common::sweep::{sweep, text};
 use common::{G, Rig, pool};
@@ -231,6 +233,34 @@ on_both! {
         shows(rig, &fork, 1, 0..3 * G);
         fork.grow_to(4 * G).unwrap();
         shows(rig, &root, 1, 0..8 * G);
+    }
+
+    fn what_captures_by_the_time_there_is_room_gets_no_copy_into_its_graph(rig) {
+        let pool = pool(rig, 10);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let root = allocate(&tenant, &stream, 8 * G);
+        write(&root, 1, 0);
+        let mut fork = root.fork(8 * G, 8 * G).unwrap();
+        fork.shrink_to(3 * G).unwrap();
+        let block = Arc::new(Mutex::new(None));
+        let guard = Arc::new(Mutex::new(None));
+        let (given, begun, captured) = (block.clone(), guard.clone(), pool.clone());
+        let giver = pool.tenant("giver").on_pressure(move |_| {
+            drop(given.lock().unwrap().take());
+            *begun.lock().unwrap() = Some(captured.capture_guard());
+        });
+        let giver = giver.register().unwrap();
+        *block.lock().unwrap() = Some(giver.allocate(2 * G).unwrap());
+        let refused = fork.grow_to(4 * G).unwrap_err();
+        assert!(matches!(refused, AllocateError::Capturing(_)), "{refused}");
+        assert_eq!(fork.size(), 3 * G);
+        drop(guard.lock().unwrap().take());
+        shows(rig, &fork, 1, 0..3 * G);
+        fork.grow_to(4 * G).unwrap();
+        shows(rig, &fork, 1, 0..3 * G);
+        shows(rig, &root, 1, 0..8 * G);
+        drop(giver);
     }
 
     fn forks_of_adjacent_blocks_are_adjacent(rig) {

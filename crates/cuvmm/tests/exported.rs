@@ -418,7 +418,9 @@ on_both! {
         until(&pool, "charged", || pool.stats().committed > 40 * G);
         drop(block.export(FD).unwrap());
         drop(block);
-        assert_eq!(pool.stats().exported, 40 * G);
+        // All of it until the mapper is done, which it may be by now.
+        let exported = pool.stats().exported;
+        assert!([0, 40 * G].contains(&exported), "{exported}");
         until(&pool, "released", || pool.stats().committed == 0);
         rig.faults.disarm();
         assert_eq!(books(rig, &pool, 0).exported, 0);

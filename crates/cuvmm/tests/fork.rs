@@ -279,3 +279,43 @@ fn a_child_that_is_forked_while_a_thread_has_the_pools_lock_hangs_nowhere() {
     drop(held);
     common::nothing_left(rig);
 }
+
+/// A driver call about a stream is made under the lock of its events.
+#[test]
+fn a_child_that_is_forked_while_a_thread_asks_for_a_fence_hangs_nowhere() {
+    let rig = common::model();
+    let stream = Stream::new(&rig.device).unwrap();
+    let mut regions = [(); 2].map(|()| {
+        let mut region = Region::reserve(&rig.device, G).unwrap();
+        region.commit(0..G).unwrap();
+        let streams = std::slice::from_ref(&stream);
+        region.decommit_after(0..G, streams).unwrap();
+        region
+    });
+    rig.faults.forget();
+    rig.faults
+        .set_cost(Call::StreamQuery, Duration::from_secs(3));
+    let [ours, theirs] = &mut regions;
+    std::thread::scope(|scope| {
+        scope.spawn(move || assert_eq!(theirs.reclaim().unwrap(), G));
+        while rig.faults.count(Call::StreamQuery) == 0 {
+            std::thread::yield_now();
+        }
+        // SAFETY: the child only uses what this test made, and leaves by `_exit` or a signal.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: ends a child that hangs.
+            unsafe { libc::alarm(20) };
+            let right = matches!(ours.reclaim(), Err(error) if forked(&error));
+            // SAFETY: ends the child without running anything of the parent's.
+            unsafe { libc::_exit(i32::from(!right)) }
+        }
+        let mut status = -1;
+        // SAFETY: waits for the child just made.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "it hangs, or the answer is wrong");
+    });
+    rig.faults.set_cost(Call::StreamQuery, Duration::ZERO);
+    drop((regions, stream));
+    common::nothing_left(rig);
+}

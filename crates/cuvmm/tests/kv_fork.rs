@@ -464,7 +464,8 @@ on_both! {
         until(&pool, "unmapped", || pool.stats().shared == 0);
         // The last to leave may be a moment behind it.
         let _ = common::calls_without_mapper(&rig.device, &pool);
-        assert_eq!(cache.stats().held - cache.stats().margin, 13 * G);
+        let stats = cache.stats();
+        assert_eq!(stats.held - stats.margin, 13 * G);
         drop(cache);
         drop(tenant);
         pool.close().unwrap();

@@ -315,12 +315,15 @@ fn a_reader_that_locks_its_handles_holds_up_neither_the_publisher_nor_others() {
         // On threads of their own: what hangs would hang the test.
         let (sender, receiver) = channel();
         let (there, device) = (path.clone(), reader.device.clone());
-        thread::spawn(move || {
+        let told = thread::spawn(move || {
             let mut subscriber = Subscriber::connect(there).unwrap();
             let read = subscriber.attach("llama", &Attachment::builder(&device));
-            drop(sender.send(read.map(|read| read.memory().held())));
+            let held = read.map(|read| read.memory().held());
+            drop((subscriber, device));
+            drop(sender.send(held));
         });
-        let held = receiver.recv_timeout(2 * PROMPT).expect("it hangs");
+        let held = receiver.recv_timeout(10 * PROMPT).expect("it hangs");
+        told.join().unwrap();
         assert_eq!(held.unwrap(), EXTENTS * common::G);
         let more = shareable_region(&writer, EXTENTS);
         let version = publisher.publish("llama", Manifest::default(), more);

@@ -263,7 +263,7 @@ fn handles_that_come_one_by_one_come_in_time_or_not_at_all() {
 /// All that it says is there already, so that nobody ever waits for it: the time runs all the same.
 #[test]
 fn a_peer_that_is_always_ready_has_no_more_time_than_others() {
-    const MOMENT: Duration = Duration::from_micros(200);
+    const MOMENT: Duration = Duration::from_micros(20);
     leaves_nothing_open(|| {
         let (giver, taker) = (common::model(), common::model());
         let (mut channel, mut peer) = Raw::pair();

@@ -542,17 +542,24 @@ fn signals_end_no_wait() {
                 Err(other) => panic!("{other}"),
             }
         }
+        // Until there were enough of them also on a machine that has little time for them.
+        let interrupted = |times| {
+            thread::sleep(LONG);
+            while SIGNALS.load(Ordering::SeqCst) < times {
+                thread::sleep(Duration::from_millis(1));
+            }
+        };
         thread::scope(|scope| {
+            let begun = Instant::now();
             let giving = scope.spawn(|| {
-                thread::sleep(LONG);
+                interrupted(10);
                 let mut last = listener.accept(PROMPT).unwrap();
                 for _ in &knocking {
                     last = listener.accept(PROMPT).unwrap();
                 }
-                thread::sleep(LONG);
+                interrupted(21);
                 last.give(&offer)
             });
-            let begun = Instant::now();
             interrupt_often();
             let mut channel = Channel::connect(&path).unwrap();
             assert!(begun.elapsed() >= LONG / 2, "it had to wait");

@@ -19,7 +19,7 @@ fn ends(what: &str, act: impl FnOnce() + Send + 'static) {
         act();
         done.send(()).unwrap();
     });
-    match told.recv_timeout(Duration::from_secs(20)) {
+    match told.recv_timeout(Duration::from_secs(120)) {
         Ok(()) => thread.join().unwrap(),
         Err(mpsc::RecvTimeoutError::Disconnected) => panic!("{what}: {:?}", thread.join().err()),
         Err(mpsc::RecvTimeoutError::Timeout) => {
@@ -134,6 +134,30 @@ fn last_use_is_over(of: fn(&Device) -> Device) {
         drop(pool);
     });
     drop(own);
+    common::nothing_left(rig);
+}
+
+/// A stream in a fence of the pool is the last owner of another handle of the device.
+#[test]
+fn the_hook_of_a_second_handle_is_dropped_behind_the_lock() {
+    let rig = common::model();
+    let pool = common::pool(&rig, 16);
+    let ordinal = rig.device.ordinal().0.cast_unsigned();
+    let second = Device::open(Arc::clone(rig.device.driver()), ordinal).unwrap();
+    let dropped = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&dropped);
+    ends("using the memory again", move || {
+        let tenant = pool.tenant("a").register().unwrap();
+        let kept = Mutex::new(uses(&pool, &tenant, &count));
+        second.on_drop_failure(Some(Arc::new(move |_| drop(kept.lock()))));
+        let stream = Stream::new(&second).unwrap();
+        drop(tenant.allocate_on(&stream, 4 * G).unwrap());
+        drop((stream, second));
+        let other = pool.tenant("b").register().unwrap();
+        drop(other.allocate(14 * G).unwrap());
+        assert_eq!(count.load(Ordering::SeqCst), 1);
+        drop((tenant, other, pool));
+    });
     common::nothing_left(rig);
 }
 

@@ -101,18 +101,22 @@ impl<B: Backing> Machine<B> {
         let marks = self.ask(call, question)?;
         let named = |code| DriverError::new(call, code);
         let mut state = self.lock();
-        let mut unwinds = std::thread::panicking();
+        if std::thread::panicking() {
+            // The test that holds streams back has failed, and will let none go.
+            let devices = 0..state.devices.len();
+            drop(state);
+            devices.for_each(|index| self.let_go_all(Ordinal(index as i32)));
+            state = self.lock();
+        }
         loop {
             state.context(device).map_err(named)?;
             if state.streams.are_done(&marks) {
                 let answer = state.spending(call, after);
                 return answer.map_err(|code| named(state.refusal(call, code)));
             }
-            if std::mem::take(&mut unwinds) {
-                // The test that holds streams back has failed, and will let none go.
-                let devices = 0..state.devices.len();
+            if let Some((device, stream)) = state.until_awaited.pop() {
                 drop(state);
-                devices.for_each(|index| self.let_go_all(Ordinal(index as i32)));
+                self.let_go(device, stream);
                 state = self.lock();
                 continue;
             }
@@ -170,6 +174,13 @@ impl<B: Backing> Machine<B> {
     /// that has failed ends.
     pub fn hold(&self, device: Ordinal, stream: StreamHandle) {
         self.set_held(device, stream, true);
+    }
+
+    /// Holds a stream back until a thread has to wait for work: it is let go then, as if a kernel had
+    /// run until somebody waited for it.
+    pub fn hold_until_awaited(&self, device: Ordinal, stream: StreamHandle) {
+        self.hold(device, stream);
+        self.with(|state| state.until_awaited.push((device, stream)));
     }
 
     /// Lets a stream go: what queued up on it runs now, in this call, with whatever waited for it.

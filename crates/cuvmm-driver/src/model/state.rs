@@ -22,7 +22,7 @@ use super::reservations::Reservations;
 use super::spite::Spiting;
 use super::streams::Streams;
 use super::work::Work;
-use crate::{CUresult, Call, CaptureMode, Ordinal};
+use crate::{CUresult, Call, CaptureMode, Ordinal, StreamHandle};
 
 #[derive(Debug)]
 pub(crate) struct State<B> {
@@ -53,6 +53,8 @@ pub(crate) struct State<B> {
     pub(crate) spited: u64,
     /// Work was done or given up since waiting threads were last woken.
     pub(crate) progress: bool,
+    /// Streams that the next thread which has to wait lets go.
+    pub(crate) until_awaited: Vec<(Ordinal, StreamHandle)>,
     pub(crate) backing: B,
 }
 
@@ -82,6 +84,7 @@ impl<B: Backing> State<B> {
             graphs: BTreeMap::new(),
             graph_execs: BTreeMap::new(),
             progress: false,
+            until_awaited: Vec::new(),
             backing,
         }
     }

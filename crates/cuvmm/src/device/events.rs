@@ -119,6 +119,8 @@ impl Events {
         if self.is_complete(stamp) {
             return Ok(Progress::Complete);
         }
+        // A thread that a forked child does not have may have held the lock.
+        device.own_process()?;
         let mut inner = self.lock();
         if inner.asked > since {
             return Ok(Progress::Pending);
@@ -221,6 +223,7 @@ impl Events {
         if self.is_complete(stamp) {
             return Ok(true);
         }
+        device.own_process()?;
         let mut inner = self.lock();
         self.collect(&mut inner, device)?;
         if self.is_complete(stamp) {

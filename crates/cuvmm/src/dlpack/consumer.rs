@@ -101,7 +101,7 @@ impl Consumer {
 /// Waits until what is queued on the memory is done.
 fn wait(memory: &impl Held, streams: Option<Vec<Stream>>) -> Result<(), ExportTensorRefusal> {
     let Some(streams) = streams else {
-        return Ok(memory.device().synchronize()?);
+        return Ok(memory.device().settle()?);
     };
     memory.device().relaxed(|| {
         for stream in &streams {

@@ -305,8 +305,9 @@ impl Chores for Core {
             let outcome = job.carry_out(&self.device, &policy);
             let mut state = self.lock();
             state.finish_ahead(place, size, outcome);
-            drop(state);
+            // Before what users gave is dropped, which may take its time.
             self.placed();
+            drop(state);
         }
         while !stop.load(Ordering::Acquire) {
             let mut state = self.lock();

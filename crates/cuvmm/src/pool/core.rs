@@ -279,10 +279,17 @@ impl Core {
     fn pause<'a>(&'a self, mut state: Locked<'a>, left: Duration) -> Result<Locked<'a>, CallError> {
         if state.needs_synchronise && state.capturing == 0 {
             drop(state);
-            self.device.synchronize()?;
+            let waited = self.device.settle();
             state = self.lock();
-            state.needs_synchronise = false;
-            return Ok(state);
+            match waited {
+                Ok(()) => {
+                    state.needs_synchronise = false;
+                    return Ok(state);
+                }
+                Err(error) if self.device.usable().is_err() => return Err(error),
+                // Somebody captures: later.
+                Err(error) => tracing::debug!(%error, "the device could not be waited for"),
+            }
         }
         Ok(state.wait(&self.freed, Some(left)))
     }

@@ -166,7 +166,7 @@ impl Block {
     /// holds the only lease.
     pub(crate) fn seal(&mut self) -> Result<(), SealError> {
         let core = self.core();
-        core.device.synchronize()?;
+        core.device.settle()?;
         core.lock().seal(self.place())
     }
 }

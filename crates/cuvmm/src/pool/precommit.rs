@@ -16,13 +16,13 @@ use crate::error::AllocateError;
 impl Tenant {
     /// Puts a step of memory behind each of several of the tenant's blocks that have none ahead of
     /// their use: margin, made of what nobody has. False if one of them, after which none was looked
-    /// at, should have had some: there is none, the driver refused, or a capture guard lives.
+    /// at, should have had some: there is none, or the driver refused. Does nothing while a capture
+    /// guard lives.
     pub(crate) fn precommit<'a>(&self, blocks: impl IntoIterator<Item = &'a Block>) -> bool {
         let mut state = self.core().lock();
-        // What can wait makes no driver call while others capture.
-        let may = state.capturing == 0;
         let mut blocks = blocks.into_iter();
-        let all = may && blocks.all(|block| state.precommits(block.place()));
+        // What can wait makes no driver call while others capture.
+        let all = state.capturing > 0 || blocks.all(|block| state.precommits(block.place()));
         Core::let_go(state);
         all
     }

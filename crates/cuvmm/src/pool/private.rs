@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use super::block::{Block, after};
 use super::budget::TenantId;
-use super::commit::Unfinished;
+use super::commit::{Unfinished, is_capturing};
 use super::core::{Attempt, Core, Locked};
 use super::relief::Demand;
 use super::slot::{Place, Slot};
@@ -319,6 +319,12 @@ impl State {
             return Self::open(slot, extent);
         }
         let bytes = to.saturating_sub(extent.offset);
+        // The copy would become a part of the graph, and nothing would have been copied. The lock may
+        // have been let go since the fence was asked.
+        let home = slot.block.as_ref().and_then(|block| block.home.as_ref());
+        if self.capturing > 0 || is_capturing(home)? {
+            return Err(AllocateError::Capturing(self.shortage(id, bytes, 0)));
+        }
         self.make_room(id, bytes)?;
         let most = slot.space.most_at(extent.offset);
         let Some(old) = slot.space.withdraw(extent.offset, proof)? else {

@@ -6,7 +6,7 @@
 //! recently. Whole extents move, so that many bytes cost few driver calls.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use super::budget::TenantId;
 use super::slot::Slot;
@@ -55,14 +55,11 @@ impl Plan {
         self.gained
     }
 
-    /// Bytes that it takes from a slot.
-    pub(super) fn takes_from(&self, id: TenantId, slot: usize) -> u64 {
-        let of_slot = |take: &&Take| (take.from, take.slot) == (id, slot);
-        self.takes
-            .iter()
-            .filter(of_slot)
-            .map(|take| take.size)
-            .sum()
+    /// Bytes that it takes from some of a tenant's slots.
+    pub(super) fn takes_from(&self, id: TenantId, slots: &BTreeSet<usize>) -> u64 {
+        let of_them = |take: &&Take| take.from == id && slots.contains(&take.slot);
+        let takes = self.takes.iter().filter(of_them);
+        takes.map(|take| take.size).sum()
     }
 }
 

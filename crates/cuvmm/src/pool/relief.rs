@@ -249,10 +249,8 @@ impl State {
             Demand::Growth(steps) => steps,
             Demand::Bytes(_) => &[],
         };
-        let there = growing
-            .iter()
-            .map(|(place, _)| own.takes_from(id, place.slot));
-        let elsewhere = own.gained().saturating_sub(there.sum());
+        let growing = growing.iter().map(|(place, _)| place.slot).collect();
+        let elsewhere = own.gained().saturating_sub(own.takes_from(id, &growing));
         elsewhere.saturating_add(asked.within)
     }
 

@@ -309,8 +309,9 @@ impl Slot {
         }
     }
 
-    /// Notes that work of a stream uses the memory of the block, or of the one that leases keep.
-    pub(crate) fn record_use(&mut self, stream: &Stream) {
+    /// Notes that work of a stream uses the memory of the block, or of the one that leases keep. While
+    /// others capture the driver is asked nothing.
+    pub(crate) fn record_use(&mut self, stream: &Stream, capturing: bool) {
         let ended = match &mut self.block {
             Some(block) if block.home.as_ref() == Some(stream) => return,
             Some(block) => block.uses.add(stream),
@@ -319,7 +320,9 @@ impl Slot {
         };
         if !ended.is_passed() {
             self.fence.merge(ended);
-            self.fence.prune();
+            if !capturing {
+                self.fence.prune();
+            }
         }
     }
 

@@ -216,8 +216,9 @@ impl State {
         if !stream.device().same_driver(&self.device) {
             return Err(CallError::WrongDriver);
         }
+        let capturing = self.capturing > 0;
         if let Some(slot) = self.slot_mut(place.tenant, place.slot) {
-            slot.record_use(stream);
+            slot.record_use(stream, capturing);
         }
         Ok(())
     }

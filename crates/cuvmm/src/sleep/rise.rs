@@ -66,7 +66,8 @@ impl Waking<'_, '_> {
                 let mut jobs = Job::all(index, bed.span(), saved).peekable();
                 let mut end = 0;
                 while end < bed.used() {
-                    let furnished = bed.furnish_next();
+                    // What is taken back for it may be the last that kept a user's value.
+                    let furnished = copies.aside(|| bed.furnish_next());
                     end = furnished.map_err(|cause| WakeError::Memory { bytes, cause })?;
                     while let Some(job) = jobs.next_if(|job| job.end() <= end) {
                         copies.add(job);

@@ -191,7 +191,7 @@ pub fn until(pool: &Pool, what: &str, mut done: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !done() {
         let waited = begun.elapsed();
-        assert!(waited.as_secs() < 20, "never {what}: {:#?}", pool.stats());
+        assert!(waited.as_secs() < 120, "never {what}: {:#?}", pool.stats());
         std::thread::sleep(Duration::from_micros(50));
     }
 }

@@ -38,10 +38,10 @@ pub const TEXT: u16 = 4;
 pub const MOST_BODY: usize = 64 << 10;
 
 /// What a peer is waited for where it will not answer.
-pub const SHORT: Duration = Duration::from_millis(60);
+pub const SHORT: Duration = Duration::from_millis(500);
 
-/// Far more than anything here takes, and far less than the usual timeout.
-pub const PROMPT: Duration = Duration::from_secs(4);
+/// Far more than anything here takes, also beside other work, and less than the usual timeout.
+pub const PROMPT: Duration = Duration::from_secs(9);
 
 /// The head of a frame.
 #[derive(Clone, Copy, Debug)]
@@ -290,7 +290,7 @@ pub fn leaves_nothing_open<T>(test: impl FnOnce() -> T) -> T {
 pub fn in_a_child(work: impl FnOnce()) {
     let _alone = alone();
     let child = fork(work);
-    assert_eq!(ended(child, Duration::from_secs(30)), Some(0), "the child");
+    assert_eq!(ended(child, Duration::from_secs(300)), Some(0), "the child");
 }
 
 /// Whether any thread of a child has.

@@ -663,7 +663,7 @@ fn no_panic_leaves_a_deleter() {
     rig.device
         .on_drop_failure(Some(Arc::new(|_| panic!("a hook that panics"))));
     rig.faults
-        .arm(Fault::nth(1, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemUnmap));
+        .arm(Fault::all(CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemUnmap));
     drop(tensor);
     assert!(rig.device.drop_failures() > 0);
 }
@@ -690,9 +690,11 @@ fn an_export_that_fails_hands_the_owner_back() {
             let outcome = tensor.export(block, &Consumer::Anybody);
             let failed = rig.faults.injected() > 0;
             rig.faults.disarm();
-            let Err(refused) = outcome else {
-                assert!(!failed);
-                break;
+            let refused = match (outcome, failed) {
+                (Ok(_), false) => break,
+                // What undoes is asked twice.
+                (Ok(_), true) => continue,
+                (Err(refused), _) => refused,
             };
             assert!(failed && matches!(refused.reason, Refusal::Call(CallError::Driver(_))));
             assert_eq!(

@@ -47,7 +47,7 @@ impl<B: Backing> KernelToucher for MachineToucher<B> {
         self.launch(device, stream, reads, writes)
     }
 
-    /// Work takes no time there, so the stream is held back until somebody waits for it.
+    /// Work takes no time there, so the stream is held back until a thread waits for work.
     fn spin(
         &self,
         device: Ordinal,

@@ -85,8 +85,8 @@ impl Ground {
         self.loans.iter().for_each(Loan::forget_refusal);
     }
 
-    /// The address of so many bytes, so far behind the beginning of the first block, to be used with a
-    /// right.
+    /// Returns the address of `bytes` bytes that begin `offset` bytes behind the first block's
+    /// beginning, to be used with a right.
     fn place(&self, offset: u64, bytes: u64, right: Right) -> Result<u64, TensorError> {
         let has = self.span();
         if offset.checked_add(bytes).is_none_or(|end| end > has) {

@@ -120,7 +120,7 @@ pub(crate) fn json(value: &impl Serialize) -> serde_json::Result<String> {
 }
 
 /// JSON itself escapes C0 controls alone. All others can only stand in strings, where an escape means
-/// the same; line breaks that are there are those between the lines.
+/// the same. The only line breaks left are those between lines of the text.
 fn only_shown(json: &str) -> String {
     escaped(
         json,

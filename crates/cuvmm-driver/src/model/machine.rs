@@ -170,14 +170,14 @@ impl<B: Backing> Machine<B> {
     /// Holds a stream back: what is submitted to it from now on queues up. The null handle is the
     /// default stream. A stream that does not exist is not held.
     ///
-    /// A thread that waits for held work while it unwinds from a panic lets all streams go: a test
-    /// that has failed ends.
+    /// A synchronising call lets all streams go if its thread unwinds from a panic, so that a test
+    /// which has failed ends.
     pub fn hold(&self, device: Ordinal, stream: StreamHandle) {
         self.set_held(device, stream, true);
     }
 
-    /// Holds a stream back until a thread has to wait for work: it is let go then, as if a kernel had
-    /// run until somebody waited for it.
+    /// Holds a stream back until a thread has to wait for work of any stream. It stands for a kernel
+    /// that runs until then.
     pub fn hold_until_awaited(&self, device: Ordinal, stream: StreamHandle) {
         self.hold(device, stream);
         self.with(|state| state.until_awaited.push((device, stream)));

@@ -49,7 +49,7 @@
 //! - On a device that moves no managed pages while the host uses them, moving them there and advice
 //!   that names it are `INVALID_DEVICE`.
 //! - A memory pool keeps what `cuMemFreeAsync` gave it until the next synchronisation of a stream,
-//!   an event or the context: so the documentation says of a pool that nobody has set up. That a
+//!   an event or the context: so the documentation says of a pool with its default attributes. That a
 //!   lack of memory elsewhere does not make it give back sooner is a guess.
 //! - What a reset of the primary context leaves: so the documentation says, which does not name
 //!   mappings.

@@ -287,7 +287,7 @@ impl Core {
                     return Ok(state);
                 }
                 Err(error) if self.device.usable().is_err() => return Err(error),
-                // Somebody captures: later.
+                // Another library captures, for instance. The caller tries again later.
                 Err(error) => tracing::debug!(%error, "the device could not be waited for"),
             }
         }

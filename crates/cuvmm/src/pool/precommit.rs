@@ -1,7 +1,7 @@
 //! Memory put behind blocks before they need it, by their user's own thread: for a user who grows
 //! many blocks at the same moment, and would rather pay for them one after the other.
 //!
-//! A [mapper](super::ahead) does that unasked: where there is one, nobody calls this.
+//! A [mapper](super::ahead) does that unasked, so a cache does not call this where there is one.
 
 use super::block::Block;
 use super::budget::TenantId;
@@ -15,9 +15,9 @@ use crate::error::AllocateError;
 
 impl Tenant {
     /// Puts a step of memory behind each of several of the tenant's blocks that have none ahead of
-    /// their use: margin, made of what nobody has. False if one of them, after which none was looked
-    /// at, should have had some: there is none, or the driver refused. Does nothing while a capture
-    /// guard lives.
+    /// their use: margin, made of memory that no tenant holds. Stops at the first block for which
+    /// there is none, or for which the driver refuses, and returns false. While a capture guard lives
+    /// it does nothing and returns true.
     pub(crate) fn precommit<'a>(&self, blocks: impl IntoIterator<Item = &'a Block>) -> bool {
         let mut state = self.core().lock();
         let mut blocks = blocks.into_iter();

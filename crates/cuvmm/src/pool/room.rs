@@ -75,9 +75,9 @@ impl Tenant {
         owner.core.lock().room(owner.tenant)
     }
 
-    /// What lies under groups of blocks of this tenant, where so many bytes of each block of a group
-    /// count: shown block by block, with the number of its group; and what all have in common. The
-    /// lock is let go of between groups.
+    /// Looks at what lies under groups of this tenant's blocks. With each group comes how many bytes of
+    /// each of its blocks count. `see` is called for each block with the number of its group, and what
+    /// all blocks have in common is returned. The lock is let go between groups.
     pub(crate) fn look_under<'a>(
         &self,
         groups: impl IntoIterator<Item = (&'a [Block], u64)>,

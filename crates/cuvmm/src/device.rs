@@ -420,6 +420,9 @@ impl Device {
     ///
     /// Each such drop also counts as one of the [`drop_failures`](Self::drop_failures). To keep what
     /// cannot be given back, and try again later, close the owner instead of dropping it.
+    ///
+    /// Host memory of a [`HostStore`](crate::HostStore) that went while a copy may have been using it
+    /// counts here too, and not as a failed drop.
     #[must_use]
     pub fn leaked(&self) -> u64 {
         self.shared.leaked.load(Ordering::Relaxed)

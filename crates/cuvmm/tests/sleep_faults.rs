@@ -12,7 +12,7 @@ mod common;
 
 use common::sweep::{sweep, text};
 use common::world::{Books, books};
-use common::{G, Rig};
+use common::{D0, G, Rig};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::Nothing;
 use cuvmm::driver::{CUresult, Call};
@@ -154,4 +154,54 @@ fn a_block_that_cannot_stay_awake_sleeps() {
     );
     drop(world);
     common::nothing_left(rig);
+}
+
+/// Sleep and wake while neither the streams of copies nor the device can be waited for: what a copy
+/// may still be using is neither unmapped nor kept anything else in.
+#[test]
+fn what_a_copy_may_still_be_using_is_not_given_on() {
+    for (waking, leaking) in [(false, false), (false, true), (true, false), (true, true)] {
+        let rig = common::model();
+        let world = sleepers(&rig);
+        let tenant = &world.tenant;
+        if waking {
+            tenant.blocks().sleep(Contents::Keep(&world.store)).unwrap();
+        }
+        rig.machine.hold_all(D0);
+        let refused = CUresult::CUDA_ERROR_UNKNOWN;
+        let waits = [Call::StreamSynchronize, Call::CtxSynchronize];
+        rig.faults.arm(Fault::all(refused).only(&waits));
+        match waking {
+            false => drop(
+                tenant
+                    .blocks()
+                    .sleep(Contents::Keep(&world.store))
+                    .unwrap_err(),
+            ),
+            true => drop(tenant.blocks().wake().unwrap_err()),
+        }
+        rig.faults.disarm();
+        // What was copied into is quarantined; what was copied out of is pending once it is freed.
+        assert_eq!(world.pool.stats().quarantined > 0, waking);
+        drop(world.blocks);
+        world.pool.trim(0).unwrap();
+        assert_eq!(rig.machine.hazards(), 0);
+        assert!(world.pool.stats().committed + world.pool.stats().quarantined > 0);
+        let aside = world.store.capacity() - world.store.free();
+        assert!(aside > 0);
+        if leaking {
+            drop(world.store);
+            assert_eq!(rig.device.leaked(), aside);
+            rig.machine.let_go_all(D0);
+        } else {
+            rig.machine.let_go_all(D0);
+            assert_eq!(world.store.free(), world.store.capacity());
+            drop(world.store);
+            assert_eq!(rig.device.leaked(), 0);
+        }
+        drop(world.tenant);
+        drop(world.stream);
+        world.pool.close().unwrap();
+        assert_eq!(rig.machine.hazards(), 0);
+    }
 }

@@ -1,7 +1,8 @@
 //! Bytes in and out of memory that is ours.
 //!
 //! `unsafe` here: the driver's copies take addresses. A [`Span`] is made only from a range that its
-//! maker keeps mapped for as long as the span lives, and every copy has ended when it returns.
+//! maker keeps mapped for as long as the span lives, and every copy has ended when it returns. If the
+//! driver refuses to wait three times, [`CopyFailed`] says that the copy may still be running.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -12,6 +13,20 @@ use super::stream::Stream;
 use crate::device::Device;
 use crate::error::CopyError;
 use crate::size::range_within;
+
+/// A copy that failed.
+#[derive(Debug)]
+pub(crate) struct CopyFailed {
+    pub(crate) error: CopyError,
+    /// Whether nothing of it runs any more, so that both its ends may be unmapped or used again.
+    pub(crate) ended: bool,
+}
+
+impl From<CopyFailed> for CopyError {
+    fn from(failed: CopyFailed) -> Self {
+        failed.error
+    }
+}
 
 /// A mapped range that is borrowed from its owner.
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +74,7 @@ impl<'a> Span<'a> {
         if bytes.is_empty() && offset <= self.size {
             return Ok(());
         }
-        self.write_all(stream, [(offset, bytes)])
+        Ok(self.write_all(stream, [(offset, bytes)])?)
     }
 
     /// Reads behind what the stream has queued.
@@ -72,7 +87,7 @@ impl<'a> Span<'a> {
         if bytes.is_empty() && offset <= self.size {
             return Ok(());
         }
-        self.read_all(stream, [(offset, bytes)])
+        Ok(self.read_all(stream, [(offset, bytes)])?)
     }
 
     /// Writes several ranges, queued one behind the other and waited for once.
@@ -80,7 +95,7 @@ impl<'a> Span<'a> {
         &self,
         stream: &Stream,
         parts: impl IntoIterator<Item = (u64, &'b [u8])>,
-    ) -> Result<(), CopyError> {
+    ) -> Result<(), CopyFailed> {
         let handle = stream.as_raw();
         let queued = parts.into_iter().try_for_each(|(offset, bytes)| {
             let size = bytes.len() as u64;
@@ -97,7 +112,7 @@ impl<'a> Span<'a> {
                     cause,
                 })
         });
-        queued.and(self.waited_for(stream))
+        self.waited_for(stream, queued)
     }
 
     /// Reads several ranges, queued one behind the other and waited for once.
@@ -105,7 +120,7 @@ impl<'a> Span<'a> {
         &self,
         stream: &Stream,
         parts: impl IntoIterator<Item = (u64, &'b mut [u8])>,
-    ) -> Result<(), CopyError> {
+    ) -> Result<(), CopyFailed> {
         let handle = stream.as_raw();
         let queued = parts.into_iter().try_for_each(|(offset, bytes)| {
             let size = bytes.len() as u64;
@@ -121,22 +136,26 @@ impl<'a> Span<'a> {
                     cause,
                 })
         });
-        queued.and(self.waited_for(stream))
+        self.waited_for(stream, queued)
     }
 
-    /// Waits for all that was queued, also after one that could not be. Where the stream cannot be
-    /// waited for, all work of the device is, since a copy may still be running.
-    fn waited_for(&self, stream: &Stream) -> Result<(), CopyError> {
-        stream.settle().map_err(|cause| {
+    /// Waits for all that was queued, also after a copy that could not be queued. If the driver
+    /// refuses to wait for the stream, all work of the device is waited for.
+    fn waited_for(&self, stream: &Stream, queued: Result<(), CopyError>) -> Result<(), CopyFailed> {
+        let mut ended = true;
+        let waited = stream.settle().map_err(|cause| {
             if let Err(error) = self.device.drain() {
                 tracing::error!(%error, "a copy could not be waited for");
+                ended = false;
             }
             CopyError::Call {
                 offset: 0,
                 size: self.size,
                 cause,
             }
-        })
+        });
+        let done = queued.and(waited);
+        done.map_err(|error| CopyFailed { error, ended })
     }
 
     /// Queues a copy from another span on the stream; it may return before that is done. Whoever

@@ -33,7 +33,7 @@ pub use place::Place;
 pub use reservation::{Reservation, ReservationBuilder};
 pub use stream::Stream;
 
-pub(crate) use copy::Span;
+pub(crate) use copy::{CopyFailed, Span};
 pub(crate) use export::one_type;
 pub(crate) use host::HostPart;
 pub(crate) use nccl::wishes as nccl_wishes;

@@ -15,6 +15,7 @@ use super::slumber::{Aside, Slumber};
 use super::state::State;
 use super::tenant::Tenant;
 use crate::error::{CallError, SleepError};
+use crate::own::Stream;
 use crate::region::{Fence, Piece, Unused};
 use crate::store::Saved;
 
@@ -89,7 +90,9 @@ impl Falling {
         let Some(bed) = self.bed.take() else {
             return true;
         };
+        let reading = self.saved.as_mut().map_or(&[][..], Saved::unfinished);
         let mut state = bed.lease.core().lock();
+        state.is_read_on(bed.lease.place(), reading);
         state.restore(bed.lease.place(), self.saved.take())
     }
 }
@@ -245,6 +248,16 @@ impl State {
         self.put_slot(id, index, slot);
         self.heed_sleepers(id);
         given
+    }
+
+    /// Notes copies out of a moving block that may still be running.
+    fn is_read_on(&mut self, place: &Place, streams: &[Stream]) {
+        let Some(slot) = self.slot_mut(place.tenant, place.slot) else {
+            return;
+        };
+        for stream in streams {
+            slot.is_read_on(stream);
+        }
     }
 
     /// Puts what was put aside back. If that fails the block sleeps, with what was saved of it.

@@ -120,8 +120,10 @@ impl Drop for Rising {
         // Nothing is unmapped under a fill.
         let home = self.home.take().filter(|_| self.filled);
         let filling = home.filter(|home| wait_for(home).is_err_and(|failed| !failed.ended));
+        let copying = self.saved.as_mut().map_or(&[][..], Saved::unfinished);
+        let running = Fence::streams(filling.into_iter().chain(copying.iter().cloned()).collect());
         let mut state = bed.lease.core().lock();
-        state.relapse(bed.lease.place(), bed.used, self.saved.take(), filling);
+        state.relapse(bed.lease.place(), bed.used, self.saved.take(), running);
         drop(state);
         bed.lease.core().announce();
     }
@@ -292,14 +294,13 @@ impl State {
     }
 
     /// A moving block is to sleep on: what it was given and what was charged go back. What a stream
-    /// may still be filling stays where it is, and is quarantined.
-    fn relapse(&mut self, place: &Place, used: u64, saved: Option<Saved>, filling: Option<Stream>) {
+    /// may still be filling or copying to stays where it is, and is quarantined.
+    fn relapse(&mut self, place: &Place, used: u64, saved: Option<Saved>, mut filling: Fence) {
         let (id, index) = (place.tenant, place.slot);
         let Some(mut slot) = self.take_slot(id, index) else {
             return;
         };
         let count = slot.space.count();
-        let mut filling = filling.map_or_else(Fence::passed, Fence::stream);
         if let Slumber::Moving { filling: known, .. } = std::mem::take(&mut slot.slumber) {
             filling.merge(known);
         }

@@ -303,7 +303,7 @@ impl State {
 
 impl Slot {
     /// Notes that work on a stream reads its memory.
-    fn is_read_on(&mut self, stream: &Stream) {
+    pub(super) fn is_read_on(&mut self, stream: &Stream) {
         // Nobody captures: it has just been copied.
         self.record_use(stream, false);
         // Also where that is the home: the memory may be exchanged before the block is freed.

@@ -88,6 +88,7 @@ impl<'a> HostStoreBuilder<'a> {
             device: self.device.clone(),
             capacity,
             free: Mutex::new(free),
+            unfinished: Mutex::new(Vec::new()),
             lanes: Mutex::new(Lanes {
                 free: lanes,
                 aside: 0,
@@ -131,11 +132,7 @@ impl<'a> HostStoreBuilder<'a> {
     fn lanes(&self, count: usize, staging: Vec<HostPart>) -> Result<Vec<Lane>, BuildStoreError> {
         let streams = (0..count).map(|_| Stream::new(self.device));
         let streams: Result<Vec<Stream>, CallError> = streams.collect();
-        let lane = |stream| Lane {
-            stream,
-            staging: Vec::new(),
-        };
-        let mut lanes: Vec<Lane> = streams?.into_iter().map(lane).collect();
+        let mut lanes: Vec<Lane> = streams?.into_iter().map(Lane::new).collect();
         for (index, part) in staging.into_iter().enumerate() {
             if let Some(lane) = lanes.get_mut(index % count.max(1)) {
                 lane.staging.push(part);

@@ -11,9 +11,10 @@ use std::iter::zip;
 use std::sync::{PoisonError, mpsc};
 use std::thread;
 
+use super::saved::Unfinished;
 use super::{HostStore, Lane, Saved, Shared};
 use crate::error::{CallError, CopyError};
-use crate::own::{HostPart, Span, Stream};
+use crate::own::{CopyFailed, HostPart, Span, Stream};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// Parts that a lane copies in one go, 16 MiB.
@@ -37,6 +38,7 @@ pub(crate) struct Job<'a> {
     bytes: u64,
     /// Where in the block each part's bytes are.
     parts: Vec<(u64, &'a mut HostPart)>,
+    unfinished: &'a Unfinished,
 }
 
 /// What was done of a block.
@@ -55,7 +57,8 @@ impl<'a> Job<'a> {
         saved: &'a mut Saved,
     ) -> impl Iterator<Item = Self> {
         let bytes = saved.bytes();
-        let mut parts = saved.parts_mut().peekable();
+        let (parts, unfinished) = saved.split();
+        let mut parts = parts.peekable();
         std::iter::from_fn(move || {
             parts.peek()?;
             Some(Self {
@@ -63,6 +66,7 @@ impl<'a> Job<'a> {
                 span,
                 bytes,
                 parts: parts.by_ref().take(PARTS).collect(),
+                unfinished,
             })
         })
     }
@@ -75,11 +79,26 @@ impl<'a> Job<'a> {
     }
 
     fn carry_out(&mut self, direction: Direction, lane: &mut Lane) -> Result<u64, CopyError> {
-        let Lane { stream, staging } = lane;
+        lane.unfinished = lane.is_running();
+        self.copy(direction, lane).map_err(|failed| {
+            if !failed.ended {
+                lane.unfinished = true;
+                self.unfinished.add(&lane.stream);
+            }
+            failed.error
+        })
+    }
+
+    fn copy(&mut self, direction: Direction, lane: &mut Lane) -> Result<u64, CopyFailed> {
+        let Lane {
+            stream,
+            staging,
+            unfinished,
+        } = lane;
         let bytes = self.bytes;
         let pinned = self.parts.iter().all(|(_, part)| part.is_pinned());
-        // Whoever has no arena leaves it to the driver's own.
-        let step = match pinned || staging.is_empty() {
+        // A lane without an arena leaves it to the driver's own.
+        let step = match pinned || staging.is_empty() || *unfinished {
             true => return copy_parts(direction, &self.span, stream, &mut self.parts, bytes),
             false => staging.len(),
         };
@@ -110,7 +129,7 @@ fn copy_parts(
     stream: &Stream,
     parts: &mut [(u64, &mut HostPart)],
     bytes: u64,
-) -> Result<u64, CopyError> {
+) -> Result<u64, CopyFailed> {
     let within = |offset: u64, part: &HostPart| {
         let left = usize::try_from(bytes.saturating_sub(offset)).unwrap_or(usize::MAX);
         left.min(part.size())
@@ -206,7 +225,8 @@ impl<'a> Copies<'_, 'a> {
 }
 
 /// Copies on all lanes of a store what `drive` adds and waits for. When this returns, all copies have
-/// ended; those that had not begun when `drive` ended were not made.
+/// ended but those that [`Saved::unfinished`] names; those that had not begun when `drive` ended were
+/// not made.
 ///
 /// # Errors
 /// What `drive` returns, or that no thread or stream could be had.

@@ -35,10 +35,7 @@ impl Shared {
         let lanes = match extra {
             false => free,
             // What ordinary memory there is goes through the driver's own arena.
-            true => vec![Lane {
-                stream: Stream::new(&self.device)?,
-                staging: Vec::new(),
-            }],
+            true => vec![Lane::new(Stream::new(&self.device)?)],
         };
         Ok(Taken {
             shared: self,

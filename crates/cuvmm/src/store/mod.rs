@@ -43,6 +43,8 @@ struct Shared {
     capacity: u64,
     /// What nothing is kept in: pinned parts at the end, to be taken first.
     free: Mutex<Vec<HostPart>>,
+    /// Parts that copies may still be using, and the streams of these copies.
+    unfinished: Mutex<Vec<(Vec<Stream>, Vec<HostPart>)>>,
     /// What copies are made with.
     lanes: Mutex<Lanes>,
     /// Told when lanes come back, or the thread that has them turns to the user's code.
@@ -60,6 +62,8 @@ struct Lanes {
 struct Lane {
     stream: Stream,
     staging: Vec<HostPart>,
+    /// Whether a copy could not be waited for, which may still be using the staging memory.
+    unfinished: bool,
 }
 
 impl HostStore {
@@ -81,11 +85,15 @@ impl HostStore {
     }
 
     /// Bytes that nothing is kept in. What is kept takes whole parts of 2 MiB. 0 in a forked child.
+    ///
+    /// Memory of a copy that the driver refused to wait for counts again when its stream is done,
+    /// which is asked here (`cuStreamQuery`).
     #[must_use]
     pub fn free(&self) -> u64 {
         if self.shared.device.is_forked() {
             return 0;
         }
+        self.shared.recover();
         self.shared.free().iter().map(bytes_of).sum()
     }
 
@@ -126,8 +134,33 @@ impl Shared {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn unfinished(&self) -> MutexGuard<'_, Vec<(Vec<Stream>, Vec<HostPart>)>> {
+        self.unfinished
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps parts from use until the copies on these streams have ended.
+    fn set_aside(&self, streams: Vec<Stream>, parts: Vec<HostPart>) {
+        if !self.device.is_forked() {
+            self.unfinished().push((streams, parts));
+        }
+    }
+
+    /// Takes back the parts that were set aside and that no copy uses any more.
+    fn recover(&self) {
+        let unfinished = std::mem::take(&mut *self.unfinished());
+        for (streams, parts) in unfinished {
+            match streams.iter().all(is_done) {
+                true => self.take_back(parts),
+                false => self.set_aside(streams, parts),
+            }
+        }
+    }
+
     /// Parts for so many bytes; nothing if there are too few.
     fn take(&self, bytes: u64) -> Option<Vec<HostPart>> {
+        self.recover();
         let mut free = self.free();
         let mut have = 0;
         let parts = free.iter().rev().take_while(|part| {
@@ -157,6 +190,48 @@ impl Shared {
             *free = ordinary;
         }
         free.extend(pinned);
+    }
+}
+
+/// Whether no copy runs on a stream of ours.
+fn is_done(stream: &Stream) -> bool {
+    let device = stream.device();
+    let done = device.relaxed(|| stream.is_done());
+    matches!(done, Ok(Ok(true))) || device.lost().is_some()
+}
+
+impl Drop for Shared {
+    /// Leaves memory allocated for good that a copy may still be using.
+    fn drop(&mut self) {
+        if self.device.is_forked() {
+            return;
+        }
+        self.recover();
+        let unfinished = std::mem::take(&mut *self.unfinished());
+        let lanes = std::mem::take(&mut self.lanes().free);
+        let running = lanes.into_iter().filter(Lane::is_running);
+        let parts = unfinished.into_iter().map(|(_, parts)| parts);
+        for parts in parts.chain(running.map(|lane| lane.staging)) {
+            let bytes = parts.iter().map(bytes_of).sum();
+            tracing::error!(bytes, "host memory is leaked: a copy may still be using it");
+            self.device.report_leak(bytes);
+            std::mem::forget(parts);
+        }
+    }
+}
+
+impl Lane {
+    const fn new(stream: Stream) -> Self {
+        Self {
+            stream,
+            staging: Vec::new(),
+            unfinished: false,
+        }
+    }
+
+    /// Whether a copy that could not be waited for may still be using the staging memory.
+    fn is_running(&self) -> bool {
+        self.unfinished && !is_done(&self.stream)
     }
 }
 

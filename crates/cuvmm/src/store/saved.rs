@@ -1,24 +1,43 @@
 //! What is kept of one block: its bytes in parts, which go back to the store.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use super::{HostStore, Shared};
-use crate::own::HostPart;
+use crate::own::{HostPart, Stream};
+use crate::sync::Mutex;
 
 /// Bytes kept in a store.
 pub(crate) struct Saved {
     parts: Vec<HostPart>,
     bytes: u64,
     store: Arc<Shared>,
+    unfinished: Unfinished,
+}
+
+/// Streams with copies to or from the parts of a [`Saved`] that the driver refused to wait for.
+#[derive(Debug, Default)]
+pub(super) struct Unfinished(Mutex<Vec<Stream>>);
+
+impl Unfinished {
+    /// Notes that a copy on the stream may still be running.
+    pub(super) fn add(&self, stream: &Stream) {
+        let mut streams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.push(stream.clone());
+    }
+
+    fn streams(&mut self) -> &mut Vec<Stream> {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Saved {
-    pub(super) const fn new(parts: Vec<HostPart>, bytes: u64, store: Arc<Shared>) -> Self {
+    pub(super) fn new(parts: Vec<HostPart>, bytes: u64, store: Arc<Shared>) -> Self {
         Self {
             parts,
             bytes,
             store,
+            unfinished: Unfinished::default(),
         }
     }
 
@@ -34,20 +53,33 @@ impl Saved {
         }
     }
 
-    /// The parts in order: where each begins, and its bytes, of the last only those that are kept.
-    pub(crate) fn parts_mut(&mut self) -> impl Iterator<Item = (u64, &mut HostPart)> {
+    /// Copies that may still be running.
+    pub(crate) fn unfinished(&mut self) -> &[Stream] {
+        self.unfinished.streams()
+    }
+
+    /// The parts in order, each with the offset at which it begins, and where to note a copy that may
+    /// still be running.
+    pub(super) fn split(&mut self) -> (impl Iterator<Item = (u64, &mut HostPart)>, &Unfinished) {
         let mut next = 0;
-        self.parts.iter_mut().map(move |part| {
+        let parts = self.parts.iter_mut().map(move |part| {
             let offset = next;
             next += part.size() as u64;
             (offset, part)
-        })
+        });
+        (parts, &self.unfinished)
     }
 }
 
 impl Drop for Saved {
+    /// Gives the parts back to the store, which uses them again when no copy runs on them.
     fn drop(&mut self) {
-        self.store.take_back(std::mem::take(&mut self.parts));
+        let parts = std::mem::take(&mut self.parts);
+        let streams = std::mem::take(self.unfinished.streams());
+        match streams.is_empty() {
+            true => self.store.take_back(parts),
+            false => self.store.set_aside(streams, parts),
+        }
     }
 }
 

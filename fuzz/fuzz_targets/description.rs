@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use cuvmm::Right;
+use cuvmm::Access;
 use cuvmm::share::Description;
 use libfuzzer_sys::fuzz_target;
 
@@ -12,7 +12,7 @@ fuzz_target!(|bytes: &[u8]| {
         return;
     };
     assert_eq!(read.to_bytes(), bytes);
-    assert_ne!(read.right(), Right::None);
+    assert_ne!(read.right(), Access::None);
     let (mut at, mut held) = (0, 0);
     for extent in read.extents() {
         assert!(extent.offset >= at && extent.size > 0);

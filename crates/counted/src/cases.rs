@@ -21,9 +21,9 @@ type Round = fn(&Marks, &mut Crowd, usize) -> Result<()>;
 
 pub(crate) fn named(name: &str) -> Result<Case> {
     let (idle, together, alone, round): (_, _, _, Round) = match name {
-        "warm" => (Idle::Shelf, false, false, warm),
-        "warm-batch" => (Idle::Shelf, true, false, warm_batch),
-        "other-size" => (Idle::Shelf, false, false, other_size),
+        "warm" => (Idle::StreamCache, false, false, warm),
+        "warm-batch" => (Idle::StreamCache, true, false, warm_batch),
+        "other-size" => (Idle::StreamCache, false, false, other_size),
         "allocate-locked" => (Idle::Pool, true, false, allocate_locked),
         "free-locked" => (Idle::Pool, true, false, free_locked),
         "grow" => (Idle::Pool, false, false, grow),
@@ -62,7 +62,7 @@ fn warm_batch(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
     })
 }
 
-/// Blocks of one class, no two of one size: past the shelf and through the pool's lock.
+/// Blocks of one class, no two of one size: past the stream cache and through the pool's lock.
 fn other_size(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
     crowd.between(marks, |crowd| {
         for _ in 0..batch {
@@ -83,7 +83,7 @@ fn allocate_locked(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()>
         }
         Ok(())
     })?;
-    crowd.keep_off_shelves(&blocks)
+    crowd.keep_off_stream_caches(&blocks)
 }
 
 /// Onto the pool's lists.
@@ -92,14 +92,14 @@ fn free_locked(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
     for _ in 0..batch {
         blocks.push(crowd.allocate(GRANULE, GRANULE)?);
     }
-    crowd.keep_off_shelves(&blocks)?;
+    crowd.keep_off_stream_caches(&blocks)?;
     crowd.between(marks, |_| {
         blocks.clear();
         Ok(())
     })
 }
 
-/// By a granule, into margin.
+/// By a granule, into precommitted memory.
 fn grow(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
     /// A step ahead of it is 64 granules: a longer batch would call the driver, and fail.
     const BEGIN: u64 = 1 << 30;
@@ -107,7 +107,7 @@ fn grow(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
         Some(block) => block,
         None => crowd.allocate(BEGIN, 8 * BEGIN)?,
     };
-    // To where a step ends, and then one granule on: as much as one step of margin lies ahead.
+    // To where a step ends, and then one granule on: as much as one step of precommitted memory lies ahead.
     loop {
         let end = block
             .extents()

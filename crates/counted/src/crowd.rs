@@ -47,8 +47,8 @@ impl Size {
 /// Where what is idle lies.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Idle {
-    /// On the shelf of the stream it was freed on.
-    Shelf,
+    /// In the stream cache of the stream it was freed on.
+    StreamCache,
     /// On the pool's own lists.
     Pool,
 }
@@ -100,7 +100,7 @@ impl Crowd {
         let living = blocks(each)?;
         let freed = blocks(idle_each)?;
         if place == Idle::Pool {
-            keep_off_shelves(&freed, &stream)?;
+            keep_off_stream_caches(&freed, &stream)?;
         }
         drop(freed);
         Ok(Self {
@@ -128,8 +128,8 @@ impl Crowd {
     }
 
     /// Has blocks freed by the pool itself, though only their home stream uses them.
-    pub(crate) fn keep_off_shelves(&self, blocks: &[Block]) -> Result<()> {
-        keep_off_shelves(blocks, &self.stream)
+    pub(crate) fn keep_off_stream_caches(&self, blocks: &[Block]) -> Result<()> {
+        keep_off_stream_caches(blocks, &self.stream)
     }
 
     /// Does the work between marks.
@@ -152,7 +152,7 @@ impl Crowd {
     }
 }
 
-fn keep_off_shelves(blocks: &[Block], home: &Stream) -> Result<()> {
+fn keep_off_stream_caches(blocks: &[Block], home: &Stream) -> Result<()> {
     for block in blocks {
         block.record_use(home)?;
     }

@@ -22,7 +22,7 @@ use candle_core::cuda_backend::cudarc::driver::{CudaContext, CudaStream};
 use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, CudaStorage, DType, Shape, Storage, Tensor};
 use cuvmm::driver::CUresult;
-use cuvmm::{Block, Right};
+use cuvmm::{Block, Access};
 
 use crate::error::TensorError;
 use crate::waiting::Wait;
@@ -87,13 +87,13 @@ impl Ground {
 
     /// Returns the address of `bytes` bytes that begin `offset` bytes behind the first block's
     /// beginning, to be used with a right.
-    fn place(&self, offset: u64, bytes: u64, right: Right) -> Result<u64, TensorError> {
+    fn place(&self, offset: u64, bytes: u64, access: Access) -> Result<u64, TensorError> {
         let has = self.span();
         if offset.checked_add(bytes).is_none_or(|end| end > has) {
             return Err(TensorError::OutOfRange { offset, bytes, has });
         }
         let mut blocks = self.blocks.iter();
-        blocks.try_for_each(|block| block.check_for(right))?;
+        blocks.try_for_each(|block| block.check_for(access))?;
         // A slice of nothing is freed like any other, and behind the last block the memory of somebody
         // else may begin.
         let offset = if bytes == 0 { 0 } else { offset };
@@ -113,9 +113,9 @@ impl Ground {
             bytes,
             dtype,
             shape,
-            right,
+            access,
         } = wanted;
-        let address = self.place(offset, bytes, right)?;
+        let address = self.place(offset, bytes, access)?;
         let element = dtype.size_in_bytes() as u64;
         let len = bytes
             .checked_div(element)
@@ -147,7 +147,7 @@ pub(crate) struct Wanted {
     pub(crate) shape: Shape,
     /// What the blocks must allow: forks of caches are read through tensors that write behind what is
     /// shared.
-    pub(crate) right: Right,
+    pub(crate) access: Access,
 }
 
 impl Wait for Ground {
@@ -226,7 +226,7 @@ mod tests {
 
     use super::*;
 
-    const WRITE: Right = Right::ReadWrite;
+    const WRITE: Access = Access::ReadWrite;
 
     /// What a slice's drop gives to the driver has to be an address of the blocks: at their end memory may
     /// begin that somebody else has allocated, and that would be freed.
@@ -276,7 +276,7 @@ mod tests {
         let block = tenant.block(granule).allocate().unwrap();
         let fork = block.fork(granule, granule).unwrap();
         for ground in [Ground::new(vec![block]), Ground::new(vec![fork])] {
-            ground.place(0, 4, Right::Read).unwrap();
+            ground.place(0, 4, Access::Read).unwrap();
             let refused = ground.place(0, 4, WRITE).unwrap_err();
             assert!(matches!(refused, TensorError::Refused(_)), "{refused}");
         }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use candle_core::{DType, Shape, Tensor};
 use cuvmm::error::AllocateError;
 use cuvmm::pool::BlockBuilder;
-use cuvmm::{Block, Right, Tenant};
+use cuvmm::{Block, Access, Tenant};
 
 use crate::error::TensorError;
 use crate::gpu::Gpu;
@@ -94,7 +94,7 @@ impl Memory {
                 bytes,
                 dtype,
                 shape,
-                right: Right::ReadWrite,
+                access: Access::ReadWrite,
             },
         )
     }
@@ -214,7 +214,7 @@ impl Arena {
                 bytes,
                 dtype,
                 shape,
-                right: Right::ReadWrite,
+                access: Access::ReadWrite,
             },
         )?;
         self.used = part.end;

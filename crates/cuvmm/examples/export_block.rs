@@ -9,7 +9,7 @@ mod support;
 use std::error::Error;
 
 use cuvmm::driver::HandleTypes;
-use cuvmm::{Access, Device, Limit, Physical, Pool, Reservation, Right, Stream};
+use cuvmm::{Access, AccessGrant, Device, Limit, Physical, Pool, Reservation, Stream};
 
 const MIB: u64 = 1 << 20;
 
@@ -40,7 +40,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     // The other side. The size does not travel with a handle: it is sent beside it.
     let physical = Physical::import(&device, handle, extent.size)?;
     let theirs = Reservation::new(&device, extent.size)?.map(0, &physical)?;
-    theirs.set_access(&[Access::device(&device, Right::ReadWrite)])?;
+    theirs.set_access(&[AccessGrant::device(&device, Access::ReadWrite)])?;
     let mut seen = [0; 7];
     theirs.read(0, &mut seen)?;
     assert_eq!(&seen, b"weights");

@@ -95,7 +95,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         stats.tokens,
         stats.live >> 20,
         stats.held >> 20,
-        stats.margin >> 20,
+        stats.precommitted >> 20,
         stats.idle >> 20,
     );
     let refused = cache.append(&[(first, 1), (next, 4000)]);

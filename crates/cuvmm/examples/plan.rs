@@ -38,7 +38,7 @@ fn show(whose: &str, report: &Report) {
             step.step,
             step.time,
             held.memory() >> 20,
-            held.margin >> 20,
+            held.precommitted >> 20,
         );
     }
     if let Some(failure) = &report.failure {

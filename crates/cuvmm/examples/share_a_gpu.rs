@@ -67,7 +67,7 @@ fn show(pool: &Pool) {
             "  {}: {} MiB in use, {} idle, {} guaranteed",
             tenant.name,
             tenant.in_use / MIB,
-            (tenant.warm + tenant.limbo) / MIB,
+            (tenant.cached + tenant.pending_free) / MIB,
             tenant.guarantee / MIB,
         );
     }

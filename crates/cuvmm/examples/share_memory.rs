@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use cuvmm::driver::HandleTypes;
 use cuvmm::share::Listener;
-use cuvmm::{Attachment, Channel, Device, DeviceVec, Offer, Region, Right, Stream};
+use cuvmm::{Access, Attachment, Channel, Device, DeviceVec, Offer, Region, Stream};
 
 const MIB: u64 = 1 << 20;
 const NUMBERS: u64 = 64 * MIB / 4;
@@ -92,8 +92,8 @@ fn take(device: &Device) -> Result<(), Box<dyn Error>> {
         before.saturating_sub(after) / MIB
     );
     assert_eq!(
-        (numbers.right(), board.right()),
-        (Right::Read, Right::ReadWrite)
+        (numbers.access(), board.access()),
+        (Access::Read, Access::ReadWrite)
     );
     let view = numbers.view::<f32>()?;
     println!(

@@ -41,7 +41,7 @@ impl Model {
     /// Weights are kept, the cache is not; the work that uses them is waited for.
     fn sleep(&self, store: &HostStore) -> Result<(), Box<dyn Error>> {
         let begun = Instant::now();
-        let patient = self.tenant.blocks().deadline(Duration::from_secs(10));
+        let patient = self.tenant.blocks().timeout(Duration::from_secs(10));
         let kept = patient
             .clone()
             .tag("weights")

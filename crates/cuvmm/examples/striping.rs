@@ -7,7 +7,7 @@ mod support;
 
 use std::error::Error;
 
-use cuvmm::{Device, Layout, Place, Region, Right, Stream};
+use cuvmm::{Access, Device, Layout, Place, Region, Stream};
 
 const STRIPE: u64 = 8 << 20;
 const SIZE: u64 = 64 << 20;
@@ -40,7 +40,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
 
     // The other device has no access before it is asked for: it costs that device's page tables.
     if !reader.is_same(&writer) {
-        region.grant(&reader, Right::Read)?;
+        region.grant(&reader, Access::Read)?;
     }
     let written: Vec<u8> = (0..SIZE).map(|byte| (byte / 4096) as u8).collect();
     region.write(&Stream::new(&writer)?, 0, &written)?;
@@ -52,7 +52,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     // And it goes again when nothing of it is running.
     if !reader.is_same(&writer) {
         region.revoke(&reader)?;
-        assert_eq!(region.right_of(&reader), Right::None);
+        assert_eq!(region.access_of(&reader), Access::None);
         let refused = region.read(&stream, 0, &mut read);
         println!("without access: {}", refused.err().ok_or("it could read")?);
     }

@@ -6,7 +6,7 @@ mod support;
 
 use std::error::Error;
 
-use cuvmm::unified::{Policy, Residence};
+use cuvmm::unified::{PageLocation, Policy};
 use cuvmm::{Device, Stream, UnifiedBuffer};
 
 /// Runs the example.
@@ -32,7 +32,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
 
     // The device is about to work on them: its pages, ahead of use.
     samples.set_policy(.., Policy::DeviceFirst)?;
-    samples.prefetch(.., Residence::Device(&device), &stream)?;
+    samples.prefetch(.., PageLocation::Device(&device), &stream)?;
     {
         let access = samples.device_mut(&stream)?;
         println!(

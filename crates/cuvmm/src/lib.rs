@@ -65,7 +65,7 @@ pub use drops::{DropFailure, DropHook};
 pub use error::Error;
 pub use error::{AllocateError, CallError};
 pub use kv::KvCache;
-pub use own::{Access, Event, Managed, Mapping, Physical, Place, Reservation, Right, Stream};
+pub use own::{Access, AccessGrant, Event, Managed, Mapping, Physical, Place, Reservation, Stream};
 pub use plan::{Plan, Step};
 pub use pool::{
     Block, Growth, Hardened, Lease, Limit, Pool, PoolStats, Scrub, Tenant, TenantStats,

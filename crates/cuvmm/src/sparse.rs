@@ -51,10 +51,10 @@ pub struct SparseStats {
     /// Bytes that are committed.
     pub committed: u64,
     /// Bytes that were decommitted and wait for the work that may use them.
-    pub limbo: u64,
+    pub pending_free: u64,
     /// Bytes of addresses whose holes read as zero.
     pub zero_backed: u64,
-    /// Bytes of memory held: committed, in limbo, and behind the zeros.
+    /// Bytes of memory held: committed, pending free, and behind the zeros.
     pub held: u64,
     /// Mappings in use: extents and aliases of zeros.
     pub mappings: u64,
@@ -227,7 +227,7 @@ impl<T: Pod> SparseArray<T> {
             tile_bytes: self.tiling.bytes(),
             reserved: self.region.size(),
             committed: self.region.committed(),
-            limbo: self.region.limbo(),
+            pending_free: self.region.pending_free(),
             zero_backed: self.region.zero_backed(),
             held: self.region.held(),
             mappings: self.region.mappings(),
@@ -250,7 +250,7 @@ impl<T: Pod> SparseArray<T> {
     /// Puts memory behind the tiles that a range of elements touches; those that have it keep it and
     /// what is in it. Returns how many tiles are new; they read as zero.
     ///
-    /// Per tile `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`. Where tiles of the range are in limbo, or
+    /// Per tile `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`. Where tiles of the range are pending free, or
     /// zeros under them have to make way, it waits for what the home stream and the recorded streams
     /// have queued, if that has not passed.
     ///
@@ -263,9 +263,9 @@ impl<T: Pod> SparseArray<T> {
             return Ok(0);
         }
         let streams = self.users.all();
-        self.once_passed(|region| {
+        self.once_complete(|region| {
             // What was given up would come back with what was in it.
-            region.reclaim_in(&bytes)?;
+            region.purge_in(&bytes)?;
             region.commit_after(bytes.clone(), &streams)
         })?;
         Ok(new)
@@ -273,7 +273,7 @@ impl<T: Pod> SparseArray<T> {
 
     /// Takes the memory from the tiles that lie whole in a range of elements: behind the work of the
     /// home stream and the recorded ones. What has passed is given back to the driver at once, the
-    /// rest with the next call, or by [`reclaim`](Self::reclaim). Returns how many tiles it were;
+    /// rest with the next call, or by [`purge`](Self::purge). Returns how many tiles it were;
     /// never waits. Tiles that have no memory are passed over.
     ///
     /// # Errors
@@ -286,7 +286,7 @@ impl<T: Pod> SparseArray<T> {
         for part in self.region.committed_in(bytes).collect::<Vec<_>>() {
             self.region.decommit_after(part, &streams)?;
         }
-        self.region.reclaim()?;
+        self.region.purge()?;
         Ok(tiles)
     }
 
@@ -295,8 +295,9 @@ impl<T: Pod> SparseArray<T> {
     ///
     /// # Errors
     /// [`SparseError`] from the driver.
-    pub fn reclaim(&mut self) -> Result<u64, SparseError> {
-        Ok(self.region.reclaim()?)
+    #[doc(alias = "reclaim")]
+    pub fn purge(&mut self) -> Result<u64, SparseError> {
+        Ok(self.region.purge()?)
     }
 
     /// Backs the holes among the tiles that a range touches with zeros: kernels may read them, and
@@ -304,13 +305,13 @@ impl<T: Pod> SparseArray<T> {
     /// against the [limit](SparseBuilder::mapping_limit).
     ///
     /// Waits for what the home stream and the recorded streams have queued if tiles of the range are
-    /// in limbo. Per alias `cuMemMap` and `cuMemSetAccess`.
+    /// pending free. Per alias `cuMemMap` and `cuMemSetAccess`.
     ///
     /// # Errors
     /// [`SparseError`]; nothing has changed.
     pub fn back_with_zeros(&mut self, range: Range<usize>) -> Result<(), SparseError> {
         let bytes = self.touched(&range)?;
-        self.once_passed(|region| region.back_with_zeros(bytes.clone()))
+        self.once_complete(|region| region.back_with_zeros(bytes.clone()))
     }
 
     /// Takes the zeros under the holes among the tiles that a range touches away again. Waits for
@@ -322,7 +323,7 @@ impl<T: Pod> SparseArray<T> {
     pub fn remove_zeros(&mut self, range: Range<usize>) -> Result<u64, SparseError> {
         let bytes = self.touched(&range)?;
         let streams = self.users.all();
-        self.once_passed(|region| region.remove_zeros_after(bytes.clone(), &streams))
+        self.once_complete(|region| region.remove_zeros_after(bytes.clone(), &streams))
     }
 
     /// Whether all elements of a range have memory. An empty range has.
@@ -397,12 +398,12 @@ impl<T: Pod> SparseArray<T> {
     }
 
     /// Does something with the region, and waits for the work that is in its way if there is some.
-    fn once_passed<R>(
+    fn once_complete<R>(
         &mut self,
         mut act: impl FnMut(&mut Region) -> Result<R, CommitError>,
     ) -> Result<R, SparseError> {
         match act(&mut self.region) {
-            Err(CommitError::InLimbo { .. } | CommitError::ZerosInUse { .. }) => {
+            Err(CommitError::PendingFree { .. } | CommitError::ZerosInUse { .. }) => {
                 self.users.wait()?;
                 Ok(act(&mut self.region)?)
             }

@@ -135,7 +135,7 @@ impl<T: Pod> DeviceVec<T> {
         self.most
     }
 
-    /// Bytes of memory it holds: its capacity, and what it gave up and is still in limbo.
+    /// Bytes of memory it holds: its capacity, and what it gave up and is still pending free.
     #[must_use]
     pub fn held(&self) -> u64 {
         self.region.held()
@@ -302,7 +302,7 @@ impl<T: Pod> DeviceVec<T> {
             }
             self.held = used;
         }
-        Ok(self.region.reclaim()?)
+        Ok(self.region.purge()?)
     }
 
     /// Notes that another stream uses the elements.

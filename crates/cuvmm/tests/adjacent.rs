@@ -359,7 +359,7 @@ on_both! {
         let rows = of().try_allocate_adjacent(2).unwrap();
         let single = of().try_allocate().unwrap();
         let (row, alone) = (addresses(&rows), single.address());
-        // Not by the shelf.
+        // Not by the stream cache.
         rows.iter().chain([&single]).for_each(Block::record_use_anywhere);
         drop((rows, single));
         rig.device.synchronize().unwrap();
@@ -426,7 +426,7 @@ on_both! {
         busy(rig, &stream, &theirs, 9);
         drop(theirs);
         let tenant = pool.tenant("a").register().unwrap();
-        let of = tenant.block(5 * G).deadline(Duration::from_secs(60));
+        let of = tenant.block(5 * G).timeout(Duration::from_secs(60));
         assert!(of.clone().try_allocate_adjacent(3).is_err());
         let waiting = std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -454,7 +454,7 @@ on_both! {
         let stats = books(rig, &pool);
         assert_eq!((stats.in_use, stats.tenants[0].blocks), (0, 0));
         // The row stays with it, and serves when there is enough.
-        assert_eq!((stats.limbo > 0, stats.addresses), (true, 24 * G));
+        assert_eq!((stats.pending_free > 0, stats.addresses), (true, 24 * G));
         let rows = of(7).try_allocate_adjacent(2).unwrap();
         assert_eq!(books(rig, &pool).addresses, 24 * G);
         rig.machine.let_go_all(D0);

@@ -12,7 +12,7 @@ use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, Driver};
 use cuvmm::error::{AliasError, CowError, ForkError, RelocateError, RingError, UnshareError};
-use cuvmm::{CowBuffer, Place, Region, Right, RingBuffer, Stream};
+use cuvmm::{Access, CowBuffer, Place, Region, RingBuffer, Stream};
 use proptest::prelude::*;
 
 /// Elements in a granule.
@@ -54,7 +54,7 @@ on_both! {
         }
         let before = rig.device.memory_info().unwrap().free;
         region.decommit_after(0..3 * G, &[]).unwrap();
-        region.reclaim().unwrap();
+        region.purge().unwrap();
         assert_eq!(rig.device.memory_info().unwrap().free, before, "it is shown still");
         assert_eq!((region.committed(), region.held()), (3 * G, 3 * G));
         region.read(&stream, 9 * G - 2, &mut seen).unwrap();
@@ -62,7 +62,7 @@ on_both! {
             assert_eq!(&seen, b"once");
         }
         region.decommit_after(8 * G..11 * G, &[]).unwrap();
-        region.reclaim().unwrap();
+        region.purge().unwrap();
         assert_eq!(rig.device.memory_info().unwrap().free, before + 3 * G);
     }
 
@@ -102,7 +102,7 @@ on_both! {
         assert!(matches!(region.fork(&[]), Err(ForkError::Aliased)));
         // With the second showing gone both can be done.
         region.decommit_after(4 * G..6 * G, &[]).unwrap();
-        region.reclaim().unwrap();
+        region.purge().unwrap();
         region.relocate(0..2 * G, &host, &stream).unwrap();
         let fork = region.fork(&[]).unwrap();
         // A second showing could be written, and with it the fork.
@@ -257,10 +257,10 @@ on_both! {
         let second = rig.second();
         let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
         region.commit(0..2 * G).unwrap();
-        region.grant(&second, Right::ReadWrite).unwrap();
+        region.grant(&second, Access::ReadWrite).unwrap();
         region.back_with_zeros(4 * G..8 * G).unwrap();
         let fork = region.fork(&[]).unwrap();
-        assert_eq!((fork.right_of(&second), fork.zero_backed()), (Right::ReadWrite, 4 * G));
+        assert_eq!((fork.access_of(&second), fork.zero_backed()), (Access::ReadWrite, 4 * G));
         let stream = Stream::new(&second).unwrap();
         fork.read(&stream, 0, &mut [0; 4]).unwrap();
         assert!(fork.write(&stream, 0, &[0; 4]).is_err(), "shared is read-only for everybody");
@@ -271,7 +271,7 @@ on_both! {
         assert!(matches!(wrong, Err(UnshareError::WrongDevice)));
         assert_eq!(region.unshare(0..G, &home, &[stream]).unwrap(), 2 * G, "extents count whole");
         assert!(!region.is_read_only(0..2 * G));
-        assert_eq!(region.right_of(&second), Right::ReadWrite);
+        assert_eq!(region.access_of(&second), Access::ReadWrite);
     }
 
     fn buffers_refuse_what_cannot_be(rig) {

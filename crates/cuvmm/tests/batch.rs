@@ -20,7 +20,7 @@ fn extents(block: &Block) -> Vec<u64> {
         .collect()
 }
 
-/// What a failed call may not change: committed, used, margin, in stock, mappings, addresses.
+/// What a failed call may not change: committed, used, precommitted memory, in the free list, mappings, addresses.
 type Books = [u64; 6];
 
 fn books(pool: &Pool) -> Books {
@@ -28,7 +28,7 @@ fn books(pool: &Pool) -> Books {
     [
         stats.committed,
         stats.in_use,
-        stats.margin,
+        stats.precommitted,
         stats.free,
         stats.mappings,
         stats.addresses,
@@ -58,7 +58,7 @@ on_both! {
         assert_eq!((extents(&plain), extents(&fine), extents(&exact)), (
             vec![64, 8], vec![64, 2], vec![64, 1],
         ));
-        // A shelf keeps them apart: the next one grows as it says itself.
+        // A stream cache keeps them apart: the next one grows as it says itself.
         drop(plain);
         let mut next = tenant.block(65 * G).capacity(128 * G).home_stream(&stream)
             .growth(Growth::Part(16)).try_allocate().unwrap();
@@ -211,7 +211,7 @@ on_both! {
         assert!(grow_all(&tenant, &mut blocks, &[4, 15]).is_err());
         let stats = tenant.stats();
         assert_eq!(stats.in_use, 2 * G);
-        assert_eq!(stats.committed, 2 * G + stats.margin, "what is being zeroed is margin");
+        assert_eq!(stats.committed, 2 * G + stats.precommitted, "what is being zeroed is precommitted");
         rig.machine.let_go_all(D0);
         rig.device.synchronize().unwrap();
         grow_all(&tenant, &mut blocks, &[8, 8]).unwrap();
@@ -233,7 +233,7 @@ on_both! {
         let of = tenant.block(2 * G).capacity(16 * G).home_stream(&stream);
         let mut blocks = of.growth(Growth::Part(64)).try_allocate_many(2).unwrap();
         grow_all(&tenant, &mut blocks, &[3, 3]).unwrap();
-        until(&pool, "placed ahead", || tenant.stats().margin >= 2 * G);
+        until(&pool, "placed ahead", || tenant.stats().precommitted >= 2 * G);
         // An extent of its own, which the driver has just zeroed.
         mapper.stop();
         rig.faults.forget();
@@ -262,7 +262,7 @@ on_both! {
         grow_all(&tenant, &mut blocks, &[3; 8]).unwrap();
         let own = || common::calls_without_mapper(&rig.device, &pool);
         for size in 4..16 {
-            until(&pool, "placed ahead", || tenant.stats().margin >= 8 * G);
+            until(&pool, "placed ahead", || tenant.stats().precommitted >= 8 * G);
             let before = own();
             grow_all(&tenant, &mut blocks, &[size; 8]).unwrap();
             assert_eq!(own(), before, "driver calls of who only grows");
@@ -278,7 +278,7 @@ on_both! {
         let tenant = pool.tenant("a").guarantee(8 * G).register().unwrap();
         let other = pool.tenant("b").guarantee(6 * G).register().unwrap();
         let figures = || {
-            let room = tenant.room().unwrap();
+            let room = tenant.headroom().unwrap();
             [room.at_worst / G, room.now / G, room.taking_back / G]
         };
         assert_eq!(figures(), [8, 26, 26]);
@@ -293,7 +293,7 @@ on_both! {
         let writes = vec![(ours.address(), G, 1)];
         rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
         drop(ours);
-        assert_eq!(figures(), [8, 17, 21], "limbo is not to be had");
+        assert_eq!(figures(), [8, 17, 21], "pending frees is not to be had");
         rig.machine.let_go_all(D0);
         rig.device.synchronize().unwrap();
         assert_eq!(figures(), [8, 22, 26]);
@@ -304,7 +304,7 @@ on_both! {
         assert!(tenant.try_allocate(27 * G).is_err());
         // Its own limit is another bound.
         let small = pool.tenant("small").limit(3 * G).register().unwrap();
-        let room = small.room().unwrap();
+        let room = small.headroom().unwrap();
         assert_eq!((room.at_worst, room.now, room.taking_back), (0, 0, 3 * G));
     }
 }
@@ -395,7 +395,7 @@ fn a_hardened_pool_grows_exactly_whatever_a_block_says() {
         .growth(Growth::Part(2));
     let mut block = block.try_allocate().unwrap();
     block.try_grow_to(17 * G).unwrap();
-    assert_eq!(pool.stats().margin, 0);
+    assert_eq!(pool.stats().precommitted, 0);
     drop((block, tenant, pool));
     common::nothing_left(rig);
 }
@@ -415,7 +415,7 @@ fn what_idle_extents_leave_over_is_not_what_the_last_block_lacks() {
     let blocks = of(1).try_allocate_many(4).unwrap();
     assert_eq!(tenant.stats().stranded, 0);
     drop(blocks);
-    // The same where they lie on the shelf.
+    // The same where they lie in the stream cache.
     let mut blocks = of(2).try_allocate_many(2).unwrap();
     for block in &mut blocks {
         block.shrink_to(G).unwrap();

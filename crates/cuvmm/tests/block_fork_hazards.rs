@@ -60,7 +60,7 @@ on_both! {
             Err(SleepError::Stayed { blocks: 1, bytes, .. }) if bytes == 5 * G
         ), "{refused:?}");
         assert!(root.is_asleep() && !fork.is_asleep());
-        // What the fork shows behind that is no stock.
+        // What the fork shows behind that is not in the free list.
         let stats = balanced(rig, &pool);
         assert_eq!((stats.committed, stats.in_use, stats.free), (4 * G, 4 * G, G));
         let other = allocate(&tenant, &stream, "other", 2 * G);
@@ -226,7 +226,7 @@ on_both! {
         fork.try_grow_to(2 * G).unwrap();
         rig.machine.let_go(D0, other.as_raw());
         pool.trim(0).unwrap();
-        assert_eq!(books(rig, &pool).limbo, 2 * G);
+        assert_eq!(books(rig, &pool).pending_free, 2 * G);
         rig.machine.let_go(D0, home.as_raw());
         rig.device.synchronize().unwrap();
         shows(rig, &fork, 0, 8);
@@ -242,10 +242,10 @@ on_both! {
         let fork = root.fork(4 * G, 4 * G).unwrap();
         busy(rig, &stream, &root, 1);
         drop((root, fork));
-        assert_eq!(books(rig, &pool).limbo, 4 * G);
+        assert_eq!(books(rig, &pool).pending_free, 4 * G);
         let refused = other.block(G).try_allocate();
         let Err(AllocateError::OutOfMemory(shortage)) = refused else { panic!("{refused:?}") };
-        assert_eq!((shortage.limbo, shortage.available), (4 * G, 0));
+        assert_eq!((shortage.pending_free, shortage.available), (4 * G, 0));
         // It may not be asked now whether that has passed.
         let guard = pool.capture_guard();
         let refused = other.block(G).try_allocate();

@@ -15,7 +15,7 @@ use common::{G, Rig};
 use cuvmm::driver::Location;
 use cuvmm::driver::model::Nothing;
 use cuvmm::{
-    CowBuffer, Device, DeviceVec, Layout, Place, Region, Right, RingBuffer, SparseArray, Stream,
+    Access, CowBuffer, Device, DeviceVec, Layout, Place, Region, RingBuffer, SparseArray, Stream,
 };
 
 /// Elements in a granule.
@@ -43,7 +43,7 @@ fn world(rig: &Rig<Nothing>) -> World {
 }
 
 /// What a region tells of itself.
-fn told(world: &World) -> (u64, u64, u64, u64, Right, Vec<(u64, Location)>) {
+fn told(world: &World) -> (u64, u64, u64, u64, Access, Vec<(u64, Location)>) {
     let region = &world.region;
     let one = |extent: &cuvmm::Extent| (extent.offset, extent.location);
     (
@@ -51,7 +51,7 @@ fn told(world: &World) -> (u64, u64, u64, u64, Right, Vec<(u64, Location)>) {
         region.mappings(),
         region.zero_backed(),
         region.quarantined(),
-        region.right_of(&world.second),
+        region.access_of(&world.second),
         region.extents().iter().map(one).collect(),
     )
 }
@@ -63,7 +63,7 @@ fn committing_in_stripes() {
         let places = [Place::from(&rig.device), Place::from(&second)];
         let region = Region::builder(&rig.device, 8 * G)
             .layout(Layout::round_robin(places, G))
-            .open_to(&second, Right::Read)
+            .open_to(&second, Access::Read)
             .reserve()
             .unwrap();
         let stream = Stream::new(&rig.device).unwrap();
@@ -80,7 +80,7 @@ fn committing_in_stripes() {
 #[test]
 fn granting_and_revoking() {
     let grant = |_: &Rig<Nothing>, world: &mut World| {
-        text(world.region.grant(&world.second, Right::ReadWrite))
+        text(world.region.grant(&world.second, Access::ReadWrite))
     };
     assert_eq!(
         sweep(world, grant, told, true),
@@ -89,7 +89,7 @@ fn granting_and_revoking() {
     );
     let granted = |rig: &Rig<Nothing>| {
         let mut world = world(rig);
-        world.region.grant(&world.second, Right::Read).unwrap();
+        world.region.grant(&world.second, Access::Read).unwrap();
         world
     };
     let revoke =

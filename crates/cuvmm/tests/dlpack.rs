@@ -218,9 +218,11 @@ fn memory_waits_for_work_of_streams_that_nobody_named() {
         rig.faults.forget();
         drop(tensor);
         assert_eq!(rig.faults.total(), 0, "the deleter waits for nothing");
-        assert_eq!(pool.stats().limbo, 4 * G);
+        assert_eq!(pool.stats().pending_free, 4 * G);
         let refused = b.try_allocate(G).unwrap_err();
-        assert!(matches!(refused, AllocateError::OutOfMemory(shortage) if shortage.limbo == 4 * G));
+        assert!(
+            matches!(refused, AllocateError::OutOfMemory(shortage) if shortage.pending_free == 4 * G)
+        );
         // On the home stream it is ready at once, behind that work.
         let again = a.block(4 * G).home_stream(&stream).try_allocate().unwrap();
         assert_eq!(again.address(), address);

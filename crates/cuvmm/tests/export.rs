@@ -7,7 +7,7 @@ mod common;
 use common::{G, nth_of};
 use cuvmm::driver::{CUresult, Call, Exported, HandleTypes};
 use cuvmm::error::{CreateError, ExportError, ImportError, MapError, ProbeError};
-use cuvmm::{Access, Device, Mapping, Physical, Reservation, Right};
+use cuvmm::{Access, AccessGrant, Device, Mapping, Physical, Reservation};
 
 const FD: HandleTypes = HandleTypes::POSIX_FD;
 
@@ -22,7 +22,7 @@ fn opened(device: &Device, physical: &Physical) -> Mapping {
     let reservation = Reservation::new(device, physical.size()).unwrap();
     let mapping = reservation.map(0, physical).unwrap();
     mapping
-        .set_access(&[Access::device(device, Right::ReadWrite)])
+        .set_access(&[AccessGrant::device(device, Access::ReadWrite)])
         .unwrap();
     mapping
 }

@@ -16,8 +16,8 @@ use cuvmm::error::{
     ForkError, RelocateError,
 };
 use cuvmm::{
-    Access, Block, Extent, Hardened, Mapper, Mapping, Physical, Place, Pool, Region, Reservation,
-    Right, Stream,
+    Access, AccessGrant, Block, Extent, Hardened, Mapper, Mapping, Physical, Place, Pool, Region,
+    Reservation, Stream,
 };
 
 const FD: HandleTypes = HandleTypes::POSIX_FD;
@@ -39,7 +39,7 @@ impl Peer {
             let physical = Physical::import(device, handle, extent.size).unwrap();
             let reservation = Reservation::new(device, extent.size).unwrap();
             let mapping = reservation.map(0, &physical).unwrap();
-            let access = [Access::device(device, Right::ReadWrite)];
+            let access = [AccessGrant::device(device, Access::ReadWrite)];
             mapping.set_access(&access).unwrap();
             (extent.offset, mapping)
         });
@@ -144,12 +144,12 @@ on_both! {
         busy(rig, &stream, &block, 9);
         drop(block);
         let stats = books(rig, &pool, 0);
-        assert_eq!((stats.limbo, stats.exported), (4 * G, 4 * G));
+        assert_eq!((stats.pending_free, stats.exported), (4 * G, 4 * G));
         // Its own stream and shape, which would have it at once if it had not been exported.
         let next = a.allocate_on(&stream, 4 * G).unwrap();
         assert_eq!(books(rig, &pool, 0).committed, 8 * G);
         let refused = b.try_allocate(G).unwrap_err();
-        assert!(matches!(refused, AllocateError::OutOfMemory(short) if short.limbo == 4 * G));
+        assert!(matches!(refused, AllocateError::OutOfMemory(short) if short.pending_free == 4 * G));
         assert_eq!(pool.trim(0).unwrap(), 0);
         rig.machine.let_go_all(D0);
         // Whoever looks at the pool next releases it.
@@ -169,7 +169,7 @@ on_both! {
         busy(rig, &stream, &block, 9);
         drop(block);
         std::thread::scope(|scope| {
-            let wanted = || b.block(4 * G).deadline(Duration::from_secs(20)).allocate().unwrap();
+            let wanted = || b.block(4 * G).timeout(Duration::from_secs(20)).allocate().unwrap();
             let waiter = scope.spawn(wanted);
             std::thread::sleep(Duration::from_millis(5));
             assert!(!waiter.is_finished());
@@ -204,7 +204,7 @@ on_both! {
         rig.machine.queue_kernel(D0, other.as_raw(), vec![], vec![(again.address(), G, 1)]).unwrap();
         again.record_use(&other).unwrap();
         drop(again);
-        assert_eq!(books(rig, &pool, 0).limbo, 4 * G);
+        assert_eq!(books(rig, &pool, 0).pending_free, 4 * G);
         rig.machine.let_go_all(D0);
         assert_eq!(pool.trim(u64::MAX).unwrap(), 4 * G, "nothing of it is kept");
         assert_eq!(books(rig, &pool, 4 * G).exported, 0);
@@ -241,7 +241,7 @@ on_both! {
             let showing = peer.import(exported.handles());
             drop(exported);
             block.shrink_to(G + 16).unwrap();
-            assert_eq!((books(rig, &pool, 0).exported, pool.stats().limbo), (4 * G, 2 * G));
+            assert_eq!((books(rig, &pool, 0).exported, pool.stats().pending_free), (4 * G, 2 * G));
             for offset in [G, G + 512, 2 * G] {
                 showing.write(offset, 5);
             }
@@ -287,7 +287,7 @@ on_both! {
         let block = tenant.block(32 * G).capacity(64 * G).home_stream(&stream).zeroed(true);
         let mut block = block.try_allocate().unwrap();
         block.try_grow_to(33 * G - 100).unwrap();
-        assert_eq!(tenant.stats().margin, 3 * G, "in one extent with the end");
+        assert_eq!(tenant.stats().precommitted, 3 * G, "in one extent with the end");
         let exported = block.export(FD).unwrap();
         let showing = peer.import(exported.handles());
         assert_eq!((showing.bytes(), tenant.stats().exported), (36 * G, 36 * G));
@@ -590,9 +590,9 @@ on_both! {
         assert_eq!(region.relocate(0..2 * G, &host, &stream).unwrap(), 2 * G);
         let here = Place::from(&rig.device);
         assert_eq!(region.relocate(2 * G..6 * G, &here, &stream).unwrap(), 0, "it lies there");
-        // Committed again out of limbo, it is the same memory.
+        // Committed again out of a pending free, it is the same memory.
         region.decommit_after(2 * G..6 * G, std::slice::from_ref(&stream)).unwrap();
-        assert_eq!((region.exported(), region.limbo()), (4 * G, 4 * G));
+        assert_eq!((region.exported(), region.pending_free()), (4 * G, 4 * G));
         showing.write(4 * G, 9);
         region.commit(4 * G..6 * G).unwrap();
         region.read(&stream, 4 * G, &mut seen).unwrap();
@@ -601,7 +601,7 @@ on_both! {
         }
         // And after it has gone, another.
         region.decommit_after(4 * G..6 * G, &[]).unwrap();
-        assert_eq!(region.reclaim().unwrap(), 4 * G);
+        assert_eq!(region.purge().unwrap(), 4 * G);
         assert_eq!((region.exported(), rig.machine.live().exported_only), (0, 2));
         region.commit(2 * G..6 * G).unwrap();
         region.read(&stream, 4 * G, &mut seen).unwrap();

@@ -14,8 +14,10 @@ use common::sweep::{sweep, text};
 use common::world::{of_pool, world};
 use common::{G, Rig};
 use cuvmm::driver::model::Nothing;
-use cuvmm::unified::{Advice, Policy, Residence};
-use cuvmm::{Access, Event, Mapping, Physical, Region, Reservation, Right, Stream, UnifiedBuffer};
+use cuvmm::unified::{Advice, PageLocation, Policy};
+use cuvmm::{
+    Access, AccessGrant, Event, Mapping, Physical, Region, Reservation, Stream, UnifiedBuffer,
+};
 
 #[test]
 fn owners() {
@@ -54,7 +56,9 @@ fn owners() {
     };
     let calls = sweep(
         mapped,
-        |rig, (mapping, ..)| text(mapping.set_access(&[Access::device(&rig.device, Right::Read)])),
+        |rig, (mapping, ..)| {
+            text(mapping.set_access(&[AccessGrant::device(&rig.device, Access::Read)]))
+        },
         |_| (),
         true,
     );
@@ -102,7 +106,7 @@ fn regions() {
             (
                 region.committed(),
                 region.held(),
-                region.limbo(),
+                region.pending_free(),
                 region.quarantined(),
             )
         },
@@ -118,7 +122,7 @@ fn regions() {
             region
         },
         |_, region| {
-            text(region.reclaim())?;
+            text(region.purge())?;
             assert_eq!(region.held(), 0);
             Ok(())
         },
@@ -238,7 +242,7 @@ fn unified_buffers() {
             drop(text(buffer.device_mut(home))?);
             assert_eq!(text(buffer.host())?.len(), 5000);
             drop(text(buffer.device_read(other))?);
-            text(buffer.prefetch(.., Residence::Host, home))?;
+            text(buffer.prefetch(.., PageLocation::Host, home))?;
             text(buffer.host_mut())?[0] = 1;
             text(buffer.fill(.., 0x0102_0304))?;
             text(buffer.write(1, &[1]))?;
@@ -251,7 +255,7 @@ fn unified_buffers() {
     let calls = sweep(
         |rig| {
             let shared = shared(rig);
-            let there = Residence::HostNuma(0);
+            let there = PageLocation::HostNuma(0);
             let second = Advice::PreferredLocation(there);
             shared.0.set_policy(.., Policy::HostFirst).unwrap();
             shared.0.advise(2048.., second).unwrap();

@@ -92,7 +92,7 @@ struct Held {
     stream: Stream,
     store: HostStore,
     block: Block,
-    /// On a shelf, once it is dropped.
+    /// In a stream cache, once it is dropped.
     _cached: Block,
     asleep: Block,
 }
@@ -110,7 +110,7 @@ fn ways() -> Vec<fn(&mut Held) -> bool> {
     vec![
         |it| refused(it.tenant.try_allocate(G)),
         |it| refused(it.tenant.allocate(G)),
-        |it| refused(it.tenant.block(G).deadline(Duration::MAX).allocate()),
+        |it| refused(it.tenant.block(G).timeout(Duration::MAX).allocate()),
         |it| refused(it.tenant.allocate_on(&it.stream, G)),
         |it| refused(it.tenant.block(G).try_allocate_many(3)),
         |it| refused(it.tenant.block(G).allocate_many(3)),
@@ -160,7 +160,7 @@ fn ways() -> Vec<fn(&mut Held) -> bool> {
                 if forked(&cause))
         },
         |it| !it.asleep.is_asleep(),
-        |it| matches!(it.tenant.room(), Err(error) if forked(&error)),
+        |it| matches!(it.tenant.headroom(), Err(error) if forked(&error)),
         |it| it.tenant.stats().committed == 0 && it.tenant.stats().blocks == 0,
         |it| {
             let stats = it.pool.stats();
@@ -297,7 +297,7 @@ fn a_child_that_is_forked_while_a_thread_asks_for_a_fence_hangs_nowhere() {
         .set_cost(Call::StreamQuery, Duration::from_secs(3));
     let [ours, theirs] = &mut regions;
     std::thread::scope(|scope| {
-        scope.spawn(move || assert_eq!(theirs.reclaim().unwrap(), G));
+        scope.spawn(move || assert_eq!(theirs.purge().unwrap(), G));
         while rig.faults.count(Call::StreamQuery) == 0 {
             std::thread::yield_now();
         }
@@ -306,7 +306,7 @@ fn a_child_that_is_forked_while_a_thread_asks_for_a_fence_hangs_nowhere() {
         if child == 0 {
             // SAFETY: ends a child that hangs.
             unsafe { libc::alarm(20) };
-            let right = matches!(ours.reclaim(), Err(error) if forked(&error));
+            let right = matches!(ours.purge(), Err(error) if forked(&error));
             // SAFETY: ends the child without running anything of the parent's.
             unsafe { libc::_exit(i32::from(!right)) }
         }

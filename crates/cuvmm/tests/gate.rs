@@ -14,7 +14,7 @@ use cuvmm::error::{
     BlockRefusal, DmaBufError, ExportBlockError, OfferError, PublishRefusal, SealError, SleepError,
 };
 use cuvmm::share::{Manifest, Offer, Publishable, Publisher};
-use cuvmm::{Block, Contents, DeviceVec, Region, Registration, Right, Stream};
+use cuvmm::{Access, Block, Contents, DeviceVec, Region, Registration, Stream};
 
 /// Writes to all that is registered, as a kernel does, which loses the context where it may not.
 fn written<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, registration: &Registration) -> bool
@@ -54,13 +54,13 @@ on_both! {
         let stream = Stream::new(&rig.device).unwrap();
         let block = tenant.block(3 * G).home_stream(&stream).allocate().unwrap();
         let lease = block.lease();
-        drop(block.lease_for(Right::ReadWrite).unwrap());
+        drop(block.lease_for(Access::ReadWrite).unwrap());
         drop(lease);
         tenant.blocks().sleep(Contents::Discard).unwrap();
         let asleep = BlockRefusal::Asleep { size: 3 * G };
         let lease = block.lease();
-        for right in [Right::None, Right::Read, Right::ReadWrite] {
-            assert_eq!(block.lease_for(right).unwrap_err(), asleep);
+        for access in [Access::None, Access::Read, Access::ReadWrite] {
+            assert_eq!(block.lease_for(access).unwrap_err(), asleep);
         }
         assert_eq!(block.register().unwrap_err(), asleep);
         assert_eq!(lease.clone().register().unwrap_err(), asleep);
@@ -91,13 +91,13 @@ on_both! {
         let fork = root.fork(2 * G, 4 * G).unwrap();
         let shared = BlockRefusal::Shared { bytes: 2 * G };
         for block in [&root, &fork] {
-            assert_eq!(block.lease_for(Right::ReadWrite).unwrap_err(), shared);
-            drop(block.lease_for(Right::Read).unwrap());
+            assert_eq!(block.lease_for(Access::ReadWrite).unwrap_err(), shared);
+            drop(block.lease_for(Access::Read).unwrap());
             drop(block.register().unwrap());
         }
         drop((before, fork));
         pool.trim(0).unwrap();
-        drop(root.lease_for(Right::ReadWrite).unwrap());
+        drop(root.lease_for(Access::ReadWrite).unwrap());
     }
 
     fn a_dma_buf_is_an_export_of_its_block(rig) {

@@ -39,7 +39,7 @@ on_each! {
         let tenant = pool.tenant("a").register().unwrap();
         let home = stage.stream();
         let row = tenant.block(6 * g).capacity(16 * g).largest_extent(2 * g);
-        let row = row.home_stream(&home).deadline(Duration::from_secs(20));
+        let row = row.home_stream(&home).timeout(Duration::from_secs(20));
         let mut rows = row.allocate_adjacent(4).unwrap();
         let [prefix, mine, theirs] = [stage.stamp(), stage.stamp(), stage.stamp()];
         for row in &rows {

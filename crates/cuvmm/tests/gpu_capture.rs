@@ -85,7 +85,7 @@ on_each! {
             // Everything else moves from tenant to tenant meanwhile.
             for tenant in [&a, &b] {
                 let wait = Duration::from_secs(10);
-                let moved = tenant.block(32 * g).home_stream(&other).deadline(wait);
+                let moved = tenant.block(32 * g).home_stream(&other).timeout(wait);
                 let moved = moved.allocate().unwrap();
                 stage.check(&other, &moved, 0);
                 stage.late_fill(&other, &moved, stage.stamp(), Duration::from_millis(1));

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use cuvmm::driver::{Exported, HandleTypes};
 use cuvmm::{
-    Access, Block, Extent, Hardened, Limit, Mapping, Physical, Pool, Reservation, Right, Stream,
+    Access, AccessGrant, Block, Extent, Hardened, Limit, Mapping, Physical, Pool, Reservation,
+    Stream,
 };
 use gpu::Stage;
 
@@ -29,7 +30,7 @@ impl Imported {
             let physical = Physical::import(device, handle, extent.size).unwrap();
             let reservation = Reservation::new(device, extent.size).unwrap();
             let mapping = reservation.map(0, &physical).unwrap();
-            let access = [Access::device(device, Right::ReadWrite)];
+            let access = [AccessGrant::device(device, Access::ReadWrite)];
             mapping.set_access(&access).unwrap();
             (mapping, extent.size.min(size - extent.offset))
         });
@@ -70,7 +71,7 @@ fn churn(stage: &Stage, hardened: bool) {
         let block: Block = tenant
             .block((4 + round % 5) * g)
             .home_stream(&stream)
-            .deadline(Duration::from_secs(10))
+            .timeout(Duration::from_secs(10))
             .allocate()
             .unwrap();
         let stamp = stage.stamp();
@@ -90,7 +91,7 @@ fn churn(stage: &Stage, hardened: bool) {
         let next = tenant
             .block(shape)
             .home_stream(&stream)
-            .deadline(Duration::from_secs(10))
+            .timeout(Duration::from_secs(10))
             .allocate()
             .unwrap();
         let own = stage.stamp();

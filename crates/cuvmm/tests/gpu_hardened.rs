@@ -31,7 +31,7 @@ fn pool(stage: &Stage, granules: u64) -> Pool {
 
 fn block(tenant: &Tenant, stream: &Stream, size: u64) -> Block {
     let builder = tenant.block(size).home_stream(stream);
-    builder.deadline(PATIENCE).allocate().unwrap()
+    builder.timeout(PATIENCE).allocate().unwrap()
 }
 
 /// What the driver answers to somebody who kept an address.
@@ -112,7 +112,7 @@ on_each! {
             let at = soiled.address();
             drop(soiled);
             pool.trim(u64::MAX).unwrap();
-            assert_eq!(pool.stats().limbo, 8 * g, "unmapped under a kernel");
+            assert_eq!(pool.stats().pending_free, 8 * g, "unmapped under a kernel");
             // Queued late by somebody who may, since it is the home stream: it meets the pattern.
             let looked = stage.pinned(4 * g);
             if step == 0 {
@@ -135,7 +135,7 @@ on_each! {
                 2 => stage.check(&other, &block(&b, &other, 8 * g), 0),
                 _ => {
                     let zeroed = a.block(8 * g).home_stream(&other).zeroed(true);
-                    stage.check(&other, &zeroed.deadline(PATIENCE).allocate().unwrap(), 0);
+                    stage.check(&other, &zeroed.timeout(PATIENCE).allocate().unwrap(), 0);
                 }
             }
             stage.settle();

@@ -29,7 +29,7 @@ const LATE: Duration = Duration::from_millis(4);
 
 fn build(tenant: &Tenant, home: &Stream, layout: Layout) -> KvCache {
     let builder = KvCache::builder(tenant, home, SHAPE).layout(layout);
-    let builder = builder.may_fork(true).deadline(Duration::from_secs(20));
+    let builder = builder.may_fork(true).timeout(Duration::from_secs(20));
     builder.build().unwrap()
 }
 

@@ -16,7 +16,7 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use cuvmm::driver::{DeviceAddress, DeviceAttribute, Location};
-use cuvmm::{CowBuffer, Device, Layout, Place, Region, Right, RingBuffer, SparseArray, Stream};
+use cuvmm::{Access, CowBuffer, Device, Layout, Place, Region, RingBuffer, SparseArray, Stream};
 use gpu::Stage;
 
 /// How long kernels take to begin, so that whoever does not wait for them is too early.
@@ -156,13 +156,13 @@ on_each! {
         let gate = stage.work().gate(&stream);
         stage.work().fill(&stream, tile, 4 * g, stage.stamp(), LATE);
         assert_eq!(array.decommit(far..far + 3 * words).unwrap(), 3);
-        assert_eq!(array.stats().limbo, 3 * g);
+        assert_eq!(array.stats().pending_free, 3 * g);
         gate.open();
         // What comes back is zero, behind the kernel.
         assert_eq!(array.commit(far..far + words).unwrap(), 1);
         stage.work().check(&stream, tile, g, 0);
         stage.settle();
-        array.reclaim().unwrap();
+        array.purge().unwrap();
         assert_eq!(array.stats().held, 2 * g);
     }
 
@@ -187,12 +187,12 @@ on_each! {
         stage.settle();
         let mut seen = vec![0; 16 * g as usize];
         assert!(region.read(&theirs, 0, &mut seen).is_err(), "nobody let it in");
-        region.grant(&other, Right::Read).unwrap();
+        region.grant(&other, Access::Read).unwrap();
         region.read(&theirs, 0, &mut seen).unwrap();
         let pattern = stage.work().pattern(stamp);
         assert!(seen.chunks_exact(4).all(|word| word == pattern));
         assert!(region.write(&theirs, 0, &[0; 4]).is_err(), "it may only read");
-        region.grant(&other, Right::ReadWrite).unwrap();
+        region.grant(&other, Access::ReadWrite).unwrap();
         let bytes: Vec<u8> = stage.work().pattern(stage.stamp()).repeat(4);
         region.write(&theirs, 2 * g - 8, &bytes).unwrap();
         let mut back = [0; 16];

@@ -75,11 +75,11 @@ impl<'a> Churn<'a> {
         if !homeless {
             builder = builder.home_stream(&stream);
         }
-        // What is in limbo is refused at first; most of the time somebody waits for it.
+        // What is pending free is refused at first; most of the time somebody waits for it.
         let got = match builder.clone().try_allocate() {
             Err(AllocateError::OutOfMemory(_)) if self.dice.u8(..4) > 0 => {
                 self.refused += 1;
-                builder.deadline(Duration::from_millis(200)).allocate()
+                builder.timeout(Duration::from_millis(200)).allocate()
             }
             got => got,
         };
@@ -186,7 +186,7 @@ on_each! {
         }
         println!("{} served, {} refused at first", churn.served, churn.refused);
         assert!(churn.served > rounds * 3 / 4, "{}", churn.served);
-        assert!(churn.refused > 0, "nothing was ever in limbo when it was wanted");
+        assert!(churn.refused > 0, "nothing was ever pending free when it was wanted");
         drop(churn);
         drop(tenants);
         pool.close().unwrap();
@@ -264,9 +264,9 @@ on_each! {
                     block
                 }
                 Err(AllocateError::OutOfMemory(shortage)) => {
-                    assert_eq!(shortage.limbo, size);
+                    assert_eq!(shortage.pending_free, size);
                     let wait = Duration::from_secs(10);
-                    tenant.block(size).home_stream(overwrite).deadline(wait).allocate().unwrap()
+                    tenant.block(size).home_stream(overwrite).timeout(wait).allocate().unwrap()
                 }
                 Err(error) => panic!("{error}"),
             };
@@ -287,7 +287,7 @@ on_each! {
         let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
         let [one, two] = stage.streams();
         for round in 0..stage.scaled(30, 10) {
-            let block = a.block(size).home_stream(&one).deadline(Duration::from_secs(10));
+            let block = a.block(size).home_stream(&one).timeout(Duration::from_secs(10));
             let block = block.allocate().unwrap();
             // The kernel touches nothing until its end.
             stage.late_fill(&one, &block, stage.stamp(), Duration::from_millis(10));
@@ -298,7 +298,7 @@ on_each! {
                 2 => (&a, None),
                 _ => (&b, None),
             };
-            let mut next = tenant.block(size).deadline(Duration::from_secs(10));
+            let mut next = tenant.block(size).timeout(Duration::from_secs(10));
             if let Some(home) = home {
                 next = next.home_stream(home);
             }

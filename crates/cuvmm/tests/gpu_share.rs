@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use cuvmm::driver::{DriverKind, HandleTypes};
 use cuvmm::error::{GiveError, OfferError, TakeError};
 use cuvmm::share::{Listener, Manifest, Publisher, Subscriber, Tensor};
-use cuvmm::{Attachment, Channel, Device, Offer, Physical, Region, Right};
+use cuvmm::{Access, Attachment, Channel, Device, Offer, Physical, Region};
 use gpu::Stage;
 
 const FD: HandleTypes = HandleTypes::POSIX_FD;
@@ -134,8 +134,8 @@ fn takes(stage: &Stage, socket: &Path) {
         .take(&Attachment::builder(device).read_write())
         .unwrap();
     assert_eq!(
-        (data.right(), mailbox.right()),
-        (Right::Read, Right::ReadWrite)
+        (data.access(), mailbox.access()),
+        (Access::Read, Access::ReadWrite)
     );
     let after = device.memory_info().unwrap().free;
     let taken = before.saturating_sub(after);
@@ -166,7 +166,7 @@ fn publishes(stage: &Stage, child: &str) {
     let stream = stage.stream();
     let folder = tempfile::tempdir().unwrap();
     let publisher = Publisher::bind(folder.path().join("models")).unwrap();
-    let edition = |text: &[u8; 5]| {
+    let published = |text: &[u8; 5]| {
         let region = region(device, 3);
         region.write(&stream, g, text).unwrap();
         let tensor = Tensor {
@@ -182,7 +182,7 @@ fn publishes(stage: &Stage, child: &str) {
         };
         publisher.publish("model", manifest, region).unwrap()
     };
-    assert_eq!(edition(b"first"), 1);
+    assert_eq!(published(b"first"), 1);
     let child = child_of(child, publisher.path());
     let begun = Instant::now();
     // The reader says that it has the first by a publication of its own making: its socket's name.
@@ -191,7 +191,7 @@ fn publishes(stage: &Stage, child: &str) {
         assert!(begun.elapsed() < PATIENCE, "nobody attached");
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert_eq!(edition(b"other"), 2);
+    assert_eq!(published(b"other"), 2);
     ends_well(child);
 }
 

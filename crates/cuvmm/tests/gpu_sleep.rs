@@ -36,15 +36,15 @@ on_each! {
             stage.late_fill(&stream, &cache, lost, Duration::from_millis(1));
             let refused = model.blocks().sleep(Contents::Discard);
             assert!(matches!(refused, Err(SleepError::Busy { .. })), "{refused:?}");
-            let asleep = model.blocks().deadline(LONG);
+            let asleep = model.blocks().timeout(LONG);
             asleep.clone().tag("weights").sleep(Contents::Keep(&store)).unwrap();
             asleep.clone().tag("cache").sleep(Contents::Discard).unwrap();
             assert_eq!(model.stats().committed, 0);
             // Another has all of the memory, and soils it.
-            let all = other.block(48 * g).home_stream(&side).deadline(LONG).allocate().unwrap();
+            let all = other.block(48 * g).home_stream(&side).timeout(LONG).allocate().unwrap();
             stage.late_fill(&side, &all, stage.stamp(), Duration::from_millis(2));
             drop(all);
-            model.blocks().deadline(LONG).wake().unwrap();
+            model.blocks().timeout(LONG).wake().unwrap();
             assert_eq!([weights.address(), cache.address()], addresses);
             stage.check(&stream, &weights, kept);
             stage.check(&stream, &cache, 0);
@@ -78,11 +78,11 @@ on_each! {
         for contents in [Contents::Discard, Contents::Keep(&store)] {
             let before = stage.stamp();
             stage.fill(&stream, &block, before);
-            model.blocks().deadline(LONG).sleep(contents).unwrap();
-            let theirs = other.block(32 * g).home_stream(&side).deadline(LONG).allocate().unwrap();
+            model.blocks().timeout(LONG).sleep(contents).unwrap();
+            let theirs = other.block(32 * g).home_stream(&side).timeout(LONG).allocate().unwrap();
             stage.fill(&side, &theirs, stage.stamp());
             drop(theirs);
-            model.blocks().deadline(LONG).wake().unwrap();
+            model.blocks().timeout(LONG).wake().unwrap();
             let kept = if let Contents::Keep(_) = contents { before } else { 0 };
             stage.check(&stream, &block, kept);
             // SAFETY: the block is awake, and so lies where the graph writes.
@@ -107,7 +107,7 @@ on_each! {
         stream.synchronize().unwrap();
         let before = pool.device().memory_info().unwrap().free;
         let store = HostStore::builder(pool.device()).pinned(32 * g).build().unwrap();
-        model.blocks().release(true).deadline(LONG).sleep(Contents::Keep(&store)).unwrap();
+        model.blocks().release(true).timeout(LONG).sleep(Contents::Keep(&store)).unwrap();
         let after = pool.device().memory_info().unwrap().free;
         assert!(after >= before + 31 * g, "{before} free, and asleep {after}");
         model.blocks().wake().unwrap();

@@ -5,7 +5,7 @@ mod gpu;
 
 use std::time::{Duration, Instant};
 
-use cuvmm::unified::{Policy, Residence};
+use cuvmm::unified::{PageLocation, Policy};
 use cuvmm::{Stream, UnifiedBuffer};
 use gpu::Stage;
 
@@ -55,7 +55,7 @@ on_each! {
             }
             let stream = if round % 3 == 0 { &one } else { &two };
             if round % 2 == 0 {
-                buffer.prefetch(.., Residence::Device(&stage.device), stream).unwrap();
+                buffer.prefetch(.., PageLocation::Device(&stage.device), stream).unwrap();
             }
             let access = buffer.device_mut(stream).unwrap();
             let (at, bytes) = (access.address(), 4 * access.len() as u64);

@@ -182,7 +182,7 @@ on_both! {
             drop(block);
             pool.trim(u64::MAX).unwrap();
             let stats = books(rig, &pool);
-            assert_eq!((stats.limbo + stats.leased, stats.mappings), (2 * G, 1), "{case}");
+            assert_eq!((stats.pending_free + stats.leased, stats.mappings), (2 * G, 1), "{case}");
             // What is done by whoever comes next, or as the lease ends.
             rig.machine.let_go_all(D0);
             drop(lease);
@@ -229,7 +229,7 @@ on_both! {
         for _ in 0..20 {
             drop(tenant.allocate_on(&idle, G).unwrap());
         }
-        assert_eq!(books(rig, &pool).limbo, 40 * G, "the others are gone");
+        assert_eq!(books(rig, &pool).pending_free, 40 * G, "the others are gone");
         rig.machine.let_go_all(D0);
         // Each operation does a few, so a few do all.
         for _ in 0..5 {
@@ -335,7 +335,7 @@ on_both! {
         kernel(rig, &stream, blocks[0].address(), 1);
         drop(blocks);
         rig.machine.let_go_all(D0);
-        assert_eq!(books(rig, &pool).limbo, 12 * G);
+        assert_eq!(books(rig, &pool).pending_free, 12 * G);
         drop(tenant.block(G).capacity(32 * G).try_allocate().unwrap());
     }
 
@@ -494,7 +494,7 @@ on_both! {
             drop(fresh);
             pool.trim(u64::MAX).unwrap();
             assert_eq!(books(rig, &pool).committed, 0);
-            // What could not be filled is in stock now. While streams capture it is had as it is.
+            // What could not be filled is in the free list now. While streams capture it is had as it is.
             let _guard = pool.capture_guard();
             for _ in 0..4 {
                 drop(tenant.allocate_on(&stream, 2 * G).unwrap());
@@ -510,7 +510,7 @@ on_both! {
         let mut block = builder.try_allocate().unwrap();
         block.try_grow_to(7 * G).unwrap();
         let stats = books(rig, &pool);
-        assert_eq!((stats.margin, stats.committed), (0, 7 * G), "growth is exact");
+        assert_eq!((stats.precommitted, stats.committed), (0, 7 * G), "growth is exact");
         let address = block.address().0;
         write(&block, 7);
         block.shrink_to(4 * G).unwrap();
@@ -544,10 +544,10 @@ on_both! {
         drop(other);
         rig.machine.let_go_all(D0);
         let before = books(rig, &pool);
-        assert_eq!(before.limbo, G);
+        assert_eq!(before.pending_free, G);
         block.try_grow_to(7 * G).unwrap();
         let after = books(rig, &pool);
-        assert_eq!((after.limbo, after.mappings), (0, before.mappings), "one gone, one grown");
+        assert_eq!((after.pending_free, after.mappings), (0, before.mappings), "one gone, one grown");
         block.shrink_to(6 * G).unwrap();
         drop(block);
         // All of it was filled once more as it was freed.
@@ -605,11 +605,11 @@ on_both! {
         let AllocateError::OutOfMemory(shortage) = refused else {
             panic!("{refused}");
         };
-        assert_eq!(shortage.limbo, 4 * G);
+        assert_eq!(shortage.pending_free, 4 * G);
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| {
                 let wanted = tenant.block(4 * G).home_stream(&stream);
-                drop(wanted.deadline(Duration::from_secs(20)).allocate().unwrap());
+                drop(wanted.timeout(Duration::from_secs(20)).allocate().unwrap());
             });
             std::thread::sleep(Duration::from_millis(2));
             rig.machine.let_go_all(D0);
@@ -621,7 +621,7 @@ on_both! {
         rig.faults.arm(lacking);
         drop(homeless);
         assert!(tenant.try_allocate(4 * G).is_err());
-        drop(tenant.block(4 * G).deadline(Duration::from_secs(20)).allocate().unwrap());
+        drop(tenant.block(4 * G).timeout(Duration::from_secs(20)).allocate().unwrap());
         rig.faults.disarm();
     }
 
@@ -678,7 +678,7 @@ on_both! {
         drop(lease);
         let stats = books(rig, &pool);
         assert_eq!((stats.tenants.len(), stats.committed, stats.resting_blocks), (0, 0, 2));
-        // One that takes its memory back from another's limbo empties that one's slots.
+        // One that takes its memory back from another's pending frees empties that one's slots.
         let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
         rig.machine.hold(D0, stream.as_raw());
         for _ in 0..30 {

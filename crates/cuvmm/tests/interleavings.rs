@@ -401,7 +401,7 @@ fn a_lease_ends_beside_those_who_poll_what_it_keeps() {
     });
 }
 
-/// One tenant's block grows, another takes the margin away.
+/// One tenant's block grows, another takes the precommitted memory away.
 fn margin_is_wanted_by_two(scene: &Scene<Nothing>) {
     let (a, b) = (scene.tenant("a"), scene.tenant("b"));
     let stream = scene.stream();
@@ -417,7 +417,7 @@ fn margin_is_wanted_by_two(scene: &Scene<Nothing>) {
                     }
                     scene.launch(&grown, &stream);
                 }
-                // What is given up is idle from then on, not margin.
+                // What is given up is idle from then on, not precommitted.
                 grown.shrink_to(32 * G).unwrap();
             }
         });
@@ -475,7 +475,7 @@ fn grow_ahead(scene: &Scene<Nothing>, tenant: &Tenant, stream: &Stream) {
 
 /// Waits for the mapper; shuttle gives up in the end if that never comes.
 fn until_ahead(tenant: &Tenant) {
-    while tenant.stats().margin == 0 {
+    while tenant.stats().precommitted == 0 {
         yield_now();
     }
 }
@@ -527,7 +527,7 @@ fn a_tenant_goes_while_the_mapper_places_ahead_of_it() {
         let rig = model();
         let mapper = Mapper::start(&rig.device).unwrap();
         let scene = Scene::new(rig, 64, |builder| {
-            builder.mapper(&mapper).ready(4 * G).build()
+            builder.mapper(&mapper).free_target(4 * G).build()
         });
         let a = scene.tenant("a");
         let stream = scene.stream();
@@ -822,7 +822,7 @@ fn waited_for_in(scene: fn() -> Scene<Nothing>, give_up: GiveUp) {
             let other = scope.spawn(|| give_up(&scene, &a, block));
             let (scene, b) = (&scene, &b);
             scope.spawn(move || {
-                let wanted = b.block(2 * G).deadline(FOREVER).allocate();
+                let wanted = b.block(2 * G).timeout(FOREVER).allocate();
                 drop(scene.claim(wanted.unwrap()));
                 drop(other.join().unwrap());
             });
@@ -1054,7 +1054,7 @@ fn one_who_waits_is_woken_by_a_guarantee_that_ends() {
         let b = scene.tenant("b");
         thread::scope(|scope| {
             scope.spawn(|| {
-                let wanted = b.block(2 * G).deadline(FOREVER).allocate();
+                let wanted = b.block(2 * G).timeout(FOREVER).allocate();
                 drop(scene.claim(wanted.unwrap()));
             });
             scope.spawn(move || a.unregister());
@@ -1076,7 +1076,7 @@ fn all_who_wait_are_served_in_the_end() {
                     let stream = scene.stream();
                     for _ in 0..2 {
                         let wanted = tenant.block(2 * G).home_stream(&stream);
-                        let block = wanted.deadline(FOREVER).allocate();
+                        let block = wanted.timeout(FOREVER).allocate();
                         scene.launch(&scene.claim(block.unwrap()), &stream);
                     }
                 });

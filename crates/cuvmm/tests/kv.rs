@@ -355,14 +355,14 @@ on_both! {
         cache.create(20).unwrap();
         let stats = cache.stats();
         assert_eq!((stats.sequences, stats.tokens, stats.live), (2, 420, 420 << 17));
-        assert_eq!((stats.held, stats.margin, stats.idle), (27 * G, 0, 0));
+        assert_eq!((stats.held, stats.precommitted, stats.idle), (27 * G, 0, 0));
         assert_eq!(stats.padding, 12 << 17);
         assert_eq!(tenant.stats().tags["cache"], 27 * G);
         // Six of 4 granules and one of 1: it ends in the fifth, and keeps it; the others may go.
         cache.truncate(long, 300).unwrap();
         let stats = cache.stats();
         assert_eq!((stats.live, stats.held, stats.idle), (320 << 17, 22 * G, 5 * G));
-        assert_eq!(stats.held, stats.live + stats.padding + stats.margin);
+        assert_eq!(stats.held, stats.live + stats.padding + stats.precommitted);
         cache.free(long).unwrap();
         let stats = cache.stats();
         assert_eq!((stats.held, stats.idle), (2 * G, 25 * G));
@@ -381,7 +381,7 @@ on_both! {
                 assert_eq!(*placed.last().unwrap(), 0, "all of it was there");
             }
             let stats = cache.stats();
-            assert_eq!(stats.held - stats.margin, 6 * cache.memory_of(tokens));
+            assert_eq!(stats.held - stats.precommitted, 6 * cache.memory_of(tokens));
         }
         assert_eq!(placed.iter().sum::<u64>(), 2 * 48, "and no more than is needed");
         assert!(placed.iter().all(|&count| count <= 4), "{placed:?}");
@@ -395,9 +395,9 @@ on_both! {
         for _ in 0..27 {
             cache.append(&[(id, 1)]).unwrap();
         }
-        assert!(cache.stats().margin > 4 * G, "{:?}", cache.stats());
+        assert!(cache.stats().precommitted > 4 * G, "{:?}", cache.stats());
         let theirs = other.try_allocate(32 * G).unwrap();
-        assert_eq!((cache.stats().held, cache.stats().margin), (8 * G, 0));
+        assert_eq!((cache.stats().held, cache.stats().precommitted), (8 * G, 0));
         // There is nothing ahead now: its next granule says what is missing, and it is as before.
         cache.append(&[(id, 1)]).unwrap();
         let refused = cache.append(&[(id, 1)]).unwrap_err();
@@ -445,9 +445,9 @@ on_both! {
                 }
                 rig.faults.disarm();
                 let stats = cache.stats();
-                assert_eq!(stats.held - stats.margin, 3 * cache.memory_of(128));
+                assert_eq!(stats.held - stats.precommitted, 3 * cache.memory_of(128));
                 cache.append(&step).unwrap();
-                assert_eq!(cache.stats().held - cache.stats().margin, 3 * cache.memory_of(129));
+                assert_eq!(cache.stats().held - cache.stats().precommitted, 3 * cache.memory_of(129));
             }
         }
     }
@@ -464,9 +464,9 @@ on_both! {
             // A sequence has a granule ahead from four tokens before its first one ends.
             let ahead = prompts.iter().filter(|&&prompt| prompt.next_multiple_of(16) < prompt + n + 4);
             let ahead = ahead.count() as u64;
-            until(&pool, "placed ahead", || tenant.stats().margin >= ahead * G);
+            until(&pool, "placed ahead", || tenant.stats().precommitted >= ahead * G);
             cache.append(&ids.map(|id| (id, 1))).unwrap();
-            assert!(tenant.stats().margin <= 12 * G);
+            assert!(tenant.stats().precommitted <= 12 * G);
         }
         assert_eq!(own(), before, "driver calls of who only appends");
         drop(cache);

@@ -33,7 +33,7 @@ where
 /// Committed, in use, shared, idle, free, mappings, addresses.
 fn books(pool: &Pool) -> [u64; 7] {
     let stats = figures(pool);
-    let idle = stats.warm + stats.limbo + stats.leased;
+    let idle = stats.cached + stats.pending_free + stats.leased;
     [
         stats.committed,
         stats.in_use,
@@ -45,7 +45,7 @@ fn books(pool: &Pool) -> [u64; 7] {
     ]
 }
 
-/// That a cache's figures are what the driver counts, with nothing idle and no stock.
+/// That a cache's figures are what the driver counts, with nothing idle and an empty free list.
 fn assert_held<B: Backing>(rig: &Rig<B>, cache: &KvCache, held: u64)
 where
     Machine<B>: Driver,
@@ -145,7 +145,7 @@ on_both! {
         cache.truncate(forks[0], 100).unwrap();
         let stats = cache.stats();
         assert_eq!((stats.live, stats.shared), ((400 + 4 * 5) << 17, 20 * G));
-        // Of the fork only two extents are left, and what it had alone has gone to the stock.
+        // Of the fork only two extents are left, and what it had alone has gone to the free list.
         assert_eq!((stats.held, pool.stats().free), (29 * G, G));
         assert_eq!(pool.stats().mappings, 37 - 4);
         for id in forks {
@@ -182,14 +182,14 @@ on_both! {
         let Scene { mut cache, .. } = scene(rig, 64, Layout::TokenMajor);
         let root = cache.create(100).unwrap();
         let fork = cache.fork(root, 90).unwrap();
-        let right_at = |at: DeviceAddress| {
+        let access_at = |at: DeviceAddress| {
             let mappings = rig.machine.snapshot().mappings;
             let found = mappings.iter().find(|found| found.address == at).unwrap();
             format!("{:?}", found.access[0].flags)
         };
         let own = DeviceAddress(address(&cache, fork).0 + 4 * G);
-        assert_eq!(right_at(address(&cache, root)), right_at(own));
-        assert_ne!(right_at(address(&cache, fork)), right_at(own));
+        assert_eq!(access_at(address(&cache, root)), access_at(own));
+        assert_ne!(access_at(address(&cache, fork)), access_at(own));
         let row = vec![0; 16 << 10];
         for (id, fixed) in [(root, 90), (fork, 90)] {
             let refused = cache.write_rows(id, 0, Part::Key, 89, &row).unwrap_err();
@@ -203,7 +203,7 @@ on_both! {
         cache.append(&[(fork, 2)]).unwrap();
         assert!(cache.write_rows(fork, 0, Part::Key, 6, &row).is_err());
         cache.write_rows(fork, 0, Part::Key, 7, &row).unwrap();
-        assert_eq!(right_at(address(&cache, fork)), right_at(address(&cache, root)));
+        assert_eq!(access_at(address(&cache, fork)), access_at(address(&cache, root)));
         assert!(cache.write_rows(root, 0, Part::Key, 7, &row).is_err());
     }
 
@@ -244,7 +244,7 @@ on_both! {
         let tenant = pool.tenant("a").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let builder = KvCache::builder(&tenant, &stream, SMALL).may_fork(true);
-        let mut cache = builder.deadline(Duration::from_secs(20)).build().unwrap();
+        let mut cache = builder.timeout(Duration::from_secs(20)).build().unwrap();
         let root = cache.create(120).unwrap();
         fill(&mut cache, root, 1, 0..120);
         let fork = cache.fork(root, 120).unwrap();
@@ -465,7 +465,7 @@ on_both! {
         // The last to leave may be a moment behind it.
         let _ = common::calls_without_mapper(&rig.device, &pool);
         let stats = cache.stats();
-        assert_eq!(stats.held - stats.margin, 13 * G);
+        assert_eq!(stats.held - stats.precommitted, 13 * G);
         drop(cache);
         drop(tenant);
         pool.close().unwrap();
@@ -678,7 +678,7 @@ fn eight_answers_to_a_prompt() {
     let stats = cache.stats();
     assert_eq!(stats.live, (4096 << 17) + ((8 * 104) << 17));
     assert!(
-        stats.held - stats.margin <= (512 << 20) + 8 * 8 * G,
+        stats.held - stats.precommitted <= (512 << 20) + 8 * 8 * G,
         "{stats:?}"
     );
 }

@@ -95,16 +95,16 @@ on_both! {
             (|cache| cache.largest_extent(16 * G), 1, 17, 0),
             (|cache| cache.largest_extent(16 * G).may_fork(true), 4, 17, 0),
         ];
-        for (change, extents, held, margin) in changes {
+        for (change, extents, held, precommitted) in changes {
             let scene = Scene::new(rig, pool(rig, 64), Layout::TokenMajor, of(SMALL, change));
             let Scene { tenant, mut cache, .. } = scene;
             let id = cache.create(256).unwrap();
             assert_eq!(tenant.stats().mappings, extents);
             cache.append(&[(id, 1)]).unwrap();
             let stats = cache.stats();
-            assert_eq!((stats.held, stats.margin), (held * G, margin * G));
+            assert_eq!((stats.held, stats.precommitted), (held * G, precommitted * G));
             assert_eq!(stats.padding, 17 * G - (257 << 17));
-            assert_eq!(tenant.stats().margin, margin * G);
+            assert_eq!(tenant.stats().precommitted, precommitted * G);
         }
     }
 }

@@ -347,14 +347,14 @@ where
             let repeated = tokens * cache.bytes_per_token() - stats.live;
             let forked = known.iter().any(|known| known.fixed > 0);
             assert!(repeated == 0 || forked);
-            assert_eq!(stats.held, stats.live + stats.padding + stats.margin);
+            assert_eq!(stats.held, stats.live + stats.padding + stats.precommitted);
             assert_eq!(stats.held + stats.idle, cache.tenant().stats().committed);
             assert_eq!(stats.shared, cache.tenant().stats().shared);
             let once: u64 = known
                 .iter()
                 .map(|known| cache.memory_of(known.tokens.len() as u64))
                 .sum();
-            assert!(forked || stats.held - stats.margin >= once);
+            assert!(forked || stats.held - stats.precommitted >= once);
             for known in known {
                 let seen: Vec<u8> = self.seen(cache, known);
                 for (token, (seen, known)) in seen.iter().zip(&known.tokens).enumerate() {

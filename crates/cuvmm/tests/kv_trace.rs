@@ -74,7 +74,7 @@ struct Outcome {
     ratio: f64,
     /// The most at one moment.
     worst: f64,
-    margin: f64,
+    precommitted: f64,
     padding: f64,
     completed: usize,
     /// Idle by live.
@@ -90,12 +90,12 @@ impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "held {:.3} of live, {:.3} at worst (margin {:.3}, padding {:.3}), idle {:.2}; \
+            "held {:.3} of live, {:.3} at worst (precommitted memory {:.3}, padding {:.3}), idle {:.2}; \
              {:.1} GiB live, {} completed, {} preempted; driver calls a request: {:.1} to create, \
              {:.1} to append",
             self.ratio,
             self.worst,
-            self.margin,
+            self.precommitted,
             self.padding,
             self.idle,
             self.live_gib,
@@ -123,7 +123,7 @@ fn serve(requests: &[Request], layout: Layout, limit: u64, with_mapper: bool) ->
     let mut requests_to_come = requests.iter().peekable();
     let mut waiting: VecDeque<&Request> = VecDeque::new();
     let mut running: Vec<(SequenceId, u64, &Request)> = vec![];
-    let (mut live, mut held, mut margin, mut padding) = (0.0, 0.0, 0.0, 0.0);
+    let (mut live, mut held, mut precommitted, mut padding) = (0.0, 0.0, 0.0, 0.0);
     let (mut worst, mut samples, mut completed, mut preempted) = (0.0f64, 0.0, 0, 0);
     let (mut create_calls, mut append_calls, mut idle) = (0.0, 0.0, 0.0);
     let calls = || pool.calls().total() as f64;
@@ -170,7 +170,7 @@ fn serve(requests: &[Request], layout: Layout, limit: u64, with_mapper: bool) ->
             let stats = cache.stats();
             live += stats.live as f64;
             held += stats.held as f64;
-            margin += stats.margin as f64;
+            precommitted += stats.precommitted as f64;
             padding += stats.padding as f64;
             idle += stats.idle as f64;
             samples += 1.0;
@@ -182,7 +182,7 @@ fn serve(requests: &[Request], layout: Layout, limit: u64, with_mapper: bool) ->
     Outcome {
         ratio: held / live,
         worst,
-        margin: margin / live,
+        precommitted: precommitted / live,
         padding: padding / live,
         completed,
         idle: idle / live,

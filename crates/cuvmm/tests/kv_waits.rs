@@ -28,7 +28,7 @@ where
         let builder = KvCache::builder(tenant, stream, SMALL).layout(layout);
         let builder = builder.may_fork(true);
         let builder = match wait {
-            Some(wait) => builder.deadline(wait),
+            Some(wait) => builder.timeout(wait),
             None => builder,
         };
         builder.build().unwrap()

@@ -24,13 +24,13 @@ on_both! {
         block.try_grow_to(33 * G).unwrap();
         let before = own();
         for granules in 34..=256 {
-            until(&pool, "margin", || {
+            until(&pool, "precommitted", || {
                 let stats = tenant.stats();
-                stats.margin > 0 || stats.committed == 256 * G
+                stats.precommitted > 0 || stats.committed == 256 * G
             });
             block.try_grow_to(granules * G).unwrap();
             let stats = tenant.stats();
-            assert!(stats.margin <= granules * G / 4 + G, "{} at {granules}", stats.margin / G);
+            assert!(stats.precommitted <= granules * G / 4 + G, "{} at {granules}", stats.precommitted / G);
         }
         assert_eq!(own(), before, "driver calls of a thread that only grows");
         assert!(rig.device.mapper_calls().count(Call::MemCreate) > 0);
@@ -50,7 +50,7 @@ on_both! {
             std::thread::sleep(Duration::from_millis(pause));
             size += G;
             block.try_grow_to(size).unwrap();
-            until(&pool, "margin", || tenant.stats().margin > 0);
+            until(&pool, "precommitted", || tenant.stats().precommitted > 0);
         }
         drop(block);
         drop(tenant);
@@ -85,7 +85,7 @@ on_both! {
             let pool = pool.close().unwrap_err().owner;
             // It is served again after the refusal.
             block.try_grow_to(13 * G).unwrap();
-            until(&pool, "margin", || tenant.stats().margin > 0);
+            until(&pool, "precommitted", || tenant.stats().precommitted > 0);
             drop((block, tenant));
             pool.close().unwrap();
         }
@@ -98,7 +98,7 @@ on_both! {
         let built = Pool::builder(&rig.device).limit(Limit::Bytes(G)).mapper(&mapper).build();
         assert!(matches!(built, Err(BuildPoolError::WrongMapper)));
         let mapper = Mapper::start(&rig.device).unwrap();
-        let built = Pool::builder(&rig.device).limit(Limit::Bytes(G)).mapper(&mapper).ready(2 * G).build();
+        let built = Pool::builder(&rig.device).limit(Limit::Bytes(G)).mapper(&mapper).free_target(2 * G).build();
         assert!(matches!(built, Err(BuildPoolError::BadOption { option: "ready", .. })));
     }
 
@@ -109,7 +109,7 @@ on_both! {
         let b = pool.tenant("b").register().unwrap();
         let mut block = a.block(32 * G).capacity(64 * G).try_allocate().unwrap();
         block.try_grow_to(40 * G).unwrap();
-        until(&pool, "margin", || a.stats().margin > 0);
+        until(&pool, "precommitted", || a.stats().precommitted > 0);
         // No more than a granule or so is stuck in one extent with the block's end.
         let size = 64 * G - 40 * G - pool.stats().stranded;
         until(&pool, "the mapper to be done", || b.try_allocate(size).is_ok());
@@ -127,7 +127,7 @@ on_both! {
         drop(block);
         tenant.unregister();
         std::thread::sleep(Duration::from_millis(5));
-        assert_eq!(pool.stats().limbo, 16 * G, "a kernel may still write there");
+        assert_eq!(pool.stats().pending_free, 16 * G, "a kernel may still write there");
         rig.machine.let_go(D0, stream.as_raw());
         until(&pool, "the tenant to be gone", || pool.stats().tenants.is_empty());
         assert_eq!((pool.stats().committed, pool.stats().free), (0, 16 * G));
@@ -136,7 +136,7 @@ on_both! {
     fn memory_is_kept_ready(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
         let limit = Limit::Bytes(32 * G);
-        let pool = Pool::builder(&rig.device).limit(limit).mapper(&mapper).ready(8 * G).largest_extent(4 * G);
+        let pool = Pool::builder(&rig.device).limit(limit).mapper(&mapper).free_target(8 * G).largest_extent(4 * G);
         let pool = pool.build().unwrap();
         let a = pool.tenant("a").guarantee(20 * G).register().unwrap();
         let blocks: Vec<_> = (0..8).map(|_| a.try_allocate(4 * G).unwrap()).collect();

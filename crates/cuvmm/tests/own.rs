@@ -14,11 +14,13 @@ use cuvmm::error::{
     RetainError,
 };
 use cuvmm::own::CloseRefusal;
-use cuvmm::{Access, CallError, Device, Event, Managed, Physical, Reservation, Right, Stream};
+use cuvmm::{
+    Access, AccessGrant, CallError, Device, Event, Managed, Physical, Reservation, Stream,
+};
 
 fn open(rig_device: &Device, mapping: &cuvmm::Mapping) {
     mapping
-        .set_access(&[Access::device(rig_device, Right::ReadWrite)])
+        .set_access(&[AccessGrant::device(rig_device, Access::ReadWrite)])
         .unwrap();
 }
 
@@ -28,9 +30,9 @@ on_both! {
         let physical = Physical::new(&rig.device, 2 * G).unwrap();
         let mapping = reservation.map(G, &physical).unwrap();
         assert_eq!(mapping.address().offset_from(reservation.address()), Some(G));
-        assert_eq!(mapping.access_of(&rig.device).unwrap(), Right::None);
+        assert_eq!(mapping.access_of(&rig.device).unwrap(), Access::None);
         open(&rig.device, &mapping);
-        assert_eq!(mapping.access_of(&rig.device).unwrap(), Right::ReadWrite);
+        assert_eq!(mapping.access_of(&rig.device).unwrap(), Access::ReadWrite);
         if rig.keeps_bytes() {
             let mut fresh = [1u8; 8];
             mapping.read(2 * G - 8, &mut fresh).unwrap();
@@ -129,8 +131,8 @@ on_both! {
         let physical = Physical::new(&rig.device, G).unwrap();
         let mapping = reservation.map(0, &physical).unwrap();
         assert!(mapping.read(0, &mut [0; 4]).is_err(), "no access yet");
-        mapping.set_access(&[Access::device(&rig.device, Right::Read)]).unwrap();
-        assert_eq!(mapping.access_of(&rig.device).unwrap(), Right::Read);
+        mapping.set_access(&[AccessGrant::device(&rig.device, Access::Read)]).unwrap();
+        assert_eq!(mapping.access_of(&rig.device).unwrap(), Access::Read);
         mapping.read(0, &mut [0; 4]).unwrap();
         let refused = mapping.write(0, b"no").unwrap_err();
         assert!(matches!(refused, CopyError::Call { offset: 0, size: 2, .. }), "{refused}");
@@ -143,15 +145,15 @@ on_both! {
         assert_eq!(physical.props().unwrap().location, cuvmm::driver::Location::host_numa(0));
         let mapping = reservation.map(0, &physical).unwrap();
         let both = [
-            Access::device(&rig.device, Right::ReadWrite),
-            Access::host_numa(0, Right::ReadWrite),
+            AccessGrant::device(&rig.device, Access::ReadWrite),
+            AccessGrant::host_numa(0, Access::ReadWrite),
         ];
         mapping.set_access(&both).unwrap();
         mapping.write(8, b"from here").unwrap();
         // Device memory is not for the processors.
         let physical = Physical::new(&rig.device, G).unwrap();
         let mapping = reservation.map(G, &physical).unwrap();
-        let refused = mapping.set_access(&[Access::host_numa(0, Right::Read)]);
+        let refused = mapping.set_access(&[AccessGrant::host_numa(0, Access::Read)]);
         assert!(matches!(refused, Err(AccessError::Call { .. })), "{refused:?}");
         let missing = Physical::builder(&rig.device, G).on_host_numa(99).create();
         assert!(matches!(missing, Err(CreateError::Call { .. })));
@@ -219,19 +221,19 @@ on_both! {
         let one = Stream::new(&rig.device).unwrap();
         let two = Stream::new(&rig.device).unwrap();
         let event = Event::new(&rig.device).unwrap();
-        assert!(event.is_passed().unwrap(), "an event that was never recorded counts as passed");
+        assert!(event.is_complete().unwrap(), "an event that was never recorded counts as passed");
         rig.machine.hold(common::D0, one.as_raw());
         rig.machine.queue_kernel(common::D0, one.as_raw(), vec![], vec![]).unwrap();
         event.record(&one).unwrap();
         two.wait(&event).unwrap();
         rig.machine.queue_kernel(common::D0, two.as_raw(), vec![], vec![]).unwrap();
-        assert!(!one.is_done().unwrap() && !two.is_done().unwrap() && !event.is_passed().unwrap());
+        assert!(!one.is_done().unwrap() && !two.is_done().unwrap() && !event.is_complete().unwrap());
         let everything = Event::new(&rig.device).unwrap();
         everything.record_all().unwrap();
-        assert!(!everything.is_passed().unwrap());
+        assert!(!everything.is_complete().unwrap());
         rig.machine.let_go(common::D0, one.as_raw());
         assert!(one.is_done().unwrap() && two.is_done().unwrap());
-        assert!(event.is_passed().unwrap() && everything.is_passed().unwrap());
+        assert!(event.is_complete().unwrap() && everything.is_complete().unwrap());
     }
 }
 
@@ -264,7 +266,7 @@ fn another_drivers_physical_is_refused() {
     let own = Physical::new(&here.device, G).unwrap();
     let mapping = reservation.map(0, &own).unwrap();
     assert!(matches!(
-        mapping.set_access(&[Access::device(&there.device, Right::Read)]),
+        mapping.set_access(&[AccessGrant::device(&there.device, Access::Read)]),
         Err(AccessError::WrongDriver { .. })
     ));
 }

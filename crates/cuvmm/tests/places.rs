@@ -11,7 +11,7 @@ use cuvmm::error::{
     CommitError, CopyError, DecommitError, GrantError, LayoutError, RelocateError, ReplaceError,
     ReserveError,
 };
-use cuvmm::{Layout, Place, Region, Right, Stream};
+use cuvmm::{Access, Layout, Place, Region, Stream};
 
 /// Offset and size in granules, and where.
 fn lie(region: &Region) -> Vec<(u64, u64, Location)> {
@@ -39,13 +39,13 @@ on_both! {
         let mut seen = [0; 6];
         let refused = region.read(&two, 2 * G - 3, &mut seen);
         assert!(matches!(refused, Err(CopyError::WrongDevice)), "nobody let it in");
-        region.grant(&second, Right::Read).unwrap();
+        region.grant(&second, Access::Read).unwrap();
         region.read(&two, 2 * G - 3, &mut seen).unwrap();
         if rig.keeps_bytes() {
             assert_eq!(&seen, b"across");
         }
         assert!(region.write(&two, 0, b"x").is_err(), "it may only read");
-        region.grant(&second, Right::ReadWrite).unwrap();
+        region.grant(&second, Access::ReadWrite).unwrap();
         region.write(&two, 0, b"x").unwrap();
     }
 
@@ -92,14 +92,14 @@ on_both! {
         let stream = Stream::new(&second).unwrap();
         let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
         region.commit(0..3 * G).unwrap();
-        assert_eq!((region.right_of(&rig.device), region.right_of(&second)), (Right::ReadWrite, Right::None));
+        assert_eq!((region.access_of(&rig.device), region.access_of(&second)), (Access::ReadWrite, Access::None));
         rig.faults.forget();
-        region.grant(&second, Right::ReadWrite).unwrap();
+        region.grant(&second, Access::ReadWrite).unwrap();
         assert_eq!(rig.faults.count(Call::MemSetAccess), 2, "one for each extent");
-        assert_eq!(region.right_of(&second), Right::ReadWrite);
-        assert!(matches!(region.grant(&second, Right::Read), Err(GrantError::Lowers)));
-        assert!(matches!(region.grant(&second, Right::None), Err(GrantError::Lowers)));
-        assert!(matches!(region.grant(&rig.device, Right::Read), Err(GrantError::OwnDevice)));
+        assert_eq!(region.access_of(&second), Access::ReadWrite);
+        assert!(matches!(region.grant(&second, Access::Read), Err(GrantError::Lowers)));
+        assert!(matches!(region.grant(&second, Access::None), Err(GrantError::Lowers)));
+        assert!(matches!(region.grant(&rig.device, Access::Read), Err(GrantError::OwnDevice)));
         assert!(matches!(region.revoke(&rig.device), Err(GrantError::OwnDevice)));
         assert!(matches!(region.revoke(&common::model().device), Err(GrantError::WrongDriver)));
 
@@ -111,17 +111,17 @@ on_both! {
         assert!(matches!(region.revoke(&second), Err(GrantError::InUse { device: ON_1 })));
         // A decommit waits for every device that has access.
         region.decommit(0..2 * G).unwrap();
-        assert_eq!(region.reclaim().unwrap(), 0);
+        assert_eq!(region.purge().unwrap(), 0);
         rig.machine.let_go_all(D1);
-        assert_eq!(region.reclaim().unwrap(), 2 * G);
+        assert_eq!(region.purge().unwrap(), 2 * G);
         region.revoke(&second).unwrap();
-        assert_eq!(region.right_of(&second), Right::None);
+        assert_eq!(region.access_of(&second), Access::None);
         assert!(second.lost().is_none() && rig.device.lost().is_none());
         let used = region.decommit_after(2 * G..4 * G, &[stream]);
         assert!(matches!(used, Err(DecommitError::WrongDevice)));
-        region.grant(&second, Right::Read).unwrap();
+        region.grant(&second, Access::Read).unwrap();
         region.revoke_blocking(&second).unwrap();
-        assert_eq!(region.right_of(&second), Right::None);
+        assert_eq!(region.access_of(&second), Access::None);
     }
 
     fn a_grant_that_fails_grants_nothing(rig) {
@@ -133,16 +133,16 @@ on_both! {
         for k in 1..=4 {
             let fault = Fault::nth(k, CUresult::CUDA_ERROR_OUT_OF_MEMORY).of(Call::MemSetAccess);
             rig.faults.arm(fault);
-            assert!(region.grant(&second, Right::ReadWrite).is_err(), "{k}");
+            assert!(region.grant(&second, Access::ReadWrite).is_err(), "{k}");
             rig.faults.disarm();
             rig.faults.forget();
-            assert_eq!(region.right_of(&second), Right::None);
+            assert_eq!(region.access_of(&second), Access::None);
             for granule in 0..5 {
                 let mut byte = [0];
                 assert!(region.read(&stream, granule * G, &mut byte).is_err());
             }
         }
-        region.grant(&second, Right::Read).unwrap();
+        region.grant(&second, Access::Read).unwrap();
         assert!(rig.faults.count(Call::MemSetAccess) > 0);
         for k in 1..=3 {
             let fault = Fault::nth(k, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemSetAccess);
@@ -150,7 +150,7 @@ on_both! {
             assert!(region.revoke(&second).is_err(), "{k}");
             rig.faults.disarm();
             rig.faults.forget();
-            assert_eq!(region.right_of(&second), Right::Read);
+            assert_eq!(region.access_of(&second), Access::Read);
             region.read(&stream, 2 * G, &mut [0]).unwrap();
         }
         region.revoke(&second).unwrap();
@@ -269,7 +269,7 @@ on_both! {
         let stream = Stream::new(&rig.device).unwrap();
         let user = Stream::new(&second).unwrap();
         let mut region = Region::builder(&rig.device, 2 * G)
-            .open_to(&second, Right::ReadWrite)
+            .open_to(&second, Access::ReadWrite)
             .reserve()
             .unwrap();
         region.commit(0..2 * G).unwrap();
@@ -412,11 +412,11 @@ on_both! {
         rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![(region.address(), G, 1)]).unwrap();
         region.decommit_after(0..2 * G, std::slice::from_ref(&stream)).unwrap();
         let error = region.back_with_zeros(0..4 * G).unwrap_err();
-        assert!(matches!(error, CommitError::InLimbo { bytes, .. } if bytes == 2 * G));
+        assert!(matches!(error, CommitError::PendingFree { bytes, .. } if bytes == 2 * G));
         assert_eq!(region.zero_backed(), 0);
         rig.machine.let_go_all(D0);
         region.back_with_zeros(0..4 * G).unwrap();
-        assert_eq!((region.zero_backed(), region.limbo()), (4 * G, 0));
+        assert_eq!((region.zero_backed(), region.pending_free()), (4 * G, 0));
     }
 }
 
@@ -436,10 +436,10 @@ fn a_device_that_cannot_reach_another_is_told_so() {
     ));
     let mut region = Region::reserve(&second, 4 * G).unwrap();
     region.commit(0..G).unwrap();
-    let refused = region.grant(&rig.device, Right::Read);
+    let refused = region.grant(&rig.device, Access::Read);
     assert!(matches!(
         refused,
         Err(GrantError::Layout(LayoutError::Unreachable { .. }))
     ));
-    assert_eq!(region.right_of(&rig.device), Right::None);
+    assert_eq!(region.access_of(&rig.device), Access::None);
 }

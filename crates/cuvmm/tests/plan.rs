@@ -137,7 +137,7 @@ fn every_step_is_timed_by_the_table() {
     let held: Vec<_> = report.steps.iter().map(|step| step.in_use).collect();
     assert_eq!((held[0].memory(), held[0].addresses), (0, 64 * GIB));
     assert_eq!((held[2].asked, held[2].padding), (GIB + 3 * MIB, MIB));
-    assert_eq!((held[2].mappings, held[2].margin), (2, 0));
+    assert_eq!((held[2].mappings, held[2].precommitted), (2, 0));
     assert_eq!((held[6].memory(), held[6].mappings), (GIB + 3 * G, 4));
     assert_eq!(held[6].addresses, 64 * GIB + 4 * G);
     assert_eq!((held[9].memory(), held[9].mappings), (GIB, 1));
@@ -171,21 +171,21 @@ on_both! {
         assert!(report.is_done(), "{:?}", report.failure);
         let grown = &report.steps[1];
         assert_eq!(grown.in_use.asked, 64 * G);
-        assert!(grown.in_use.margin <= 8 * G, "{grown:?}");
+        assert!(grown.in_use.precommitted <= 8 * G, "{grown:?}");
         let creates = count(grown, Call::MemCreate);
         assert_eq!(creates, grown.in_use.mappings);
         // One for each doubling up to 16 granules, then 8 granules each up to 64.
         assert_eq!(creates, 5 + 6);
-        let margin = grown.in_use.margin;
-        // Behind what was asked for: in the margin, if there is one.
+        let precommitted = grown.in_use.precommitted;
+        // Behind what was asked for: in the precommitted memory, if there is one.
         let five = &report.steps[2];
         assert_eq!((five.in_use.asked, five.in_use.padding), (64 * G + 5, G - 5));
-        assert_eq!(count(five, Call::MemCreate), u64::from(margin == 0));
+        assert_eq!(count(five, Call::MemCreate), u64::from(precommitted == 0));
         let whole = &report.steps[3];
         assert_eq!((whole.in_use.asked, whole.in_use.padding), (200 * G + 1, G - 1));
-        assert!(whole.in_use.margin <= 25 * G);
+        assert!(whole.in_use.precommitted <= 25 * G);
         let cut = &report.steps[4];
-        assert_eq!((cut.in_use.asked, cut.in_use.margin, cut.in_use.padding), (16 * G, 0, 0));
+        assert_eq!((cut.in_use.asked, cut.in_use.precommitted, cut.in_use.padding), (16 * G, 0, 0));
         assert_eq!(count(cut, Call::MemUnmap), whole.in_use.mappings - cut.in_use.mappings);
         assert_eq!(count(cut, Call::MemRelease), count(cut, Call::MemUnmap));
         assert_eq!(report.peak.memory, whole.in_use.memory());

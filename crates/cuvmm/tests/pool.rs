@@ -33,7 +33,7 @@ on_both! {
         drop(block);
         let stats = tenant.stats();
         assert_eq!((stats.committed, stats.in_use, stats.padding), (5 * G, 0, 0));
-        assert_eq!((stats.warm + stats.limbo, stats.blocks), (5 * G, 0));
+        assert_eq!((stats.cached + stats.pending_free, stats.blocks), (5 * G, 0));
         assert_eq!(pool.stats().peak, 5 * G);
     }
 
@@ -335,7 +335,7 @@ on_both! {
         let tenant = pool.tenant("a").register().unwrap();
         let block = tenant.try_allocate(4 * G).unwrap();
         let begun = Instant::now();
-        let refused = tenant.block(G).deadline(Duration::from_millis(30)).allocate();
+        let refused = tenant.block(G).timeout(Duration::from_millis(30)).allocate();
         assert!(matches!(refused, Err(AllocateError::OutOfMemory(_))));
         assert_eq!(tenant.stats().refusals, 1, "one refusal, however often it was tried");
         assert!(begun.elapsed() >= Duration::from_millis(30));
@@ -344,7 +344,7 @@ on_both! {
                 std::thread::sleep(Duration::from_millis(20));
                 drop(block);
             });
-            let got = tenant.block(2 * G).deadline(Duration::MAX).allocate().unwrap();
+            let got = tenant.block(2 * G).timeout(Duration::MAX).allocate().unwrap();
             assert_eq!(got.size(), 2 * G);
         });
     }
@@ -385,7 +385,7 @@ on_both! {
         for count in [usize::MAX, usize::MAX / 8, 1 << 40] {
             let many = tenant.block(G).try_allocate_many(count);
             assert!(matches!(many, Err(AllocateError::TooMany { count: said, .. }) if said == count));
-            let many = tenant.block(1).deadline(Duration::MAX).allocate_many(count);
+            let many = tenant.block(1).timeout(Duration::MAX).allocate_many(count);
             assert!(matches!(many, Err(AllocateError::TooMany { size: 1, .. })), "{many:?}");
             assert!(tenant.block(G).try_allocate_adjacent(count).is_err());
             assert!(tenant.block(0).try_allocate_many(count).is_err());

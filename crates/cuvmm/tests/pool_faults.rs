@@ -20,7 +20,7 @@ use cuvmm::error::AllocateError;
 use cuvmm::{Hardened, Limit, Pool, Region};
 
 /// The same in a hardened pool with room for 46 granules of addresses, all of which are taken: the
-/// block has 18, and two blocks that are gone rest on 28, whose 16 granules are in stock. The first
+/// block has 18, and two blocks that are gone rest on 28, whose 16 granules are in the free list. The first
 /// was filled, the second could not be.
 fn hardened_world(rig: &Rig<Nothing>) -> World {
     let builder = Pool::builder(&rig.device).hardened(Hardened::new());
@@ -248,7 +248,7 @@ fn growing() {
     assert_eq!(calls, 9);
 }
 
-/// The same with a block of 32 granules that may grow to 35, and three granules in stock that
+/// The same with a block of 32 granules that may grow to 35, and three granules in the free list that
 /// another tenant wrote to.
 fn world_of_margins(rig: &Rig<Nothing>) -> World {
     let mut world = world(rig);
@@ -278,8 +278,8 @@ fn growing_with_margin() {
         world_of_margins,
         |_, world| {
             text(world.blocks[0].try_grow_to(33 * G))?;
-            // Out of memory with the margin is none without.
-            assert!(world.pool.stats().margin <= 2 * G);
+            // Out of memory with the precommitted memory is none without.
+            assert!(world.pool.stats().precommitted <= 2 * G);
             Ok(())
         },
         of_pool,
@@ -294,14 +294,14 @@ fn taking_margin_back() {
         |rig| {
             let mut world = world_of_margins(rig);
             world.blocks[0].try_grow_to(33 * G).unwrap();
-            assert_eq!(world.pool.stats().margin, 2 * G);
+            assert_eq!(world.pool.stats().precommitted, 2 * G);
             world
         },
         |_, world| {
             // A granule that the driver would not take back is out of use.
             let left = 6 * G - world.pool.stats().quarantined;
             let block = text(world.tenants[1].try_allocate(left))?;
-            assert_eq!(world.pool.stats().margin, G);
+            assert_eq!(world.pool.stats().precommitted, G);
             Ok(world.blocks.push(block))
         },
         |world| {
@@ -430,7 +430,7 @@ fn trimming_and_unregistering() {
             let stats = world.pool.stats();
             // What the driver could not be asked about stays, and a physical that it would not take
             // is quarantined, not lost.
-            assert_eq!(stats.committed + stats.free, 2 * G + stats.limbo);
+            assert_eq!(stats.committed + stats.free, 2 * G + stats.pending_free);
             Ok(())
         },
         |_| (),

@@ -102,7 +102,7 @@ on_both! {
         let tenant = pool.tenant("a").limit(4 * G).register().unwrap();
         let block = tenant.allocate(3 * G).unwrap();
         // More than it may ever have: also one who would wait for good is told at once.
-        let mut refused = tenant.block(5 * G).deadline(Duration::MAX).allocate();
+        let mut refused = tenant.block(5 * G).timeout(Duration::MAX).allocate();
         assert_eq!(shortage(refused.unwrap_err()).available, G);
         // More than it may have now: others cannot change that.
         refused = tenant.allocate(2 * G);
@@ -127,12 +127,12 @@ on_both! {
         // A guarantee may end while a request waits; a limit does not.
         let moment = Duration::from_millis(1);
         for (size, wait) in [(13, moment), (17, Duration::MAX), (1 << 20, Duration::MAX)] {
-            let refused = tenant.block(size * G).deadline(wait).allocate();
+            let refused = tenant.block(size * G).timeout(wait).allocate();
             assert!(matches!(refused, Err(AllocateError::OutOfMemory(_))), "{size}: {refused:?}");
-            let many = tenant.block(G).deadline(wait).allocate_many(size as usize);
+            let many = tenant.block(G).timeout(wait).allocate_many(size as usize);
             assert!(many.is_err(), "{size}");
         }
-        let mut block = tenant.block(4 * G).capacity(16 * G).deadline(moment)
+        let mut block = tenant.block(4 * G).capacity(16 * G).timeout(moment)
             .allocate().unwrap();
         assert!(block.grow_to(13 * G).is_err());
         assert_eq!(giver.was_asked(), [0; 0]);
@@ -171,7 +171,7 @@ on_both! {
                 }
                 drop(kept);
             });
-            let got = tenant.block(8 * G).deadline(Duration::MAX).allocate().unwrap();
+            let got = tenant.block(8 * G).timeout(Duration::MAX).allocate().unwrap();
             assert_eq!(got.size(), 8 * G);
         });
         assert_eq!(poor.was_asked(), [0; 0]);
@@ -190,7 +190,7 @@ on_both! {
         assert_eq!(asked.iter().map(lacks).collect::<Vec<_>>(), [(0, 1, 0)]);
         // Nobody can give that many.
         assert!(matches!(
-            tenant.block(31 * G).capacity(31 * G).deadline(Duration::MAX).allocate(),
+            tenant.block(31 * G).capacity(31 * G).timeout(Duration::MAX).allocate(),
             Err(AllocateError::OutOfAddresses { .. })
         ));
         assert_eq!(giver.was_asked(), [0; 0]);
@@ -222,7 +222,7 @@ on_both! {
         block.shrink_to(3 * G).unwrap();
         let other = pool.tenant("b").register().unwrap();
         let refused = shortage(other.allocate(G).unwrap_err());
-        assert_eq!((refused.stranded, refused.limbo, refused.available), (5 * G, 0, 0));
+        assert_eq!((refused.stranded, refused.pending_free, refused.available), (5 * G, 0, 0));
         let text = refused.to_string();
         assert!(text.contains(&format!("{} stranded", 5 * G)), "{text}");
         rig.machine.let_go_all(D0);

@@ -259,7 +259,7 @@ on_both! {
         let pool = pool(rig, 16);
         let tenant = pool.tenant("a").register().unwrap();
         let home = Stream::new(&rig.device).unwrap();
-        let root = tenant.block(2 * G).home_stream(&home).deadline(Duration::from_secs(20));
+        let root = tenant.block(2 * G).home_stream(&home).timeout(Duration::from_secs(20));
         let root = root.allocate().unwrap();
         let mut fork = root.fork(2 * G, 2 * G).unwrap();
         let address = fork.address();
@@ -336,7 +336,7 @@ on_both! {
         rig.machine.queue_kernel(D0, stream.as_raw(), vec![(region.address(), G)], vec![]).unwrap();
         region.decommit_after(0..2 * G, std::slice::from_ref(&stream)).unwrap();
         let refused = region.commit(0..2 * G).unwrap_err();
-        assert!(matches!(refused, CommitError::InLimbo { bytes, .. } if bytes == 2 * G), "{refused}");
+        assert!(matches!(refused, CommitError::PendingFree { bytes, .. } if bytes == 2 * G), "{refused}");
         rig.machine.let_go_all(D0);
         region.commit(0..2 * G).unwrap();
         assert!(!region.is_read_only(0..2 * G));
@@ -441,7 +441,7 @@ fn a_stream_has_two_events_however_many_blocks_wait_for_it() {
     assert!(asked <= 4, "{asked} questions");
     assert_eq!(rig.faults.count(Call::EventRecord), 0);
     assert!(rig.machine.live().events <= 2);
-    let waited = other.block(G).deadline(Duration::from_millis(5)).allocate();
+    let waited = other.block(G).timeout(Duration::from_millis(5)).allocate();
     waited.unwrap_err();
     assert!(rig.machine.live().events <= 2);
     rig.machine.let_go_all(D0);
@@ -508,13 +508,13 @@ fn a_thousand_extents_that_wait_for_one_stream_ask_once() {
     kernel(&rig, &stream, region.address(), G);
     let used = std::slice::from_ref(&stream);
     region.decommit_after(0..1024 * G, used).unwrap();
-    assert_eq!(region.reclaim().unwrap(), 0);
+    assert_eq!(region.purge().unwrap(), 0);
     rig.faults.forget();
-    assert_eq!(region.reclaim().unwrap(), 0);
+    assert_eq!(region.purge().unwrap(), 0);
     // One question, and the thread's capture mode before and after it.
     assert_eq!(rig.faults.calls().len(), 3, "{:?}", rig.faults.calls());
     rig.machine.let_go_all(D0);
-    assert_eq!(region.reclaim().unwrap(), 1024 * G);
+    assert_eq!(region.purge().unwrap(), 1024 * G);
     drop((region, stream));
     common::nothing_left(rig);
 }
@@ -540,7 +540,7 @@ fn a_container_over_memory_of_two_devices_waits_for_both() {
     let home = Stream::new(&rig.device).unwrap();
     let theirs = Stream::new(&second).unwrap();
     let mut region = Region::reserve(&rig.device, 4 * G).unwrap();
-    region.grant(&second, cuvmm::Right::ReadWrite).unwrap();
+    region.grant(&second, cuvmm::Access::ReadWrite).unwrap();
     let mut vector = DeviceVec::<u32>::over(region, &home).unwrap();
     vector.try_extend_from_slice(&[1, 2, 3]).unwrap();
     let d1 = second.ordinal();

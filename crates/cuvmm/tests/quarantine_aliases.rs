@@ -82,8 +82,8 @@ fn pool(rig: &Rig<HostMemory>) -> Pool {
     builder.build().unwrap()
 }
 
-/// Leaves memory of a tenant that is gone in stock.
-fn stock(pool: &Pool, granules: u64) {
+/// Leaves memory of a tenant that is gone in the free list.
+fn free_list(pool: &Pool, granules: u64) {
     let gone = pool.tenant("gone").register().unwrap();
     drop(gone.try_allocate(granules * G).unwrap());
     gone.unregister();
@@ -154,7 +154,7 @@ fn compaction() {
         let tenant = pool.tenant("a").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let block = pieces(&tenant, &stream, 8);
-        stock(&pool, 8);
+        free_list(&pool, 8);
         let outcome = twice.fail(|| pool.compact(|_| true));
         let lost = matches!(outcome, Err(CompactError::Lost { .. }));
         assert!(lost || is_stamped(&block), "{outcome:?}");
@@ -189,7 +189,7 @@ fn unsharing_before_growth() {
             let tenant = pool.tenant("a").register().unwrap();
             let stream = Stream::new(&rig.device).unwrap();
             let (root, mut fork) = cut(&tenant, at_home.then_some(&stream));
-            stock(&pool, 2);
+            free_list(&pool, 2);
             let outcome = twice.fail(|| tenant.try_grow_all(&mut [(&mut fork, 5 * G)]));
             let lost = matches!(
                 outcome,
@@ -220,7 +220,7 @@ fn forking() {
             let tenant = pool.tenant("a").register().unwrap();
             let stream = Stream::new(&rig.device).unwrap();
             let (root, twig) = cut(&tenant, at_home.then_some(&stream));
-            stock(&pool, 2);
+            free_list(&pool, 2);
             let forks = twice.fail(|| tenant.try_fork_all(&[&root, &twig], 3 * G, 4 * G));
             assert!(is_stamped(&root) && is_stamped(&twig));
             are_the_drivers(rig, &pool.stats(), 0);
@@ -335,7 +335,7 @@ fn what_zeros_are_on_their_way_to_is_not_unmapped_when_waking_is_cancelled() {
     let asleep = tenant.blocks().release(true).sleep(Contents::Discard);
     assert_eq!(asleep.unwrap().blocks, 1);
     // It wakes to memory that another tenant wrote to.
-    stock(&pool, 2);
+    free_list(&pool, 2);
     let wakes = |block: &mut Block| {
         let stop = |_: &Progress| false;
         let woken = tenant.blocks().watch(&stop).wake();
@@ -363,9 +363,9 @@ fn what_a_copy_of_a_region_may_still_use_is_not_unmapped() {
     let fails = |region: &mut &mut Region| drop(region.unshare(0..G, &stream, &[]).unwrap_err());
     under_a_copy(&rig, &mut region, fails, |region| {
         region.decommit_after(0..2 * G, &[]).unwrap();
-        assert_eq!(region.reclaim().unwrap(), 0);
+        assert_eq!(region.purge().unwrap(), 0);
     });
-    assert_eq!(region.reclaim().unwrap(), 2 * G);
+    assert_eq!(region.purge().unwrap(), 2 * G);
     region.close().unwrap();
     drop((fork, stream));
     common::nothing_left(rig);

@@ -20,8 +20,8 @@ use cuvmm::driver::model::{Backing, Machine, Spite};
 use cuvmm::driver::{CUresult, Driver, Exported, HandleTypes};
 use cuvmm::error::{AllocateError, RegisterError};
 use cuvmm::{
-    Access, Block, Device, Extent, Hardened, Lease, Limit, Mapping, Physical, Pool, PoolStats,
-    Region, Registration, Reservation, Right, Stream, Tenant,
+    Access, AccessGrant, Block, Device, Extent, Hardened, Lease, Limit, Mapping, Physical, Pool,
+    PoolStats, Region, Registration, Reservation, Stream, Tenant,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -180,7 +180,7 @@ impl Import {
             let physical = Physical::import(peer, handle, extent.size).unwrap();
             let reservation = Reservation::new(peer, extent.size).unwrap();
             let mapping = reservation.map(0, &physical).unwrap();
-            let access = [Access::device(peer, Right::ReadWrite)];
+            let access = [AccessGrant::device(peer, Access::ReadWrite)];
             mapping.set_access(&access).unwrap();
             (extent.offset, mapping)
         });
@@ -622,7 +622,10 @@ where
         assert!(stats.addresses <= self.rig.machine.live().reserved_bytes);
         let tenants: u64 = stats.tenants.iter().map(|tenant| tenant.addresses).sum();
         assert!(tenants + stats.resting_addresses <= stats.addresses);
-        assert!(self.hardened.is_none() || stats.margin == 0, "{stats:#?}");
+        assert!(
+            self.hardened.is_none() || stats.precommitted == 0,
+            "{stats:#?}"
+        );
         assert!(
             self.rig.device.lost().is_none(),
             "something was unmapped under a kernel"
@@ -988,7 +991,7 @@ where
                 }
             }
             RegionStep::Reclaim => {
-                region.reclaim().unwrap();
+                region.purge().unwrap();
             }
             RegionStep::Register { from, granules } => {
                 let to = (from + granules).min(SIZE);
@@ -1013,7 +1016,7 @@ where
             assert!(one.extents().iter().all(|extent| now.contains(extent)));
         }
         assert_eq!(region.held(), rig.machine.live().physical_bytes);
-        assert!(region.held() >= region.committed() + region.limbo());
+        assert!(region.held() >= region.committed() + region.pending_free());
         for (granule, state) in committed.iter().enumerate() {
             let at = granule as u64 * G;
             assert_eq!(region.is_committed(at..at + G), state.is_some());

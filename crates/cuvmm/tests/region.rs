@@ -78,12 +78,12 @@ on_both! {
         rig.faults.forget();
         region.decommit_after(0..4 * G, std::slice::from_ref(&stream)).unwrap();
         assert_eq!(rig.faults.total(), 0, "a decommit makes no driver call");
-        assert_eq!((region.committed(), region.limbo(), region.held()), (0, 4 * G, 4 * G));
-        assert_eq!(region.reclaim().unwrap(), 0, "the kernel has not run");
+        assert_eq!((region.committed(), region.pending_free(), region.held()), (0, 4 * G, 4 * G));
+        assert_eq!(region.purge().unwrap(), 0, "the kernel has not run");
         assert_eq!(rig.machine.live().mappings, 1);
         rig.machine.let_go(D0, stream.as_raw());
-        assert_eq!(region.reclaim().unwrap(), 4 * G);
-        assert_eq!((region.limbo(), region.held(), rig.machine.live().mappings), (0, 0, 0));
+        assert_eq!(region.purge().unwrap(), 4 * G);
+        assert_eq!((region.pending_free(), region.held(), rig.machine.live().mappings), (0, 0, 0));
         stream.synchronize().unwrap();
     }
 
@@ -94,9 +94,9 @@ on_both! {
         rig.machine.hold(D0, stream.as_raw());
         rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![]).unwrap();
         region.decommit(0..G).unwrap();
-        assert_eq!(region.reclaim().unwrap(), 0);
+        assert_eq!(region.purge().unwrap(), 0);
         rig.machine.let_go_all(D0);
-        assert_eq!(region.reclaim().unwrap(), G);
+        assert_eq!(region.purge().unwrap(), G);
     }
 
     fn a_driver_without_context_events_needs_a_synchronisation(rig) {
@@ -105,8 +105,8 @@ on_both! {
         region.decommit(0..G).unwrap();
         let lacking = Fault::all(CUresult::CUDA_ERROR_NOT_SUPPORTED).of(Call::CtxRecordEvent);
         rig.faults.arm(lacking);
-        assert_eq!(region.reclaim().unwrap(), 0);
-        assert_eq!(region.reclaim_blocking().unwrap(), G);
+        assert_eq!(region.purge().unwrap(), 0);
+        assert_eq!(region.purge_blocking().unwrap(), G);
         rig.faults.disarm();
     }
 
@@ -119,8 +119,8 @@ on_both! {
         assert!(matches!(region.write(&stream, 0, b"x"), Err(CopyError::NotCommitted { .. })));
         rig.faults.forget();
         region.commit(0..4 * G).unwrap();
-        assert_eq!((rig.faults.total(), region.limbo()), (0, 0));
-        assert_eq!(region.reclaim().unwrap(), 0, "what is committed is not taken");
+        assert_eq!((rig.faults.total(), region.pending_free()), (0, 0));
+        assert_eq!(region.purge().unwrap(), 0, "what is committed is not taken");
         let mut seen = [0; 4];
         region.read(&stream, 5, &mut seen).unwrap();
         if rig.keeps_bytes() {
@@ -135,13 +135,13 @@ on_both! {
         rig.machine.hold(D0, one.as_raw());
         rig.machine.queue_kernel(D0, one.as_raw(), vec![], vec![]).unwrap();
         region.decommit_after(0..G, std::slice::from_ref(&one)).unwrap();
-        assert_eq!((region.committed(), region.held(), region.limbo()), (3 * G, 4 * G, 0));
+        assert_eq!((region.committed(), region.held(), region.pending_free()), (3 * G, 4 * G, 0));
         region.decommit_after(G..4 * G, std::slice::from_ref(&two)).unwrap();
-        assert_eq!(region.limbo(), 4 * G);
+        assert_eq!(region.pending_free(), 4 * G);
         // The first part was used on a stream that is still busy: the whole extent waits for it.
-        assert_eq!(region.reclaim().unwrap(), 0);
+        assert_eq!(region.purge().unwrap(), 0);
         rig.machine.let_go_all(D0);
-        assert_eq!(region.reclaim().unwrap(), 4 * G);
+        assert_eq!(region.purge().unwrap(), 4 * G);
     }
 
     fn dropping_a_region_waits_for_the_device(rig) {

@@ -18,7 +18,7 @@ use cuvmm::error::{
 };
 use cuvmm::own::CloseRefusal;
 use cuvmm::{
-    DeviceVec, Hardened, Layout, Limit, Physical, Place, Pool, Region, Registration, Right, Stream,
+    Access, DeviceVec, Hardened, Layout, Limit, Physical, Place, Pool, Region, Registration, Stream,
 };
 
 /// Offset and size of extents in granules.
@@ -98,7 +98,7 @@ on_both! {
         region.commit(12 * G..13 * G).unwrap();
         region.decommit(12 * G..13 * G).unwrap();
         rig.faults.forget();
-        for (range, why) in [(0..6 * G, "a hole"), (8 * G..9 * G, "zeros"), (12 * G..13 * G, "limbo")] {
+        for (range, why) in [(0..6 * G, "a hole"), (8 * G..9 * G, "zeros"), (12 * G..13 * G, "pending frees")] {
             let (from, to) = (range.start, range.end);
             assert!(matches!(
                 region.register(range),
@@ -120,7 +120,7 @@ on_both! {
         let (second, stream) = (rig.second(), Stream::new(&rig.device).unwrap());
         let mut region = Region::builder(&rig.device, 64 * G)
             .largest_extent(4 * G)
-            .open_to(&second, Right::ReadWrite)
+            .open_to(&second, Access::ReadWrite)
             .reserve()
             .unwrap();
         region.commit(0..16 * G).unwrap();
@@ -151,17 +151,17 @@ on_both! {
         region = refused.owner;
         assert_eq!(rig.faults.total(), 0, "nobody was asked");
         assert_eq!(rig.machine.snapshot(), before);
-        assert_eq!((region.committed(), region.limbo()), (16 * G, 0));
+        assert_eq!((region.committed(), region.pending_free()), (16 * G, 0));
 
         // All else goes on.
         region.commit(20 * G..22 * G).unwrap();
         region.decommit_after(12 * G..16 * G, &[]).unwrap();
         region.decommit_after(0..4 * G, &[]).unwrap();
-        assert_eq!(region.reclaim().unwrap(), 8 * G);
+        assert_eq!(region.purge().unwrap(), 8 * G);
         region.relocate(20 * G..22 * G, &host, &stream).unwrap();
         region.alias(4 * G..8 * G, 32 * G).unwrap();
         region.decommit_after(32 * G..36 * G, &[]).unwrap();
-        region.reclaim().unwrap();
+        region.purge().unwrap();
         region.write(&stream, 7 * G, b"still").unwrap();
         touch(rig, &stream, &registration);
         assert!(intact(rig));

@@ -14,7 +14,7 @@ use cuvmm::error::{
     ViewError,
 };
 use cuvmm::share::{Manifest, Publisher, Subscriber, Tensor};
-use cuvmm::{Attachment, Channel, Device, DeviceVec, Limit, Offer, Pool, Region, Right, Stream};
+use cuvmm::{Access, Attachment, Channel, Device, DeviceVec, Limit, Offer, Pool, Region, Stream};
 
 const FD: HandleTypes = HandleTypes::POSIX_FD;
 
@@ -58,8 +58,8 @@ fn a_region_with_holes_is_seen_as_it_is() {
 
     let stream = Stream::legacy(&taker.device);
     assert_eq!(
-        (theirs.size(), theirs.held(), theirs.right()),
-        (16 * G, 4 * G, Right::Read)
+        (theirs.size(), theirs.held(), theirs.access()),
+        (16 * G, 4 * G, Access::Read)
     );
     assert_eq!(theirs.runs(), [G..4 * G, 8 * G..9 * G]);
     let places = |extents: &[cuvmm::Extent]| -> Vec<(u64, u64)> {
@@ -214,7 +214,7 @@ fn what_was_withdrawn_is_not_offered_with_the_rest() {
     mine.commit(0..4 * G).unwrap();
     mine.commit(4 * G..8 * G).unwrap();
     mine.decommit(0..4 * G).unwrap();
-    assert_eq!(mine.limbo(), 4 * G);
+    assert_eq!(mine.pending_free(), 4 * G);
     let offer = Offer::region(&mine, 0..8 * G).unwrap();
     let offered: Vec<u64> = offer
         .description()
@@ -266,7 +266,7 @@ fn editions_are_whole_and_readers_hear_of_newer_ones() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("models");
     let publisher = Publisher::bind(&path).unwrap();
-    let edition = |text: &[u8]| {
+    let published = |text: &[u8]| {
         let mut region = region(&writer.device, 2);
         region.commit(0..2 * G).unwrap();
         region
@@ -293,7 +293,7 @@ fn editions_are_whole_and_readers_hear_of_newer_ones() {
     ));
 
     let refused = publisher
-        .publish("llama", manifest(4 * G), edition(b"first"))
+        .publish("llama", manifest(4 * G), published(b"first"))
         .unwrap_err();
     assert!(matches!(refused.reason, PublishRefusal::Manifest(_)));
     let version = publisher
@@ -320,7 +320,7 @@ fn editions_are_whole_and_readers_hear_of_newer_ones() {
         let waiting = scope.spawn(|| subscriber.wait_for_newer(&first, Duration::from_secs(20)));
         thread::sleep(soon);
         publisher
-            .publish("llama", manifest(6), edition(b"second"))
+            .publish("llama", manifest(6), published(b"second"))
             .unwrap();
         assert_eq!(waiting.join().unwrap().unwrap(), Some(2));
     });

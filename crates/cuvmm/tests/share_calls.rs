@@ -100,7 +100,7 @@ fn refusal(way: Way, call: &user_regs_struct) -> Option<(&'static str, i32)> {
         libc::SYS_mmap if call.rdx == 0 && call.r10 & libc::MAP_STACK as u64 == 0 => {
             ("mmap of addresses", libc::ENOMEM, false)
         }
-        // Those of a bell, which answers nothing else.
+        // Those of a waker, which answers nothing else.
         libc::SYS_read if interrupted && call.rdx == 8 => ("read", libc::EINTR, true),
         libc::SYS_write if interrupted && call.rdx == 8 => ("write", libc::EINTR, true),
         _ => return None,
@@ -365,9 +365,9 @@ fn subscribe(side: &mut Side<'_>) {
         let mut subscriber = Subscriber::connect(side.path()).map_err(text)?;
         subscriber.channel().set_timeout(PATIENCE);
         subscriber.list().map_err(text)?;
-        let edition = subscriber.attach("model", &how).map_err(text)?;
+        let published = subscriber.attach("model", &how).map_err(text)?;
         let soon = Duration::from_millis(5);
-        subscriber.wait_for_newer(&edition, soon).map_err(text)?;
+        subscriber.wait_for_newer(&published, soon).map_err(text)?;
         Ok::<(), String>(())
     });
     given_back(rig);

@@ -209,7 +209,7 @@ fn attaching() {
         let attach = |rig: &Model, (attached, reader, _, _): &mut Reading| {
             let how = Attachment::builder(&rig.device);
             match reader.attach("model", &how) {
-                Ok(edition) => attached.push(edition),
+                Ok(published) => attached.push(published),
                 Err(SubscribeError::Take(TakeError::Attach(why))) => return Err(why.to_string()),
                 Err(other) => panic!("{other:?}"),
             }
@@ -227,7 +227,7 @@ fn attaching() {
         let serve = |_: &Model, (reader, _, taker): &mut Serving| {
             let attached = reader.attach("model", &Attachment::builder(&taker.device));
             match attached {
-                Ok(edition) => drop(edition),
+                Ok(published) => drop(published),
                 Err(SubscribeError::Take(TakeError::Withdrawn { reason })) => {
                     assert!(taker.machine.live().is_nothing());
                     return Err(reason);

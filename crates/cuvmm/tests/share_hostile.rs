@@ -104,7 +104,7 @@ fn heads_that_lie() {
     type Lie = fn(&mut Head);
     let lies: [(&str, Lie); 11] = [
         ("not one of this library", |head| head.magic = *b"http"),
-        ("of another version", |head| head.version = 2),
+        ("of another version", |head| head.version = 3),
         ("out of order", |head| head.serial = 1),
         ("out of order", |head| head.serial = u32::MAX),
         ("shorter or longer", |head| head.length += 1),
@@ -664,18 +664,18 @@ fn attach_from(said: impl FnOnce(&mut Raw, &Device)) -> SubscribeError {
 #[test]
 fn answers_that_are_none() {
     let deep = "[".repeat(60_000);
-    let deep_inside = format!(r#"{{"Edition":{{"manifest":{{"other":{deep}"#);
+    let deep_inside = format!(r#"{{"Published":{{"manifest":{{"other":{deep}"#);
     let nonsense = [
         "",
         "{",
         "null",
         "\u{0}",
         r#""Newest""#,
-        r#"{"Edition":{}}"#,
-        r#"{"Edition":{"publisher":1,"version":-1,"manifest":{"tensors":[]}}}"#,
-        r#"{"Edition":{"publisher":1,"version":1e400,"manifest":{"tensors":[]}}}"#,
-        r#"{"Edition":{"publisher":1,"version":1,"manifest":{"tensors":[{}]}}}"#,
-        r#"{"Edition":{"publisher":1,"publisher":1,"version":1,"manifest":{"tensors":[]}}}"#,
+        r#"{"Published":{}}"#,
+        r#"{"Published":{"publisher":1,"version":-1,"manifest":{"tensors":[]}}}"#,
+        r#"{"Published":{"publisher":1,"version":1e400,"manifest":{"tensors":[]}}}"#,
+        r#"{"Published":{"publisher":1,"version":1,"manifest":{"tensors":[{}]}}}"#,
+        r#"{"Published":{"publisher":1,"publisher":1,"version":1,"manifest":{"tensors":[]}}}"#,
         r#"{"NotPublished":7}"#,
         r#""NotPublished" "NotPublished""#,
         // Answers to other questions.
@@ -751,10 +751,10 @@ fn manifests_that_lie() {
     leaves_nothing_open(|| {
         let publish = |tensors: String| {
             attach_from(|peer, device| {
-                let edition = format!(
-                    r#"{{"Edition":{{"publisher":1,"version":1,"manifest":{{"tensors":[{tensors}]}}}}}}"#
+                let published = format!(
+                    r#"{{"Published":{{"publisher":1,"version":1,"manifest":{{"tensors":[{tensors}]}}}}}}"#
                 );
-                assert!(peer.say(TEXT, edition.as_bytes(), &[]));
+                assert!(peer.say(TEXT, published.as_bytes(), &[]));
                 let told = Told::of(device.uuid(), G, 1);
                 assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
                 let memory = handle(device, G);

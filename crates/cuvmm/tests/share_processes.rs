@@ -26,7 +26,7 @@ use cuvmm::share::{Listener, Manifest, Publication, Publisher, Subscriber, sweep
 use cuvmm::{Attachment, Channel, Offer, Region, Stream};
 use share_support::{PROMPT, alone, ended, fork, leaves_nothing_open, open_files};
 
-/// Granules of an edition, each an extent of its own.
+/// Granules of a version, each an extent of its own.
 const GRANULES: u64 = 2;
 
 /// How long a child that is told to end may take for it.
@@ -38,10 +38,10 @@ const LIFE: Duration = Duration::from_millis(60);
 /// How long one may last in the mean where it would come to nothing otherwise.
 const LONGEST_LIFE: Duration = Duration::from_secs(4);
 
-/// Who wrote an edition, and which of its editions it is.
+/// Who wrote a version, and which of its versions it is.
 type Stamp = (u64, u64);
 
-/// What the word at an offset of an edition holds.
+/// What the word at an offset of a version holds.
 fn word(stamp: Stamp, offset: u64) -> u64 {
     (stamp.0.rotate_left(32) ^ stamp.1)
         .wrapping_add(offset)
@@ -53,7 +53,7 @@ fn granule(stamp: Stamp, number: u64) -> Vec<u8> {
     words.flat_map(u64::to_le_bytes).collect()
 }
 
-/// Memory whose every word says whose it is, which edition, and where it lies.
+/// Memory whose every word says whose it is, which version, and where it lies.
 fn stamped(rig: &Rig<HostMemory>, stamp: Stamp) -> Region {
     let region = shareable_region(rig, GRANULES);
     let stream = Stream::legacy(&rig.device);
@@ -71,7 +71,7 @@ fn check(rig: &Rig<HostMemory>, memory: &Attachment, stamp: Stamp) {
     for number in 0..GRANULES {
         memory.read(&stream, number * G, &mut bytes).unwrap();
         let right = bytes == granule(stamp, number);
-        assert!(right, "granule {number} of edition {stamp:?}");
+        assert!(right, "granule {number} of version {stamp:?}");
     }
 }
 
@@ -81,7 +81,7 @@ fn check_by_itself(rig: &Rig<HostMemory>, memory: &Attachment) {
     let stream = Stream::legacy(&rig.device);
     memory.read(&stream, 0, &mut first).unwrap();
     let first = u64::from_le_bytes(first);
-    let mut stamps = (0..EDITIONS).map(|edition| (GIVER, edition));
+    let mut stamps = (0..EDITIONS).map(|published| (GIVER, published));
     let stamp = stamps.find(|&stamp| word(stamp, 0) == first);
     check(rig, memory, stamp.expect("a giver's stamp"));
 }
@@ -95,7 +95,7 @@ const EDITIONS: u64 = 10_000;
 /// What a child has to go by.
 struct Place<'a> {
     folder: &'a Path,
-    /// Takes a byte for each edition that was found whole.
+    /// Takes a byte for each version that was found whole.
     seen: &'a PipeWriter,
     /// Different in every life.
     life: u64,
@@ -156,18 +156,18 @@ impl Role {
 fn publish(place: &Place<'_>) {
     let rig = common::host();
     let publisher = Publisher::bind(place.published()).unwrap();
-    for edition in 1.. {
+    for published in 1.. {
         if place.is_over(Role::Publisher) {
             break;
         }
-        let stamp = (place.life, edition);
+        let stamp = (place.life, published);
         let mut manifest = Manifest::default();
         let (life, number) = (stamp.0.to_string(), stamp.1.to_string());
         manifest.metadata.insert("life".to_owned(), life);
-        manifest.metadata.insert("edition".to_owned(), number);
+        manifest.metadata.insert("version".to_owned(), number);
         let memory = stamped(&rig, stamp);
         let version = publisher.publish("model", manifest, memory).unwrap();
-        assert_eq!(version, edition);
+        assert_eq!(version, published);
         place.nap();
     }
     drop(publisher);
@@ -184,7 +184,7 @@ fn is_death(error: &ChannelError) -> bool {
 
 fn stamp_of(publication: &Publication) -> Stamp {
     let number = |name: &str| publication.manifest().metadata[name].parse().unwrap();
-    let stamp = (number("life"), number("edition"));
+    let stamp = (number("life"), number("version"));
     assert_eq!(stamp.1, publication.version());
     stamp
 }
@@ -209,7 +209,7 @@ fn subscribe(place: &Place<'_>) {
     common::nothing_left(rig);
 }
 
-/// Reads edition after edition from one publisher.
+/// Reads version after version from one publisher.
 fn follow(
     place: &Place<'_>,
     rig: &Rig<HostMemory>,
@@ -240,11 +240,11 @@ fn follow(
 fn give(place: &Place<'_>) {
     let rig = common::host();
     let listener = Listener::bind(place.given()).unwrap();
-    for edition in 1.. {
+    for published in 1.. {
         if place.is_over(Role::Giver) {
             break;
         }
-        let region = stamped(&rig, (GIVER, edition % EDITIONS));
+        let region = stamped(&rig, (GIVER, published % EDITIONS));
         let offer = Offer::region(&region, 0..GRANULES * G).unwrap();
         // What is given lives on without its giver.
         drop(region);
@@ -455,8 +455,8 @@ fn a_publisher_outlives_its_readers() {
         crowd.kill(|role| role == Role::Subscriber);
     }
     crowd.end(Role::Subscriber);
-    // Two editions at most, each with a descriptor an extent; one connection more or less; the
-    // common file, the lock, the socket, the bell, and what it was born with.
+    // Two versions at most, each with a descriptor an extent; one connection more or less; the
+    // common file, the lock, the socket, the waker, and what it was born with.
     let most = open_files().len() + 2 * GRANULES as usize + 8;
     let begun = Instant::now();
     while open() > most {

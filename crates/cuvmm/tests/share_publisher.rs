@@ -22,7 +22,7 @@ use share_support::{
 type Host = Rig<HostMemory>;
 
 /// Two extents with a text at the beginning.
-fn edition(rig: &Host, text: &[u8]) -> Region {
+fn published(rig: &Host, text: &[u8]) -> Region {
     let region = shareable_region(rig, 2);
     let stream = Stream::legacy(&rig.device);
     region.write(&stream, 0, text).unwrap();
@@ -43,7 +43,7 @@ fn publisher(rig: &Host) -> (tempfile::TempDir, PathBuf, Publisher) {
     let path = folder.path().join("socket");
     let publisher = Publisher::bind(&path).unwrap();
     publisher
-        .publish("llama", Manifest::default(), edition(rig, b"first"))
+        .publish("llama", Manifest::default(), published(rig, b"first"))
         .unwrap();
     (folder, path, publisher)
 }
@@ -189,7 +189,7 @@ fn waiting_for_ever_ends_with_an_edition_a_withdrawal_or_the_publisher() {
             })
         };
         let newer = wait(&mut || {
-            let version = publisher.publish("llama", Manifest::default(), edition(&writer, b"b"));
+            let version = publisher.publish("llama", Manifest::default(), published(&writer, b"b"));
             assert_eq!(version.unwrap(), 2);
         });
         assert_eq!(newer.unwrap(), Some(2));
@@ -217,7 +217,7 @@ fn waiting_for_ever_ends_with_an_edition_a_withdrawal_or_the_publisher() {
         assert!(right, "{withdrawn:?}");
         assert!(!publisher.withdraw("llama"));
         // Its version counts on, so that nobody takes a new one for one that was.
-        let again = publisher.publish("llama", Manifest::default(), edition(&writer, b"c"));
+        let again = publisher.publish("llama", Manifest::default(), published(&writer, b"c"));
         assert_eq!(again.unwrap(), 3);
         let third = attach(&reader, &mut subscriber);
         let mut publisher = Some(publisher);
@@ -239,7 +239,7 @@ fn waiting_for_ever_ends_with_an_edition_a_withdrawal_or_the_publisher() {
     });
 }
 
-/// A publisher that came after another at the same path has other editions, whatever their versions.
+/// A publisher that came after another at the same path has other versions, whatever their versions.
 #[test]
 fn another_publisher_has_other_editions() {
     leaves_nothing_open(|| {
@@ -249,7 +249,7 @@ fn another_publisher_has_other_editions() {
         let old = attach(&reader, &mut subscriber);
         drop((first, subscriber));
         let second = Publisher::bind(&path).unwrap();
-        let version = second.publish("llama", Manifest::default(), edition(&writer, b"other"));
+        let version = second.publish("llama", Manifest::default(), published(&writer, b"other"));
         assert_eq!(version.unwrap(), old.version());
         let mut subscriber = Subscriber::connect(&path).unwrap();
         let newer = subscriber.wait_for_newer(&old, Duration::MAX).unwrap();
@@ -275,7 +275,7 @@ fn a_manifest_that_nobody_would_read_is_refused() {
             .metadata
             .insert("notes".to_owned(), "x".repeat(64 << 20));
         let refused = publisher
-            .publish("large", manifest, edition(&writer, b"x"))
+            .publish("large", manifest, published(&writer, b"x"))
             .unwrap_err();
         let right = matches!(
             refused.reason,
@@ -342,7 +342,7 @@ fn a_forked_child_ends_nothing_of_its_parent_s() {
         let listening = folder.path().join("listening");
         let listener = Listener::bind(&listening).unwrap();
         let (mut here, mut there) = Channel::pair().unwrap();
-        let mine = edition(&writer, b"mine");
+        let mine = published(&writer, b"mine");
         let offer = Offer::region(&mine, 0..2 * G).unwrap();
         let parcel = offer.parcel().unwrap();
         let child = fork(|| {

@@ -9,7 +9,7 @@ use common::{G, MIB, cases};
 use cuvmm::driver::HandleTypes;
 use cuvmm::error::DescriptionError;
 use cuvmm::share::{Description, Origin};
-use cuvmm::{Offer, Physical, Right};
+use cuvmm::{Access, Offer, Physical};
 use proptest::prelude::*;
 use share_support::Told;
 
@@ -24,7 +24,7 @@ fn told() -> impl Strategy<Value = Told> {
         |(extents, places, (shift, writes, fabric, behind), element_size, elements)| {
             let granularity = 1u64 << shift;
             let mut told = Told::of(UUID, granularity, 0);
-            told.right = if writes { 3 } else { 1 };
+            told.access = if writes { 3 } else { 1 };
             told.handle_type = if fabric { 8 } else { 1 };
             let listed: Vec<(i32, i32, [u8; 16])> = places
                 .into_iter()
@@ -77,7 +77,7 @@ fn consistent(bytes: &[u8]) -> Result<Description, DescriptionError> {
     }
     assert!(at <= read.size());
     assert_eq!(held, read.held());
-    assert_ne!(read.right(), Right::None);
+    assert_ne!(read.access(), Access::None);
     if let Some((count, size)) = read.elements() {
         assert!(count.checked_mul(size.into()).unwrap() <= held);
     }
@@ -93,7 +93,7 @@ proptest! {
         prop_assert_eq!(read.size(), told.size);
         prop_assert_eq!(read.granularity(), told.granularity);
         prop_assert_eq!(read.handle_type().bits(), told.handle_type);
-        prop_assert_eq!(read.right() == Right::ReadWrite, told.right == 3);
+        prop_assert_eq!(read.access() == Access::ReadWrite, told.access == 3);
         let elements = (told.element_size > 0).then_some((told.elements, told.element_size));
         prop_assert_eq!(read.elements(), elements);
         prop_assert_eq!(read.extents().len(), told.extents.len());
@@ -151,7 +151,7 @@ proptest! {
     ) {
         if ours && bytes.len() >= 56 {
             bytes[..8].copy_from_slice(b"cuvmm-sh");
-            bytes[8..10].copy_from_slice(&1u16.to_le_bytes());
+            bytes[8..10].copy_from_slice(&2u16.to_le_bytes());
             bytes[44..48].copy_from_slice(&places.to_le_bytes());
             bytes[48..52].copy_from_slice(&extents.to_le_bytes());
             bytes[52..56].fill(0);
@@ -202,16 +202,16 @@ fn each_refusal() {
         DescriptionError::Magic
     );
     assert_eq!(
-        refused(&|told| told.version = 2),
+        refused(&|told| told.version = 3),
         DescriptionError::Version {
-            version: 2,
-            known: 1
+            version: 3,
+            known: 2
         }
     );
-    for right in [0, 2, 4, u16::MAX] {
+    for access in [0, 2, 4, u16::MAX] {
         assert_eq!(
-            refused(&|told| told.right = right),
-            DescriptionError::NoRight
+            refused(&|told| told.access = access),
+            DescriptionError::NoAccess
         );
     }
     for bits in [0, 2, 4, 9, u32::MAX] {
@@ -327,7 +327,7 @@ fn each_refusal() {
             52 => assert_eq!(
                 error,
                 DescriptionError::Reserved {
-                    version: 1,
+                    version: 2,
                     value: 1
                 }
             ),
@@ -356,7 +356,7 @@ fn an_offer_is_described_as_others_would() {
     told.size = 2 * G;
     told.extents[0].1 = 2 * G;
     assert_eq!(offer.description().to_bytes(), told.bytes());
-    told.right = 3;
+    told.access = 3;
     assert_eq!(offer.read_write().description().to_bytes(), told.bytes());
     drop(physical);
     common::nothing_left(rig);

@@ -136,7 +136,7 @@ on_both! {
         assert_eq!(tenant.blocks().tag("nothing").sleep(Contents::Discard).unwrap().blocks, 0);
         let stats = tenant.stats();
         assert_eq!((stats.in_use, stats.asleep), (G, 12 * G));
-        assert_eq!(stats.warm + stats.limbo, 2 * G);
+        assert_eq!(stats.cached + stats.pending_free, 2 * G);
         assert_eq!((stats.tags["weights"], stats.tags["cache"]), (0, 0));
         shows(rig, &plain, 4);
         // One after the other they wake.
@@ -184,7 +184,7 @@ on_both! {
                 std::thread::sleep(Duration::from_millis(30));
                 rig.machine.let_go(D0, stream.as_raw());
             });
-            let patient = tenant.blocks().deadline(Duration::from_secs(60));
+            let patient = tenant.blocks().timeout(Duration::from_secs(60));
             assert_eq!(patient.sleep(Contents::Keep(&store)).unwrap().blocks, 2);
         });
         tenant.blocks().wake().unwrap();
@@ -200,7 +200,7 @@ on_both! {
                 std::thread::sleep(Duration::from_millis(30));
                 drop(lease);
             });
-            let patient = tenant.blocks().deadline(Duration::from_secs(60));
+            let patient = tenant.blocks().timeout(Duration::from_secs(60));
             assert_eq!(patient.sleep(Contents::Discard).unwrap().blocks, 2);
         });
     }
@@ -233,7 +233,7 @@ on_both! {
                 std::thread::sleep(Duration::from_millis(30));
                 drop(theirs);
             });
-            let patient = tenant.blocks().deadline(Duration::from_secs(60));
+            let patient = tenant.blocks().timeout(Duration::from_secs(60));
             assert_eq!(patient.wake().unwrap().blocks, 2);
         });
         shows(rig, &blocks[0], 1);
@@ -289,7 +289,7 @@ on_both! {
         write(&next, 2);
         shows(rig, &next, 2);
         assert_eq!(books(rig, &pool).asleep, 0);
-        // Then blocks go on shelves again.
+        // Then blocks go in stream caches again.
         drop(next);
         let calls = pool.calls().total();
         drop(tenant.block(2 * G).capacity(9 * G).home_stream(&stream).allocate().unwrap());
@@ -464,7 +464,7 @@ on_both! {
         for size in 2..20 {
             block.grow_to(size * G).unwrap();
         }
-        let slept = tenant.blocks().deadline(Duration::from_secs(60)).sleep(Contents::Discard);
+        let slept = tenant.blocks().timeout(Duration::from_secs(60)).sleep(Contents::Discard);
         assert_eq!(slept.unwrap().blocks, 1);
         std::thread::sleep(Duration::from_millis(20));
         assert_eq!(books(rig, &pool).committed, 0);

@@ -86,7 +86,7 @@ fn falling_asleep_and_waking() {
             let world = sleepers(rig);
             world.tenant.blocks().sleep(fall(&world)).unwrap();
             if soil {
-                // Of what is in stock then, some is another tenant's.
+                // Of what is in the free list then, some is another tenant's.
                 let other = world.pool.tenant("other").register().unwrap();
                 other
                     .allocate_on(&world.stream, 4 * G)

@@ -20,7 +20,7 @@ on_both! {
         let pool = pool(rig, 16);
         let tenant = pool.tenant("model").register().unwrap();
         let block = tenant.allocate(10 * G).unwrap();
-        let patient = tenant.blocks().deadline(Duration::MAX);
+        let patient = tenant.blocks().timeout(Duration::MAX);
         std::thread::scope(|scope| {
             let lease = block.lease();
             scope.spawn(move || {
@@ -87,16 +87,16 @@ on_both! {
         let weights = tenant.block(8 * G).tag("weights").allocate().unwrap();
         let rest = tenant.allocate(G).unwrap();
         drop(tenant.allocate(3 * G).unwrap());
-        // What it took of the stock was there already.
+        // What it took of the free list was there already.
         let held = rig.machine.live().physical_bytes;
         let of_weights = tenant.blocks().tag("weights").release(true);
         assert_eq!(of_weights.sleep(Contents::Discard).unwrap().given, 8 * G);
         assert_eq!(rig.machine.live().physical_bytes, held - 8 * G);
-        let stock = books(rig, &pool).free;
+        let free_list = books(rig, &pool).free;
         let slept = tenant.blocks().release(true).sleep(Contents::Discard).unwrap();
         assert_eq!((slept.blocks, slept.given), (1, 4 * G));
         let stats = books(rig, &pool);
-        assert_eq!((stats.committed, stats.free), (0, stock));
+        assert_eq!((stats.committed, stats.free), (0, free_list));
         drop((weights, rest, theirs));
     }
 

@@ -415,7 +415,7 @@ where
             0 => Duration::from_secs(60),
             _ => Duration::from_millis(50),
         };
-        let patient = world.tenants[tenant].blocks().deadline(longest);
+        let patient = world.tenants[tenant].blocks().timeout(longest);
         let asleep = world.chosen(tenant, None, true);
         match patient.wake() {
             Ok(woken) => assert_eq!(woken.blocks, asleep.len() as u64),

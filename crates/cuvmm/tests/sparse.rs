@@ -153,8 +153,8 @@ on_both! {
         let late = vec![(array.address(), 2 * G, 1)];
         rig.machine.queue_kernel(D0, user.as_raw(), vec![], late).unwrap();
         assert_eq!(array.decommit(0..2 * PER_TILE).unwrap(), 2);
-        assert_eq!((array.stats().limbo, array.stats().committed), (2 * G, 0));
-        assert_eq!(array.reclaim().unwrap(), 0);
+        assert_eq!((array.stats().pending_free, array.stats().committed), (2 * G, 0));
+        assert_eq!(array.purge().unwrap(), 0);
         // Beside it, nothing has to be waited for.
         assert_eq!(array.commit(4 * PER_TILE..5 * PER_TILE).unwrap(), 1);
         rig.machine.let_go_all(D0);
@@ -165,7 +165,7 @@ on_both! {
             assert_eq!(seen, [0; 8]);
         }
         assert!(rig.device.lost().is_none());
-        assert_eq!(array.reclaim().unwrap(), G);
+        assert_eq!(array.purge().unwrap(), G);
     }
 
     fn zeros_under_holes_let_kernels_read_and_not_write(rig) {
@@ -237,13 +237,13 @@ on_both! {
         let named: Vec<_> = array.view(0..1).unwrap().streams().cloned().collect();
         // What is queued on one that is gone is waited for as before.
         array.decommit(0..8 * PER_TILE).unwrap();
-        let limbo = array.stats().limbo;
+        let pending_free = array.stats().pending_free;
         rig.machine.let_go_all(D0);
         assert!(streams <= 34, "{streams} streams are kept alive");
         assert!(named.contains(&kept), "it may be used still");
         assert_eq!(named.len(), streams + 1, "each once, and the home stream");
-        assert_eq!(limbo, 8 * G);
-        assert_eq!(array.reclaim().unwrap(), 8 * G);
+        assert_eq!(pending_free, 8 * G);
+        assert_eq!(array.purge().unwrap(), 8 * G);
         assert!(rig.device.lost().is_none());
     }
 
@@ -300,8 +300,8 @@ on_both! {
                     let after = array.stats();
                     // Memory behind zeros may have been had for sizes that were then not needed.
                     assert_eq!(
-                        (after.committed, after.mappings, after.zero_backed, after.limbo),
-                        (before.committed, before.mappings, before.zero_backed, before.limbo),
+                        (after.committed, after.mappings, after.zero_backed, after.pending_free),
+                        (before.committed, before.mappings, before.zero_backed, before.pending_free),
                         "{k}: {error}"
                     );
                     assert_eq!(array.commit(0..10 * PER_TILE).unwrap(), 8);
@@ -401,7 +401,7 @@ proptest! {
             let count = |which: &[bool]| which.iter().filter(|&&yes| yes).count();
             assert_eq!(stats.committed_tiles, count(&has));
             assert_eq!(stats.zero_backed, count(&zeros) as u64 * G);
-            assert_eq!(stats.limbo, 0);
+            assert_eq!(stats.pending_free, 0);
             assert_eq!(committed(&array).len(), count(&has));
             let mut seen = vec![9; array.len()];
             array.read(0, &mut seen, Holes::AsZero).unwrap();

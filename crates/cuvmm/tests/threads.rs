@@ -47,7 +47,7 @@ fn eight_threads(mapped: bool) {
         .limit(Limit::Bytes(limit))
         .growth(Growth::Part(2));
     if let Some(mapper) = &mapper {
-        builder = builder.mapper(mapper).ready(4 * G);
+        builder = builder.mapper(mapper).free_target(4 * G);
     }
     let pool = builder.build().unwrap();
     let tenants =
@@ -73,7 +73,7 @@ fn eight_threads(mapped: bool) {
                                 builder = builder.home_stream(&stream);
                             }
                             let got = if dice.u8(..4) == 0 {
-                                builder.deadline(Duration::from_millis(1)).allocate()
+                                builder.timeout(Duration::from_millis(1)).allocate()
                             } else {
                                 builder.try_allocate()
                             };
@@ -156,7 +156,7 @@ fn waiting_threads_are_all_served_in_the_end() {
                 for _ in 0..20 {
                     let block = tenant
                         .block(3 * G)
-                        .deadline(Duration::from_secs(60))
+                        .timeout(Duration::from_secs(60))
                         .allocate()
                         .unwrap();
                     std::thread::yield_now();

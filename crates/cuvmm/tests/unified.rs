@@ -26,7 +26,7 @@ use cuvmm::driver::{
 };
 use cuvmm::error::{AllocateManagedError, UnifiedError};
 use cuvmm::own::CloseRefusal;
-use cuvmm::unified::{Advice, DeviceMut, Policy, Residence};
+use cuvmm::unified::{Advice, DeviceMut, PageLocation, Policy};
 use cuvmm::{CallError, Device, Stream, UnifiedBuffer};
 use proptest::prelude::*;
 
@@ -213,12 +213,12 @@ on_both! {
         assert!(matches!(buffer.accessed_by(..11), Err(UnifiedError::OutOfRange { .. })));
         assert!(matches!(buffer.device_read(&stranger), Err(UnifiedError::WrongDriver)));
         assert!(matches!(buffer.device_mut(&stranger), Err(UnifiedError::WrongDriver)));
-        let moved = buffer.prefetch(.., Residence::Device(&other.device), &home);
+        let moved = buffer.prefetch(.., PageLocation::Device(&other.device), &home);
         assert!(matches!(moved, Err(UnifiedError::WrongDriver)));
         let advised = buffer.advise(.., Advice::AccessedBy(&other.device));
         assert!(matches!(advised, Err(UnifiedError::WrongDriver)));
         for node in [-1, i32::MIN] {
-            let place = Residence::HostNuma(node);
+            let place = PageLocation::HostNuma(node);
             let advised = buffer.advise(.., Advice::PreferredLocation(place));
             assert!(matches!(advised, Err(UnifiedError::NoSuchNode { node: told }) if told == node));
         }
@@ -226,9 +226,9 @@ on_both! {
         buffer.write(10, &[]).unwrap();
         assert_eq!(rig.faults.calls(), vec![], "the driver was asked");
         // What only the driver knows.
-        let advised = buffer.advise(2..5, Advice::PreferredLocation(Residence::HostNuma(99)));
+        let advised = buffer.advise(2..5, Advice::PreferredLocation(PageLocation::HostNuma(99)));
         assert!(matches!(&advised, Err(UnifiedError::Advise { range, .. }) if *range == (2..5)));
-        let moved = buffer.prefetch(2..5, Residence::HostNuma(99), &home);
+        let moved = buffer.prefetch(2..5, PageLocation::HostNuma(99), &home);
         assert!(matches!(&moved, Err(UnifiedError::Prefetch { range, to, .. })
             if *range == (2..5) && *to == Location::host_numa(99)), "{moved:?}");
     }
@@ -241,7 +241,7 @@ on_both! {
         assert!(buffer.device_read(&home).unwrap().address().is_null());
         assert_eq!(buffer.device_mut(&home).unwrap().len(), 0);
         buffer.fill(.., 3).unwrap();
-        buffer.prefetch(.., Residence::Host, &home).unwrap();
+        buffer.prefetch(.., PageLocation::Host, &home).unwrap();
         buffer.advise(.., Advice::ReadMostly).unwrap();
         buffer.set_policy(.., Policy::DeviceFirst).unwrap();
         assert_eq!(in_force(&buffer, 0..0), NOTHING);
@@ -372,7 +372,7 @@ on_both! {
         begin_capture(rig, &stream);
             assert!(matches!(buffer.device_read(&stream), Err(UnifiedError::Capturing)));
             assert!(matches!(buffer.device_mut(&stream), Err(UnifiedError::Capturing)));
-            let moved = buffer.prefetch(.., Residence::Host, &stream);
+            let moved = buffer.prefetch(.., PageLocation::Host, &stream);
             assert!(matches!(moved, Err(UnifiedError::Capturing)));
             let made = UnifiedBuffer::<u32>::zeroed(&rig.device, &stream, 4);
             assert!(matches!(made, Err(UnifiedError::Capturing)));
@@ -391,7 +391,7 @@ on_both! {
             drop(other.host().unwrap());
             drop(other.device_read(&home).unwrap());
             other.host_mut().unwrap()[0] = 4;
-            other.prefetch(.., Residence::Host, &stream).unwrap();
+            other.prefetch(.., PageLocation::Host, &stream).unwrap();
             other.set_policy(.., Policy::ReadMostly).unwrap();
             drop(other);
         end_capture(rig, &theirs);
@@ -416,13 +416,13 @@ on_both! {
         assert_eq!(in_force(&buffer, whole.clone()), NOTHING);
         assert_eq!(buffer.last_prefetch(..).unwrap(), None);
         buffer.advise(.., Advice::ReadMostly).unwrap();
-        buffer.advise(.., Advice::PreferredLocation(Residence::Device(&rig.device))).unwrap();
+        buffer.advise(.., Advice::PreferredLocation(PageLocation::Device(&rig.device))).unwrap();
         buffer.advise(.., Advice::AccessedByHost).unwrap();
         buffer.advise(..PER_PAGE, Advice::AccessedBy(&rig.device)).unwrap();
         assert_eq!(in_force(&buffer, whole.clone()), (true, Some(HERE), vec![Location::HOST]));
         assert_eq!(in_force(&buffer, 0..3), (true, Some(HERE), vec![HERE, Location::HOST]));
         // One element stands for its page, and for no other.
-        let node = Residence::HostNuma(0);
+        let node = PageLocation::HostNuma(0);
         buffer.advise(3 * PER_PAGE + 5..=3 * PER_PAGE + 5, Advice::PreferredLocation(node)).unwrap();
         let at = |page: usize| buffer.preferred_location(page * PER_PAGE..(page + 1) * PER_PAGE).unwrap();
         // Of a node the driver does not tell.
@@ -431,13 +431,13 @@ on_both! {
         buffer.unadvise(.., Advice::ReadMostly).unwrap();
         buffer.unadvise(.., Advice::AccessedByHost).unwrap();
         buffer.unadvise(.., Advice::AccessedBy(&rig.device)).unwrap();
-        buffer.unadvise(.., Advice::PreferredLocation(Residence::Host)).unwrap();
+        buffer.unadvise(.., Advice::PreferredLocation(PageLocation::Host)).unwrap();
         assert_eq!(in_force(&buffer, whole), NOTHING);
         buffer.unadvise(.., Advice::AccessedByHost).unwrap();
 
-        buffer.prefetch(.., Residence::Device(&rig.device), &home).unwrap();
+        buffer.prefetch(.., PageLocation::Device(&rig.device), &home).unwrap();
         assert_eq!(buffer.last_prefetch(..).unwrap(), Some(HERE));
-        buffer.prefetch(5 * PER_PAGE.., Residence::Host, &home).unwrap();
+        buffer.prefetch(5 * PER_PAGE.., PageLocation::Host, &home).unwrap();
         buffer.prefetch(9 * PER_PAGE.., node, &home).unwrap();
         assert_eq!(buffer.last_prefetch(..).unwrap(), None);
         assert_eq!(buffer.last_prefetch(..5 * PER_PAGE).unwrap(), Some(HERE));
@@ -452,11 +452,11 @@ on_both! {
         let access = buffer.device_mut(&one).unwrap();
         launch(rig, &access, 1);
         drop(access);
-        buffer.prefetch(.., Residence::Host, &two).unwrap();
+        buffer.prefetch(.., PageLocation::Host, &two).unwrap();
         assert!(!two.is_done().unwrap(), "pages were moved before they were written");
         rig.machine.let_go(D0, one.as_raw());
         rig.machine.hold(D0, two.as_raw());
-        buffer.prefetch(.., Residence::Host, &two).unwrap();
+        buffer.prefetch(.., PageLocation::Host, &two).unwrap();
         drop(buffer.host().unwrap());
         let (waited, ()) = waits(rig, || drop(buffer));
         assert!(waited, "the memory went while it was being moved");
@@ -488,7 +488,7 @@ on_both! {
         buffer.set_policy(.., Policy::OnDemand).unwrap();
         // Advice of every kind, on parts, is undone too, and with it what others need no more.
         buffer.advise(5.., Advice::ReadMostly).unwrap();
-        buffer.advise(..3000, Advice::PreferredLocation(Residence::HostNuma(0))).unwrap();
+        buffer.advise(..3000, Advice::PreferredLocation(PageLocation::HostNuma(0))).unwrap();
         buffer.advise(7000..7001, Advice::AccessedBy(&rig.device)).unwrap();
         buffer.set_policy(.., Policy::DeviceFirst).unwrap();
         assert_eq!(in_force(&buffer, 0..8 * PER_PAGE), expected(Policy::DeviceFirst));
@@ -679,8 +679,8 @@ where
     };
     refused(buffer.host().unwrap_err());
     refused(buffer.host_mut().unwrap_err());
-    let here = Residence::Device(&rig.device);
-    refused(buffer.prefetch(.., Residence::Host, &home).unwrap_err());
+    let here = PageLocation::Device(&rig.device);
+    refused(buffer.prefetch(.., PageLocation::Host, &home).unwrap_err());
     refused(
         buffer
             .advise(.., Advice::PreferredLocation(here))
@@ -765,7 +765,7 @@ fn several_devices_use_one_buffer() {
     assert!(waited);
     assert_eq!(last, word(2));
     buffer.advise(.., Advice::AccessedBy(&second)).unwrap();
-    let place = Residence::Device(&second);
+    let place = PageLocation::Device(&second);
     buffer.advise(.., Advice::PreferredLocation(place)).unwrap();
     assert_eq!(
         in_force(&buffer, 0..5000),
@@ -786,7 +786,7 @@ fn before_cuda_12_2_a_node_is_refused_by_the_name_of_what_is_missing() {
     let version = CudaVersion::new(12, 1);
     let rig = common::rig(ModelDriver::new(common::model_options().version(version)));
     let (buffer, home) = zeroed(&rig, 5000);
-    let node = Residence::HostNuma(0);
+    let node = PageLocation::HostNuma(0);
     let refusals = [
         buffer
             .advise(.., Advice::PreferredLocation(node))
@@ -803,8 +803,8 @@ fn before_cuda_12_2_a_node_is_refused_by_the_name_of_what_is_missing() {
         assert!(missing, "{cause}");
     }
     for (place, told) in [
-        (Residence::Host, Location::HOST),
-        (Residence::Device(&rig.device), HERE),
+        (PageLocation::Host, Location::HOST),
+        (PageLocation::Device(&rig.device), HERE),
     ] {
         buffer.advise(.., Advice::PreferredLocation(place)).unwrap();
         assert_eq!(buffer.preferred_location(..).unwrap(), Some(told));
@@ -959,9 +959,9 @@ fn random_program(
             }
             Step::Move(from, to, place) => {
                 let place = match place {
-                    0 => Residence::Device(&rig.device),
-                    1 => Residence::Host,
-                    _ => Residence::HostNuma(0),
+                    0 => PageLocation::Device(&rig.device),
+                    1 => PageLocation::Host,
+                    _ => PageLocation::HostNuma(0),
                 };
                 let done = buffer.prefetch(*from..*to, place, all[from % 3]).is_ok();
                 prop_assert_eq!(done, from <= to);

@@ -1,4 +1,4 @@
-//! Memory that is there before it is asked for: shelves, margins, and what a late guarantee does
+//! Memory that is there before it is asked for: stream caches, precommitted memory, and what a late guarantee does
 //! to idle memory.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
@@ -14,7 +14,7 @@ on_both! {
         let pool = pool(rig, 24);
         let stream = Stream::new(&rig.device).unwrap();
         let early = pool.tenant("early").register().unwrap();
-        // Idle, not on a shelf: another stream used it.
+        // Idle, not in a stream cache: another stream used it.
         let block = early.allocate_on(&stream, 20 * G).unwrap();
         let other = Stream::new(&rig.device).unwrap();
         block.record_use(&other).unwrap();
@@ -38,8 +38,8 @@ on_both! {
         let stream = Stream::new(&rig.device).unwrap();
         drop(a.allocate_on(&stream, 8 * G).unwrap());
         let stats = a.stats();
-        assert_eq!((stats.in_use, stats.blocks, stats.warm + stats.limbo), (0, 0, 8 * G));
-        // Off the shelf by now, and back by the long way: still without a driver call.
+        assert_eq!((stats.in_use, stats.blocks, stats.cached + stats.pending_free), (0, 0, 8 * G));
+        // Out of the stream cache by now, and back by the long way: still without a driver call.
         rig.faults.forget();
         let again = a.allocate_on(&stream, 8 * G).unwrap();
         assert_eq!(rig.faults.total(), 0);
@@ -102,13 +102,13 @@ on_both! {
             block.try_grow_to(granules * G).unwrap();
             let stats = tenant.stats();
             assert_eq!(stats.in_use, granules * G);
-            assert!(stats.margin <= granules * G / 8, "{granules}: {}", stats.margin / G);
-            assert_eq!(stats.committed, stats.in_use + stats.margin);
+            assert!(stats.precommitted <= granules * G / 8, "{granules}: {}", stats.precommitted / G);
+            assert_eq!(stats.committed, stats.in_use + stats.precommitted);
         }
         // Eight extents for each time it doubled, and one a granule at first.
         let made = pool.calls().since(&before).count(Call::MemCreate);
         assert!(made <= 16 + 8 * 5, "{made} extents");
-        assert_eq!(tenant.stats().margin, 0, "none beyond its capacity");
+        assert_eq!(tenant.stats().precommitted, 0, "none beyond its capacity");
         drop(block);
         pool.trim(0).unwrap();
         let exact = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G)).growth(Growth::Exact);
@@ -126,16 +126,16 @@ on_both! {
         let stream = Stream::new(&rig.device).unwrap();
         let mut grown = a.block(32 * G).capacity(64 * G).home_stream(&stream).try_allocate().unwrap();
         grown.try_grow_to(33 * G).unwrap();
-        assert_eq!((a.stats().margin, pool.stats().committed), (3 * G, 36 * G));
-        // All that is free first, then margin, whole extents of it.
+        assert_eq!((a.stats().precommitted, pool.stats().committed), (3 * G, 36 * G));
+        // All that is free first, then precommitted memory, whole extents of it.
         let first = b.try_allocate(4 * G).unwrap();
-        assert_eq!(a.stats().margin, 3 * G);
+        assert_eq!(a.stats().precommitted, 3 * G);
         assert!(matches!(b.try_allocate(G), Err(AllocateError::OutOfMemory(_))), "an extent of 4 is in use");
         grown.try_grow_to(36 * G).unwrap();
         assert!(matches!(grown.try_grow_to(37 * G), Err(AllocateError::OutOfMemory(_))));
         drop(first);
         grown.try_grow_to(37 * G).unwrap();
-        assert_eq!(a.stats().margin, 0, "what b has idle is not taken for margin");
+        assert_eq!(a.stats().precommitted, 0, "what b has idle is not taken for precommitted memory");
     }
 
     fn margin_is_given_up_once(rig) {
@@ -150,14 +150,14 @@ on_both! {
         // What the first is given is just being zeroed when the second is refused, and stays.
         let refused = one.try_grow_all(&mut [(&mut first, 4 * G), (&mut second, 4 * G)]);
         assert!(refused.is_err());
-        assert_eq!((pool.stats().committed, pool.stats().margin), (8 * G, G));
+        assert_eq!((pool.stats().committed, pool.stats().precommitted), (8 * G, G));
         // The tenant's own limit asks for one granule, the pool's for two, and there is one.
         let refused = second.try_grow_to(5 * G);
         let Err(AllocateError::OutOfMemory(shortage)) = refused else { panic!("{refused:?}") };
         assert_eq!((shortage.wanted, shortage.available), (2 * G, G));
-        assert_eq!(pool.stats().margin, G);
+        assert_eq!(pool.stats().precommitted, G);
         second.try_grow_to(4 * G).unwrap();
-        assert_eq!((pool.stats().committed, pool.stats().margin), (8 * G, 0));
+        assert_eq!((pool.stats().committed, pool.stats().precommitted), (8 * G, 0));
         drop(used);
     }
 
@@ -167,7 +167,7 @@ on_both! {
         let b = pool.tenant("b").guarantee(6 * G).register().unwrap();
         let mut grown = a.block(32 * G).capacity(64 * G).try_allocate().unwrap();
         grown.try_grow_to(33 * G).unwrap();
-        assert_eq!(a.stats().margin, 0, "34 are left for it, a step would be 4");
+        assert_eq!(a.stats().precommitted, 0, "34 are left for it, a step would be 4");
         drop(b.try_allocate(6 * G).unwrap());
     }
 
@@ -185,12 +185,12 @@ on_both! {
         rig.machine.hold(D0, stream.as_raw());
         // Two extents of b's, of two granules and of one, and both are scrubbed behind the hold.
         grown.try_grow_to(33 * G).unwrap();
-        assert_eq!((a.stats().margin, pool.stats().free), (2 * G, 0));
+        assert_eq!((a.stats().precommitted, pool.stats().free), (2 * G, 0));
         assert!(matches!(c.try_allocate(6 * G), Err(AllocateError::OutOfMemory(_))));
-        assert_eq!(a.stats().margin, 2 * G);
+        assert_eq!(a.stats().precommitted, 2 * G);
         rig.machine.let_go_all(D0);
         let taken = c.try_allocate(6 * G).unwrap();
-        assert_eq!(a.stats().margin, G, "the last extent went");
+        assert_eq!(a.stats().precommitted, G, "the last extent went");
         assert!(rig.device.lost().is_none());
         drop(taken);
     }

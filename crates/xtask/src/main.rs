@@ -12,7 +12,7 @@ use clap::Parser;
 /// The project's own chores.
 #[derive(Debug, Parser)]
 #[command(name = "xtask", bin_name = "cargo xtask")]
-enum Chore {
+enum Task {
     Abi(abi::Abi),
     Candle(candle::Candle),
     House(house::House),
@@ -21,11 +21,11 @@ enum Chore {
 }
 
 fn main() -> anyhow::Result<()> {
-    match Chore::parse() {
-        Chore::Abi(abi) => abi.run(),
-        Chore::Candle(candle) => candle.run(),
-        Chore::House(house) => house.run(),
-        Chore::Instructions(instructions) => instructions.run(),
-        Chore::Pack(pack) => pack.run(),
+    match Task::parse() {
+        Task::Abi(abi) => abi.run(),
+        Task::Candle(candle) => candle.run(),
+        Task::House(house) => house.run(),
+        Task::Instructions(instructions) => instructions.run(),
+        Task::Pack(pack) => pack.run(),
     }
 }

@@ -190,7 +190,7 @@ impl Ground for Elastic {
 
     fn room(&self) -> anyhow::Result<u64> {
         self.memory.gpu().sweep();
-        Ok(self.tenant().room()?.taking_back)
+        Ok(self.tenant().headroom()?.taking_back)
     }
 
     fn settle(&self) -> anyhow::Result<()> {
@@ -215,7 +215,7 @@ impl Ground for Elastic {
             Asleep::Discard => Contents::Discard,
         };
         self.settle()?;
-        self.tenant().blocks().deadline(LAST_WORK).sleep(contents)?;
+        self.tenant().blocks().timeout(LAST_WORK).sleep(contents)?;
         Ok(true)
     }
 
@@ -247,7 +247,7 @@ impl Ground for Elastic {
     fn held(&self) -> Held {
         let stats = self.tenant().stats();
         let weights = if self.is_asleep() { 0 } else { self.weights() };
-        let idle = stats.warm + stats.limbo + stats.margin;
+        let idle = stats.cached + stats.pending_free + stats.precommitted;
         Held {
             weights,
             caches: stats.committed.saturating_sub(weights + idle),
@@ -304,7 +304,7 @@ impl Ground for Plain {
     }
 
     fn room(&self) -> anyhow::Result<u64> {
-        Ok(self.budget.room())
+        Ok(self.budget.headroom())
     }
 
     /// What is counted is there at once.

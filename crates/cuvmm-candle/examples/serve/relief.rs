@@ -24,7 +24,7 @@ impl Server<'_> {
         let sequence = self.prefixes[model].wanted(self.jobs[id].tokens.len() + 1, may_fork);
         loop {
             let asleep = ground.asleep();
-            if ground.room()? >= sequence + asleep {
+            if ground.headroom()? >= sequence + asleep {
                 if asleep == 0 {
                     return Ok(true);
                 }

@@ -7,7 +7,7 @@ use std::fmt;
 
 use candle_core::Tensor;
 use cuvmm::error::AllocateError;
-use cuvmm::{Block, Right};
+use cuvmm::{Block, Access};
 
 use super::geometry::{Geometry, Order, distance_of};
 use crate::error::CacheError;
@@ -246,7 +246,7 @@ impl Store {
             dtype: geometry.dtype,
             shape: geometry.stored(tokens),
             // What is written lies behind what is shared, or the cache moves to rows of its own first.
-            right: Right::Read,
+            access: Access::Read,
         };
         let all = held.ground().lend(memory.gpu().cuda(), wanted)?;
         Ok(Self {

@@ -40,7 +40,7 @@ impl Ground for Drowsy {
     }
 
     fn room(&self) -> anyhow::Result<u64> {
-        self.plain.room()
+        self.plain.headroom()
     }
 
     fn settle(&self) -> anyhow::Result<()> {

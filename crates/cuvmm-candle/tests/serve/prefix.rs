@@ -271,7 +271,7 @@ fn on_a_gpu_branches_share_memory_and_compute_the_same() {
     assert_eq!((seen.len(), seen[0]), (2, 4 * 2 * G));
     assert!(seen[1] > 0);
     ground.settle().unwrap();
-    assert!(ground.room().unwrap() > 0);
+    assert!(ground.headroom().unwrap() > 0);
     let stats = memory.tenant().stats();
     assert_eq!((stats.in_use, stats.shared), (begun, 0));
     assert_eq!(gpu.device().drop_failures(), 0);
@@ -321,7 +321,7 @@ fn the_memory_of_a_prefix_is_there_once_and_goes_back() {
     // Granules of caches, and of those that several have.
     let held = || {
         ground.settle().unwrap();
-        assert!(ground.room().unwrap() > 0);
+        assert!(ground.headroom().unwrap() > 0);
         let Held { caches, shared, .. } = ground.held();
         (caches / G, shared / G)
     };
@@ -386,7 +386,7 @@ fn servers_of_all_kinds_share_a_prompt() {
         assert_eq!(!figures.woken.is_empty(), sleeps, "{split:?}: {figures:?}");
         for model in &models {
             model.ground.settle().unwrap();
-            model.ground.room().unwrap();
+            model.ground.headroom().unwrap();
             let held = model.ground.held();
             assert_eq!((held.caches, held.shared), (0, 0), "{split:?}: {held:?}");
         }

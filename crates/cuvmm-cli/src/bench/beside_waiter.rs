@@ -49,7 +49,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
         let waits = AtomicBool::new(true);
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| {
-                let waited = other.block(PAGE).deadline(WHILE).allocate();
+                let waited = other.block(PAGE).timeout(WHILE).allocate();
                 waits.store(false, Ordering::SeqCst);
                 waited.map(drop)
             });

@@ -1,7 +1,7 @@
 //! Access for a second device, given and taken away.
 
 use anyhow::ensure;
-use cuvmm::{Region, Right};
+use cuvmm::{Access, Region};
 
 use super::calls::Calls;
 use super::commit::{GIB, MIB};
@@ -52,13 +52,16 @@ pub(super) fn measure(
             .largest_extent(size)
             .reserve()?;
         region.commit(0..size)?;
-        let granted = time(&mut || Ok(region.grant(&peer, Right::ReadWrite)?))?;
+        let granted = time(&mut || Ok(region.grant(&peer, Access::ReadWrite)?))?;
         ensure!(
-            region.right_of(&peer) == Right::ReadWrite,
+            region.access_of(&peer) == Access::ReadWrite,
             "it was not let in"
         );
         let revoked = time(&mut || Ok(region.revoke_blocking(&peer)?))?;
-        ensure!(region.right_of(&peer) == Right::None, "it was not shut out");
+        ensure!(
+            region.access_of(&peer) == Access::None,
+            "it was not shut out"
+        );
         let extents = region.extents().len();
         ensure!(extents == 1, "{extents} extents");
         drop(region);

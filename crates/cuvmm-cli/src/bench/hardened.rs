@@ -68,7 +68,7 @@ impl Side {
         let (took, ()) = wall(|| {
             for _ in 0..BATCH {
                 let block = self.tenant.block(size).home_stream(&self.stream);
-                drop(block.deadline(PATIENCE).allocate()?);
+                drop(block.timeout(PATIENCE).allocate()?);
             }
             anyhow::Ok(())
         })?;

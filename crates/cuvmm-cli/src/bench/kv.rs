@@ -115,7 +115,7 @@ pub(super) fn create(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     let mut ours = Samples::with_room(rounds);
     let before = pool.calls().total();
     for round in 0..rounds as u64 {
-        // Of one length again and again it would be the shelf's.
+        // Of one length again and again it would come from the stream cache.
         let (took, ()) = wall(|| {
             let id = cache.create(800 + 16 * (round % 4))?;
             cache.free(id)

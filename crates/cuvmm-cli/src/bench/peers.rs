@@ -1,7 +1,7 @@
 //! Two devices: a region in stripes over both, written by one and read by the other.
 
 use anyhow::ensure;
-use cuvmm::{Device, Layout, Place, Region, Right, Stream};
+use cuvmm::{Access, Device, Layout, Place, Region, Stream};
 
 use super::by_hand::Hand;
 use super::calls::peer_of;
@@ -106,7 +106,7 @@ pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> an
         .layout(Layout::round_robin(stripes, STRIPE))
         .reserve()?;
     region.commit(0..size)?;
-    region.grant(&peer, Right::Read)?;
+    region.grant(&peer, Access::Read)?;
     let (mut mine, mut other) = (
         Region::reserve(&stage.device, size)?,
         Region::reserve(&peer, size)?,

@@ -43,7 +43,7 @@ pub(super) fn commit(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
         ensure!(tiles as u64 == GIB / TILE, "{tiles} tiles are new");
         array.decommit(0..len)?;
         stream.synchronize()?;
-        array.reclaim()?;
+        array.purge()?;
         let held = array.stats().held;
         ensure!(held == 0, "{held} bytes were not given back");
         Ok(took)

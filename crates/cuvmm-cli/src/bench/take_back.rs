@@ -40,7 +40,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report, scrub: Scrub) -> anyho
     let streams = [Stream::new(&stage.device)?, Stream::new(&stage.device)?];
     let wanted = |which: usize| {
         let block = tenants[which].block(SIZE).home_stream(&streams[which]);
-        block.deadline(PATIENCE)
+        block.timeout(PATIENCE)
     };
     let first = wanted(1).allocate()?;
     let extents: Vec<u64> = first.extents().iter().map(|extent| extent.size).collect();

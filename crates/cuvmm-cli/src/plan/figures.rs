@@ -41,7 +41,7 @@ pub(super) struct Row {
     pub(super) took: Total,
     pub(super) asked: u64,
     pub(super) padding: u64,
-    pub(super) margin: u64,
+    pub(super) precommitted: u64,
     pub(super) kept: u64,
     /// Their sum.
     pub(super) memory: u64,
@@ -170,7 +170,7 @@ fn row(
         took: Total::of(&step.calls, expected.map(micros), measured.map(micros)),
         asked: held.asked,
         padding: held.padding,
-        margin: held.margin,
+        precommitted: held.precommitted,
         kept: held.kept,
         memory: held.memory(),
         mappings: held.mappings,

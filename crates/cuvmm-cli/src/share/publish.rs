@@ -16,7 +16,7 @@ use crate::terminal::{chain, counted, print, shown};
 use crate::watch::{in_words, nanos};
 use crate::{FAILURE, complain, files, usage};
 
-/// Nothing of an edition is ever given back alone, and each reader pays for each extent: so they are as
+/// Nothing of a version is ever given back alone, and each reader pays for each extent: so they are as
 /// large as they can be.
 const LARGEST_EXTENT: u64 = 64 << 30;
 

@@ -7,7 +7,7 @@ use super::rig::{GIB, GRANULE, Rig, repeat};
 const MOST: u64 = 8 * GIB;
 const STEPS: u64 = MOST / GRANULE;
 
-/// Steps into margin that are looked at together: half of what lies ahead of a gibibyte.
+/// Steps into precommitted memory that are looked at together: half of what lies ahead of a gibibyte.
 const WITHIN: u64 = 32;
 
 pub(crate) fn bench(criterion: &mut Criterion) {

@@ -16,7 +16,7 @@ pub(crate) fn bench(criterion: &mut Criterion) {
             bencher.iter(|| tenant.block(size).home_stream(&stream).try_allocate());
         });
     }
-    // The block before has another size, so that the shelf does not have this one.
+    // The block before has another size, so that the stream cache does not have this one.
     group.bench_function("other_sizes_of_a_class", |bencher| {
         let Rig { pool, stream } = Rig::new(4 * GIB);
         let tenant = pool.tenant("tenant").register().unwrap();

@@ -8,7 +8,7 @@ use std::ops::Range;
 use bytemuck::Pod;
 
 use crate::error::{LendError, LendRefusal, VecError};
-use crate::own::{Right, Stream};
+use crate::own::{Access, Stream};
 use crate::pool::{Block, Lease, Use};
 use crate::region::Region;
 use crate::unified::{DeviceMut, DeviceRead};
@@ -165,7 +165,7 @@ impl<T: Pod> Place<T> for Leased {
     fn ground(&self) -> Result<Ground, LendRefusal> {
         // This lease keeps what the gate found.
         let size = self.lease.size();
-        drop(self.lease.admit(Use::Lend(Right::ReadWrite), 0..size)?);
+        drop(self.lease.admit(Use::Lend(Access::ReadWrite), 0..size)?);
         let streams = self.home.iter().cloned().collect();
         elements::<T>(self.lease.address().0, size, streams)
     }

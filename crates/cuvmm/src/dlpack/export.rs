@@ -14,7 +14,7 @@ use super::consumer::Consumer;
 use super::memory::{Held, Memory, place_of};
 use super::tensor::{Figures, Tensor, alignment_of};
 use crate::error::{ExportTensorError, ExportTensorRefusal};
-use crate::own::Right;
+use crate::own::Access;
 use crate::pool::Lease;
 
 impl Tensor {
@@ -101,11 +101,11 @@ impl Tensor {
         if end > memory.reach() {
             return Err(outside());
         }
-        let right = match self.is_read_only() {
-            true => Right::Read,
-            false => Right::ReadWrite,
+        let access = match self.is_read_only() {
+            true => Access::Read,
+            false => Access::ReadWrite,
         };
-        let lease = memory.admit(offset..end, right)?;
+        let lease = memory.admit(offset..end, access)?;
         let device = place_of(memory, &(offset..end))?;
         let data = match size {
             0 => 0,

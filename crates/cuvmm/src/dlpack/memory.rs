@@ -9,7 +9,7 @@ use dlpark::ffi::DLDevice;
 
 use crate::device::Device;
 use crate::error::ExportTensorRefusal;
-use crate::own::{Right, Stream};
+use crate::own::{Access, Stream};
 use crate::pool::{Block, Lease, Use};
 use crate::region::{Extent, Region};
 use crate::vec::DeviceVec;
@@ -46,7 +46,11 @@ pub trait Held {
 
     /// Whether a range within its reach has its memory and may be used with a right; and what keeps
     /// it in place besides the owner.
-    fn admit(&self, range: Range<u64>, right: Right) -> Result<Option<Lease>, ExportTensorRefusal>;
+    fn admit(
+        &self,
+        range: Range<u64>,
+        access: Access,
+    ) -> Result<Option<Lease>, ExportTensorRefusal>;
 
     /// Whether nobody may mark all work of the device now.
     fn is_capturing(&self) -> bool {
@@ -79,9 +83,13 @@ impl Held for Block {
         self.streams()
     }
 
-    fn admit(&self, range: Range<u64>, right: Right) -> Result<Option<Lease>, ExportTensorRefusal> {
+    fn admit(
+        &self,
+        range: Range<u64>,
+        access: Access,
+    ) -> Result<Option<Lease>, ExportTensorRefusal> {
         // Without a lease a compaction could move the block while no work of ours uses it.
-        Ok(Some(self.admit(Use::Lend(right), range)?))
+        Ok(Some(self.admit(Use::Lend(access), range)?))
     }
 
     fn is_capturing(&self) -> bool {
@@ -114,8 +122,12 @@ impl Held for Lease {
         self.streams()
     }
 
-    fn admit(&self, range: Range<u64>, right: Right) -> Result<Option<Lease>, ExportTensorRefusal> {
-        Ok(Some(self.admit(Use::Lend(right), range)?))
+    fn admit(
+        &self,
+        range: Range<u64>,
+        access: Access,
+    ) -> Result<Option<Lease>, ExportTensorRefusal> {
+        Ok(Some(self.admit(Use::Lend(access), range)?))
     }
 
     fn is_capturing(&self) -> bool {
@@ -148,7 +160,7 @@ impl<T: Pod> Held for DeviceVec<T> {
         self.streams()
     }
 
-    fn admit(&self, _: Range<u64>, _: Right) -> Result<Option<Lease>, ExportTensorRefusal> {
+    fn admit(&self, _: Range<u64>, _: Access) -> Result<Option<Lease>, ExportTensorRefusal> {
         // Its elements have memory of their own, which goes to no fork.
         Ok(None)
     }
@@ -179,12 +191,16 @@ impl Held for Region {
         None
     }
 
-    fn admit(&self, range: Range<u64>, right: Right) -> Result<Option<Lease>, ExportTensorRefusal> {
+    fn admit(
+        &self,
+        range: Range<u64>,
+        access: Access,
+    ) -> Result<Option<Lease>, ExportTensorRefusal> {
         let (offset, size) = (range.start, range.end - range.start);
         if !self.is_committed(range.clone()) {
             return Err(ExportTensorRefusal::NotCommitted { offset, size });
         }
-        if right == Right::ReadWrite && self.is_read_only(range) {
+        if access == Access::ReadWrite && self.is_read_only(range) {
             return Err(ExportTensorRefusal::ReadOnly { offset, size });
         }
         Ok(None)
@@ -215,8 +231,12 @@ impl<M: Held + Sync> Held for Arc<M> {
         (**self).streams()
     }
 
-    fn admit(&self, range: Range<u64>, right: Right) -> Result<Option<Lease>, ExportTensorRefusal> {
-        (**self).admit(range, right)
+    fn admit(
+        &self,
+        range: Range<u64>,
+        access: Access,
+    ) -> Result<Option<Lease>, ExportTensorRefusal> {
+        (**self).admit(range, access)
     }
 
     fn is_capturing(&self) -> bool {

@@ -160,7 +160,7 @@ pub struct Shortage {
     /// What is kept for other tenants' guarantees.
     pub guaranteed_to_others: u64,
     /// What can be taken back once GPU work has passed.
-    pub limbo: u64,
+    pub pending_free: u64,
     /// What is withdrawn but leased.
     pub leased: u64,
     /// What is idle in one extent with bytes in use: it can be taken back when those are given up,
@@ -177,7 +177,7 @@ impl fmt::Display for Shortage {
         write!(
             f,
             "{:?} wants {} bytes more and can have {}: it holds {} of at most {}, the pool's limit is {}, \
-             {} are kept for other tenants' guarantees, {} are in limbo, {} leased, {} stranded, \
+             {} are kept for other tenants' guarantees, {} are pending free, {} leased, {} stranded, \
              {} quarantined, the largest free run is {}",
             self.tenant,
             self.wanted,
@@ -186,7 +186,7 @@ impl fmt::Display for Shortage {
             self.tenant_limit,
             self.limit,
             self.guaranteed_to_others,
-            self.limbo,
+            self.pending_free,
             self.leased,
             self.stranded,
             self.quarantined,

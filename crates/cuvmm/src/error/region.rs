@@ -433,14 +433,15 @@ pub enum CommitError {
         /// One past the last byte.
         end: u64,
     },
-    /// Part of the range is in limbo, and work that may use it has not passed.
-    #[error("{bytes} bytes of the range {start}..{end} are in limbo")]
-    InLimbo {
+    /// Part of the range is pending free, and work that may use it has not passed.
+    #[doc(alias = "InLimbo")]
+    #[error("{bytes} bytes of the range {start}..{end} are pending free")]
+    PendingFree {
         /// First byte.
         start: u64,
         /// One past the last byte.
         end: u64,
-        /// Bytes of extents in limbo that meet it.
+        /// Bytes of extents pending free that meet it.
         bytes: u64,
     },
     /// Part of an extent was withdrawn and cannot be revived: a fork or an alias shows the extent too,

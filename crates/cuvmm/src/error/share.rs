@@ -57,7 +57,7 @@ pub enum DescriptionError {
     },
     /// It allows neither reading nor more.
     #[error("the description allows nothing that is known")]
-    NoRight,
+    NoAccess,
     /// Its handles are of a type that is not known here.
     #[error("handle types {bits:#x} are neither descriptors nor fabric handles")]
     HandleType {

@@ -110,7 +110,8 @@ impl<'a> KvCacheBuilder<'a> {
 
     /// How long [`KvCache::create`], [`KvCache::fork`] and [`KvCache::append`] may wait for memory in use to come
     /// free. By default they do not wait, but still ask pressure hooks.
-    pub const fn deadline(mut self, wait: Duration) -> Self {
+    #[doc(alias = "deadline")]
+    pub const fn timeout(mut self, wait: Duration) -> Self {
         self.options.wait = Some(wait);
         self
     }

@@ -6,7 +6,7 @@ use crate::pool::Block;
 
 /// A cache's figures. Sizes in bytes.
 ///
-/// `held = live + padding + margin`.
+/// `held = live + padding + precommitted`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KvCacheStats {
@@ -26,7 +26,7 @@ pub struct KvCacheStats {
     pub padding: u64,
     /// Of that, what was put ahead of their growth and never used; given up before anybody is
     /// refused.
-    pub margin: u64,
+    pub precommitted: u64,
     /// What lies ready for the next sequence, and for others who are short of memory: all that the
     /// tenant has idle, whatever it was used for before.
     pub idle: u64,
@@ -84,11 +84,11 @@ impl KvCache {
     #[must_use]
     pub fn stats(&self) -> KvCacheStats {
         let idle = self.tenant.idle();
-        let (mut held, mut margin, mut revivable) = (0, 0, 0);
+        let (mut held, mut precommitted, mut revivable) = (0, 0, 0);
         let common = self.tenant.look_under(self.ranges(), |_, under| {
             held += under.held;
-            margin += under.margin;
-            revivable += under.held - under.margin - under.used;
+            precommitted += under.precommitted;
+            revivable += under.held - under.precommitted - under.used;
         });
         let tokens = self.tokens();
         let live = tokens * self.geometry.token - common.repeated;
@@ -99,8 +99,8 @@ impl KvCache {
             live,
             held,
             shared: common.held,
-            margin,
-            padding: held.saturating_sub(margin).saturating_sub(live),
+            precommitted,
+            padding: held.saturating_sub(precommitted).saturating_sub(live),
             idle: idle.saturating_sub(revivable),
         }
     }
@@ -112,7 +112,7 @@ impl KvCache {
     /// # Errors
     /// [`CallError`] from the driver.
     pub fn admission(&self) -> Result<Admission, CallError> {
-        let room = self.tenant.room()?;
+        let headroom = self.tenant.headroom()?;
         let present = self.sequences.iter().map(|sequence| Kept {
             tokens: sequence.tokens,
             ranges: vec![],
@@ -124,9 +124,9 @@ impl KvCache {
             }
         });
         Ok(Admission {
-            now: self.fits(room.now, &present),
-            at_worst: self.fits(room.at_worst, &present),
-            taking_back: self.fits(room.taking_back, &present),
+            now: self.fits(headroom.now, &present),
+            at_worst: self.fits(headroom.at_worst, &present),
+            taking_back: self.fits(headroom.taking_back, &present),
         })
     }
 

@@ -12,7 +12,7 @@ use crate::pool::{Block, Prefix, Tenant};
 type Fork = fn(&Tenant, &[&Block], Prefix) -> Result<Vec<Block>, AllocateError>;
 
 /// Makes the memory of blocks their own.
-pub(super) type MakePrivate = fn(&Tenant, &[(&Block, u64)]) -> Result<(), GrowAllError>;
+pub(super) type Unshare = fn(&Tenant, &[(&Block, u64)]) -> Result<(), GrowAllError>;
 
 impl KvCache {
     /// Begins a sequence with the first tokens of another, at least one and at most all: for beams,
@@ -94,7 +94,7 @@ impl KvCache {
 
     /// Gives sequences that were truncated into what they share memory of their own behind their
     /// last token, if they are to have more tokens.
-    pub(super) fn make_private(&mut self, make: MakePrivate) -> Result<(), KvCacheError> {
+    pub(super) fn unshare(&mut self, make: Unshare) -> Result<(), KvCacheError> {
         let (mut owners, mut blocks) = (Vec::new(), Vec::new());
         for sequence in self.sequences.iter().filter(|it| it.cut && it.lacks_room()) {
             // Its room ends where it was cut.

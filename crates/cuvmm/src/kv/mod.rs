@@ -29,11 +29,11 @@
 //! # What is not here
 //! No kernel, no scheduler, no table of prefixes. What the rows hold is the caller's.
 
-mod ahead;
 mod builder;
 mod copies;
 mod figures;
 mod fork;
+mod precommit;
 mod sequences;
 mod shape;
 mod view;
@@ -41,7 +41,7 @@ mod view;
 use std::fmt;
 
 use self::builder::Options;
-use self::fork::MakePrivate;
+use self::fork::Unshare;
 use self::sequences::Sequences;
 use self::shape::Geometry;
 use crate::error::{AllocateError, GrowAllError, KvCacheError};
@@ -171,7 +171,7 @@ impl KvCache {
             block = block.tag(tag.clone());
         }
         match wait {
-            Some(wait) => block.deadline(wait),
+            Some(wait) => block.timeout(wait),
             None => block,
         }
     }
@@ -189,7 +189,7 @@ impl KvCache {
     /// [`KvCacheError`] says which sequence is gone, would be too long, or found no memory, with the
     /// figures. Every sequence is as before then; memory that one got for its own stays with it.
     pub fn append(&mut self, step: &[(SequenceId, u64)]) -> Result<(), KvCacheError> {
-        self.append_by(step, Tenant::grow_all, Tenant::make_private)
+        self.append_by(step, Tenant::grow_all, Tenant::unshare)
     }
 
     /// The same if that needs no waiting.
@@ -197,14 +197,14 @@ impl KvCache {
     /// # Errors
     /// As [`Self::append`].
     pub fn try_append(&mut self, step: &[(SequenceId, u64)]) -> Result<(), KvCacheError> {
-        self.append_by(step, Tenant::try_grow_all, Tenant::try_make_private)
+        self.append_by(step, Tenant::try_grow_all, Tenant::try_unshare)
     }
 
     fn append_by(
         &mut self,
         step: &[(SequenceId, u64)],
         grow: Grow,
-        make_private: MakePrivate,
+        unshare: Unshare,
     ) -> Result<(), KvCacheError> {
         self.check_awake(step)?;
         let mut added = 0;
@@ -213,7 +213,7 @@ impl KvCache {
             .and_then(|added| match added.lacking {
                 0 => Ok(added),
                 lacking => {
-                    self.make_private(make_private)?;
+                    self.unshare(unshare)?;
                     self.grow(grow, lacking).map(|()| added)
                 }
             });
@@ -452,7 +452,7 @@ impl KvCache {
     }
 
     /// Memory that a sequence of so many tokens takes, in bytes: whole granules of each of its
-    /// ranges, no margin.
+    /// ranges, no precommitted memory.
     #[must_use]
     pub fn memory_of(&self, tokens: u64) -> u64 {
         self.geometry.memory_of(tokens)

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::ahead::Spread;
+use super::precommit::Spread;
 use crate::error::KvCacheError;
 use crate::pool::Block;
 

@@ -5,9 +5,10 @@ use cuvmm_driver::{AccessDesc, AccessFlags, Location};
 use crate::device::Device;
 
 /// A right to touch memory.
+#[doc(alias = "Right")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
-pub enum Right {
+pub enum Access {
     /// None.
     None,
     /// Read only.
@@ -16,7 +17,7 @@ pub enum Right {
     ReadWrite,
 }
 
-impl Right {
+impl Access {
     pub(crate) const fn flags(self) -> AccessFlags {
         match self {
             Self::None => AccessFlags::NONE,
@@ -36,31 +37,32 @@ impl Right {
 }
 
 /// A right for a device or a host NUMA node.
+#[doc(alias = "Access")]
 #[derive(Clone, Debug)]
-pub struct Access {
+pub struct AccessGrant {
     device: Option<Device>,
     location: Location,
-    right: Right,
+    access: Access,
 }
 
-impl Access {
+impl AccessGrant {
     /// A right for a device.
     #[must_use]
-    pub fn device(device: &Device, right: Right) -> Self {
+    pub fn device(device: &Device, access: Access) -> Self {
         Self {
             device: Some(device.clone()),
             location: device.location(),
-            right,
+            access,
         }
     }
 
     /// A right for the processors of a host NUMA node; only host memory can be opened to them.
     #[must_use]
-    pub const fn host_numa(node: i32, right: Right) -> Self {
+    pub const fn host_numa(node: i32, access: Access) -> Self {
         Self {
             device: None,
             location: Location::host_numa(node),
-            right,
+            access,
         }
     }
 
@@ -69,9 +71,9 @@ impl Access {
     }
 
     /// The same with no more than `most`.
-    pub(crate) fn at_most(&self, most: Right) -> Self {
+    pub(crate) fn at_most(&self, most: Access) -> Self {
         Self {
-            right: self.right.min(most),
+            access: self.access.min(most),
             ..self.clone()
         }
     }
@@ -81,8 +83,8 @@ impl Access {
         self.device.as_ref()
     }
 
-    pub(crate) const fn right(&self) -> Right {
-        self.right
+    pub(crate) const fn access(&self) -> Access {
+        self.access
     }
 
     /// Whether the one named belongs to the driver of `device`.
@@ -95,7 +97,7 @@ impl Access {
     pub(crate) const fn desc(&self) -> AccessDesc {
         AccessDesc {
             location: self.location,
-            flags: self.right.flags(),
+            flags: self.access.flags(),
         }
     }
 }

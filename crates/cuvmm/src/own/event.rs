@@ -77,8 +77,9 @@ impl Event {
     ///
     /// # Errors
     /// [`CallError`]; a fault in a kernel shows here.
+    #[doc(alias = "is_passed")]
     #[doc(alias = "cuEventQuery")]
-    pub fn is_passed(&self) -> Result<bool, CallError> {
+    pub fn is_complete(&self) -> Result<bool, CallError> {
         let event = self.handle;
         // SAFETY: the handle is alive.
         self.device.call(Call::EventQuery, |driver, device| unsafe {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use cuvmm_driver::{AccessDesc, Call, DeviceAddress};
 
-use super::access::{Access, Right};
+use super::access::{Access, AccessGrant};
 use super::copy::Span;
 use super::physical::Physical;
 use super::reserved::{Part, Reserved};
@@ -115,7 +115,7 @@ impl Mapping {
     /// # Errors
     /// [`AccessError`]; nothing has changed then.
     #[doc(alias = "cuMemSetAccess")]
-    pub fn set_access(&self, access: &[Access]) -> Result<(), AccessError> {
+    pub fn set_access(&self, access: &[AccessGrant]) -> Result<(), AccessError> {
         if access.is_empty() {
             return Err(AccessError::Nobody);
         }
@@ -124,7 +124,7 @@ impl Mapping {
                 location: stranger.location(),
             });
         }
-        let descs: Vec<AccessDesc> = access.iter().map(Access::desc).collect();
+        let descs: Vec<AccessDesc> = access.iter().map(AccessGrant::desc).collect();
         let (address, size) = (self.address(), self.size());
         self.device()
             // SAFETY: the range is exactly this mapping. Whoever lowers a right that queued work
@@ -141,7 +141,7 @@ impl Mapping {
     /// # Errors
     /// [`AccessError`] when another driver's device is named or the driver does not answer.
     #[doc(alias = "cuMemGetAccess")]
-    pub fn access_of(&self, device: &Device) -> Result<Right, AccessError> {
+    pub fn access_of(&self, device: &Device) -> Result<Access, AccessError> {
         if !device.same_driver(self.device()) {
             return Err(AccessError::WrongDriver {
                 location: device.location(),
@@ -152,7 +152,7 @@ impl Mapping {
             .call(Call::MemGetAccess, |driver, _| {
                 driver.get_access(address, location)
             })
-            .map(Right::from_flags)
+            .map(Access::from_flags)
             .map_err(|cause| AccessError::Call {
                 size: self.size(),
                 cause,

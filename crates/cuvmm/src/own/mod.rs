@@ -23,7 +23,7 @@ mod reservation;
 mod reserved;
 mod stream;
 
-pub use access::{Access, Right};
+pub use access::{Access, AccessGrant};
 pub use close::{CloseError, CloseRefusal};
 pub use event::Event;
 pub use managed::Managed;

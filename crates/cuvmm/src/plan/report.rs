@@ -17,7 +17,7 @@ pub struct InUse {
     /// Bytes beside them because memory comes in whole granules.
     pub padding: u64,
     /// Bytes committed ahead of growth.
-    pub margin: u64,
+    pub precommitted: u64,
     /// Bytes that were withdrawn and stay because the rest of their extent is in use.
     pub kept: u64,
     /// Mappings.
@@ -30,7 +30,7 @@ impl InUse {
     /// Bytes of physical memory.
     #[must_use]
     pub const fn memory(&self) -> u64 {
-        self.asked + self.padding + self.margin + self.kept
+        self.asked + self.padding + self.precommitted + self.kept
     }
 
     /// The sum once a part of it has changed from `before` to `after`.
@@ -38,7 +38,7 @@ impl InUse {
         Self {
             asked: self.asked - before.asked + after.asked,
             padding: self.padding - before.padding + after.padding,
-            margin: self.margin - before.margin + after.margin,
+            precommitted: self.precommitted - before.precommitted + after.precommitted,
             kept: self.kept - before.kept + after.kept,
             mappings: self.mappings - before.mappings + after.mappings,
             addresses: self.addresses - before.addresses + after.addresses,

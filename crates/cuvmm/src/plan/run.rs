@@ -12,7 +12,7 @@ use super::stripe::striped;
 use crate::calls::CallCounts;
 use crate::device::Device;
 use crate::error::{Error, PlanError};
-use crate::own::{Access, CloseRefusal, Mapping, Physical, Reservation, Right};
+use crate::own::{Access, AccessGrant, CloseRefusal, Mapping, Physical, Reservation};
 use crate::region::Region;
 
 /// Does the acts on devices, and gives everything back.
@@ -232,10 +232,10 @@ impl<'a> Run<'a> {
         })
     }
 
-    fn access(&self, step: usize, devices: &[usize]) -> Result<Vec<Access>, PlanError> {
+    fn access(&self, step: usize, devices: &[usize]) -> Result<Vec<AccessGrant>, PlanError> {
         let one = |&device: &usize| {
             let device = self.device(step, device)?;
-            Ok(Access::device(device, Right::ReadWrite))
+            Ok(AccessGrant::device(device, Access::ReadWrite))
         };
         devices.iter().map(one).collect()
     }
@@ -310,7 +310,7 @@ impl Grounds {
         self.region.decommit_after(range.start..end, &[])?;
         self.asked.remove(range.start..end);
         self.committed.remove(range.start..end);
-        self.region.reclaim()?;
+        self.region.purge()?;
         Ok(())
     }
 }
@@ -334,7 +334,7 @@ impl Made {
                 InUse {
                     asked: bytes,
                     padding: covered - bytes,
-                    margin: committed - covered,
+                    precommitted: committed - covered,
                     kept: region.held() - committed,
                     mappings: region.mappings(),
                     addresses: region.size(),

@@ -2,7 +2,7 @@
 
 use crate::device::Device;
 use crate::error::Error;
-use crate::own::{Place, Right};
+use crate::own::{Access, Place};
 use crate::region::{Layout, Region};
 
 /// A region of the first device that has access, open to the others, with memory everywhere: `unit`
@@ -16,7 +16,7 @@ pub(super) fn striped(
     let places = devices.iter().map(|&device| Place::from(device));
     let mut builder = Region::builder(home, size).layout(Layout::round_robin(places, unit));
     for guest in guests.iter().filter(|guest| !guest.is_same(home)) {
-        builder = builder.open_to(guest, Right::ReadWrite);
+        builder = builder.open_to(guest, Access::ReadWrite);
     }
     let mut region = builder.reserve()?;
     region.commit(0..region.size())?;

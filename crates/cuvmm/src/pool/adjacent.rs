@@ -10,7 +10,7 @@
 use super::allocate::{CANDIDATES, Moved, Needs};
 use super::budget::TenantId;
 use super::core::Wanted;
-use super::slot::{Place, Slot};
+use super::slot::{Slot, SlotId};
 use super::state::State;
 use super::tenancy::Tenancy;
 use crate::error::AllocateError;
@@ -27,10 +27,10 @@ impl State {
         id: TenantId,
         wanted: &Wanted<'_>,
         count: usize,
-    ) -> Result<Vec<Place>, AllocateError> {
+    ) -> Result<Vec<SlotId>, AllocateError> {
         let needs = self.needs_apart(id, wanted)?;
-        self.retire_some();
-        // A shelf hands out single blocks: what lies there is to be had for this only from the pool.
+        self.purge_some();
+        // A stream cache hands out single blocks: what lies there is to be had for this only from the pool.
         self.sweep(id);
         let picked = self.pick_row(id, &needs, wanted.home, count)?;
         let new = picked.is_none();
@@ -54,7 +54,7 @@ impl State {
         for ((_, slot), moved) in slots.iter_mut().zip(&moved) {
             slot.space.settle(moved.given.begun);
         }
-        let place = |(index, slot): &(usize, Box<Slot>)| Place {
+        let place = |(index, slot): &(usize, Box<Slot>)| SlotId {
             tenant: id,
             slot: *index,
             address: slot.space.address(),

@@ -4,7 +4,7 @@ use super::budget::TenantId;
 use super::commit::{Fit, Furnished};
 use super::core::{Grain, Wanted};
 use super::pace::{Growth, Pace};
-use super::slot::{Class, Occupant, Place, Slot};
+use super::slot::{Class, Occupant, Slot, SlotId};
 use super::state::State;
 use crate::error::{AllocateError, CallError};
 use crate::own::Stream;
@@ -40,7 +40,7 @@ pub(super) struct Moved {
 /// A block that was allocated.
 #[derive(Debug)]
 pub(super) struct Allocated {
-    pub(super) place: Place,
+    pub(super) place: SlotId,
     pub(super) moved: Moved,
     /// The slot was opened for it.
     pub(super) new: bool,
@@ -51,7 +51,7 @@ impl State {
         &mut self,
         id: TenantId,
         wanted: &Wanted<'_>,
-    ) -> Result<Place, AllocateError> {
+    ) -> Result<SlotId, AllocateError> {
         let allocated = self.allocate_unsettled(id, wanted)?;
         self.settle(&allocated.place, allocated.moved.given.begun);
         Ok(allocated.place)
@@ -65,7 +65,7 @@ impl State {
     ) -> Result<Allocated, AllocateError> {
         let needs = self.needs(id, wanted)?;
         let (class, used, home) = (needs.class, needs.used, wanted.home);
-        self.retire_some();
+        self.purge_some();
         let mut picked = self.pick(id, &needs, home);
         let lacks = |index| {
             self.slot(id, index)
@@ -100,7 +100,7 @@ impl State {
                 return Err(error);
             }
         };
-        let place = Place {
+        let place = SlotId {
             tenant: id,
             slot: index,
             address: slot.space.address(),
@@ -164,7 +164,7 @@ impl State {
         } = wanted;
         let used = needs.used;
         let given = self.furnish(id, slot, &Fit::new(used, home, zeroed))?;
-        let stained = slot.space.stain(0, used, id.0);
+        let noted = slot.space.note_writer(0, used, id.0);
         let touched = std::mem::replace(&mut slot.touched, self.tick());
         slot.block = Some(Occupant {
             requested: size,
@@ -172,7 +172,7 @@ impl State {
             used,
             most: needs.most,
             reach: slot.space.bytes(),
-            stained,
+            noted,
             growth: self.growth(wanted.grain),
             pace: Pace::default(),
             home: home.cloned(),

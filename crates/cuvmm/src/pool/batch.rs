@@ -11,22 +11,22 @@ use super::block::{Block, after};
 use super::budget::TenantId;
 use super::commit::Furnished;
 use super::core::{Attempt, Core, Locked, Wanted};
-use super::private::Refused;
 use super::relief::Demand;
-use super::slot::{Place, Slot};
+use super::slot::{Slot, SlotId};
 use super::state::State;
 use super::tenant::Tenant;
+use super::unshare::Refused;
 use crate::error::{AllocateError, CallError, GrowAllError, ShrinkError};
 use crate::own::Stream;
 use crate::region::{Fence, Unused};
 
 /// A block to grow or shrink, and to how many bytes.
-type Step = (Place, u64);
+type Step = (SlotId, u64);
 
 /// A block that has grown, and what it was before.
 #[derive(Debug)]
 struct Grown {
-    place: Place,
+    place: SlotId,
     requested: u64,
     ever: u64,
     used: u64,
@@ -38,7 +38,7 @@ struct Grown {
 
 /// Makes places for so many blocks of a kind, all or none.
 pub(super) type Make =
-    fn(&mut State, TenantId, &Wanted<'_>, usize) -> Result<Vec<Place>, AllocateError>;
+    fn(&mut State, TenantId, &Wanted<'_>, usize) -> Result<Vec<SlotId>, AllocateError>;
 
 impl Tenant {
     /// Grows several of the tenant's blocks in place, to the size given with each, in one call: all
@@ -51,7 +51,7 @@ impl Tenant {
     /// # Errors
     /// [`GrowAllError`] says which block could not grow, with the figures. Every block is as before
     /// then. Memory that was another tenant's and is just being zeroed stays with its block as
-    /// margin until that has passed, and a block that has shrunk into what it
+    /// precommitted memory until that has passed, and a block that has shrunk into what it
     /// [shares](Block::fork) may have memory of its own there by then, with the same bytes.
     pub fn grow_all(&self, blocks: &mut [(&mut Block, u64)]) -> Result<(), GrowAllError> {
         let steps = self.steps(blocks)?;
@@ -102,7 +102,7 @@ impl Tenant {
         let mut state = self.core().lock();
         for block in blocks {
             let place = block.place();
-            state.look_ahead(place.tenant, place.slot);
+            state.ask_precommit(place.tenant, place.slot);
         }
         Core::let_go(state);
     }
@@ -135,7 +135,7 @@ impl Core {
         let forked = |cause: CallError| refused(steps, 0, cause.into());
         self.device.own_process().map_err(forked)?;
         let state = self
-            .try_mend_cuts(state, tenant, steps)
+            .try_unshare_cuts(state, tenant, steps)
             .map_err(|Refused { index, cause }| refused(steps, index, cause))?;
         let failed = Cell::new(0);
         let (mut state, outcome) = self.attempt_to_grow_all(state, steps, &failed);
@@ -160,7 +160,7 @@ impl Core {
         self.device.own_process().map_err(forked)?;
         let until = until();
         let state = self
-            .mend_cuts(state, tenant, steps, until)
+            .unshare_cuts(state, tenant, steps, until)
             .map_err(|Refused { index, cause }| refused(steps, index, cause))?;
         Self::let_go(state);
         let failed = Cell::new(0);
@@ -210,7 +210,7 @@ impl Core {
         for done in grown {
             if let Some(given) = done.given {
                 state.settle(&done.place, given.begun);
-                state.look_ahead(done.place.tenant, done.place.slot);
+                state.ask_precommit(done.place.tenant, done.place.slot);
             }
         }
         state.look_behind();
@@ -223,7 +223,7 @@ impl Core {
         wanted: &Wanted<'_>,
         count: usize,
         make: Make,
-    ) -> Result<Vec<Place>, AllocateError> {
+    ) -> Result<Vec<SlotId>, AllocateError> {
         let state = self.lock();
         let (mut state, outcome) =
             Self::attempt_to_allocate_many(state, tenant, wanted, count, make);
@@ -240,7 +240,7 @@ impl Core {
         count: usize,
         until: Option<Instant>,
         make: Make,
-    ) -> Result<Vec<Place>, AllocateError> {
+    ) -> Result<Vec<SlotId>, AllocateError> {
         let demand = self.demand_of_many(wanted, count);
         self.insist(tenant, demand, until, |state| {
             Self::attempt_to_allocate_many(state, tenant, wanted, count, make)
@@ -258,7 +258,7 @@ impl Core {
         wanted: &Wanted<'_>,
         count: usize,
         make: Make,
-    ) -> Attempt<'a, Vec<Place>> {
+    ) -> Attempt<'a, Vec<SlotId>> {
         let mut outcome = make(&mut state, tenant, wanted, count);
         if count > 1 && matches!(&outcome, Err(error) if error.is_shortage()) {
             // What is left over behind each of them may be what the last one lacks.
@@ -288,7 +288,7 @@ impl State {
         tenant: TenantId,
         wanted: &Wanted<'_>,
         count: usize,
-    ) -> Result<Vec<Place>, AllocateError> {
+    ) -> Result<Vec<SlotId>, AllocateError> {
         let mut made: Vec<Allocated> = Vec::with_capacity(count);
         while made.len() < count {
             match self.allocate_unsettled(tenant, wanted) {
@@ -308,7 +308,7 @@ impl State {
     }
 
     /// What a block is now.
-    fn before(&self, place: Place) -> Option<Grown> {
+    fn before(&self, place: SlotId) -> Option<Grown> {
         let slot = self.slot(place.tenant, place.slot)?;
         let block = slot.block.as_ref()?;
         Some(Grown {

@@ -16,13 +16,13 @@ use cuvmm_driver::DeviceAddress;
 use super::core::Core;
 use super::gate::Use;
 use super::lease::Lease;
-use super::shelf::Held;
-use super::slot::Place;
+use super::slot::SlotId;
+use super::stream_cache::Held;
 use crate::device::Device;
 use crate::error::{
     AllocateError, BlockRefusal, CallError, CopyError, FreeError, FreeRefusal, ShrinkError,
 };
-use crate::own::{Right, Span, Stream};
+use crate::own::{Access, Span, Stream};
 use crate::region::{Extent, Registration};
 
 /// The moment so long from now, or one that is as good as never.
@@ -61,7 +61,7 @@ impl Block {
         &self.held.owner.core
     }
 
-    pub(super) fn place(&self) -> &Place {
+    pub(super) fn place(&self) -> &SlotId {
         &self.held.place
     }
 
@@ -75,8 +75,8 @@ impl Block {
         self.held.size = size;
     }
 
-    /// A block at another place that shares memory with this one: neither goes on a shelf.
-    pub(super) fn forked(&self, place: Place, size: u64) -> Self {
+    /// A block at another place that shares memory with this one: neither goes in a stream cache.
+    pub(super) fn forked(&self, place: SlotId, size: u64) -> Self {
         self.plain.store(false, Ordering::Relaxed);
         let held = Held {
             place,
@@ -199,7 +199,7 @@ impl Block {
     /// [`BlockRefusal`] when the block sleeps or has lost memory, when the context is lost, and in a
     /// forked child.
     pub fn register(&self) -> Result<Registration, BlockRefusal> {
-        Ok(self.lease_for(Right::Read)?.registered())
+        Ok(self.lease_for(Access::Read)?.registered())
     }
 
     /// A lease for a use of a range that lies in the block.
@@ -226,7 +226,7 @@ impl Block {
     /// [`CopyError`] when the range leaves the block or begins where it is
     /// [read only](Self::read_only), when the block sleeps, or while a capture guard lives.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), CopyError> {
-        let (stream, _lease) = self.copied(Right::ReadWrite, offset, bytes.len() as u64)?;
+        let (stream, _lease) = self.copied(Access::ReadWrite, offset, bytes.len() as u64)?;
         self.span().write(&stream, offset, bytes)
     }
 
@@ -236,7 +236,7 @@ impl Block {
     /// [`CopyError`] when the range leaves the block or the block sleeps, or while a capture guard
     /// lives.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), CopyError> {
-        let (stream, _lease) = self.copied(Right::Read, offset, bytes.len() as u64)?;
+        let (stream, _lease) = self.copied(Access::Read, offset, bytes.len() as u64)?;
         self.span().read(&stream, offset, bytes)
     }
 
@@ -273,7 +273,7 @@ impl Block {
     #[must_use]
     pub fn is_asleep(&self) -> bool {
         // Asks no lock where none of the tenant's does.
-        self.held.owner.shelves.is_bypassed() && self.core().lock().is_asleep(self.place())
+        self.held.owner.stream_caches.is_bypassed() && self.core().lock().is_asleep(self.place())
     }
 
     /// Whether a capture guard of its pool lives.
@@ -289,7 +289,7 @@ impl Block {
     }
 
     /// The stream that a copy runs on, and what keeps the memory in place until it has ended.
-    fn copied(&self, right: Right, offset: u64, size: u64) -> Result<(Stream, Lease), CopyError> {
+    fn copied(&self, access: Access, offset: u64, size: u64) -> Result<(Stream, Lease), CopyError> {
         let outside = CopyError::OutOfRange {
             offset,
             size,
@@ -298,7 +298,7 @@ impl Block {
         let end = offset.checked_add(size).filter(|&end| end <= self.size());
         let end = end.ok_or(outside)?;
         let lease = self
-            .admit(Use::Copy(right), offset..end)
+            .admit(Use::Copy(access), offset..end)
             .map_err(|refusal| refusal.of_copy(offset, size))?;
         let legacy = || Stream::legacy(self.device());
         let stream = self.home_stream().cloned().unwrap_or_else(legacy);
@@ -316,9 +316,9 @@ impl Drop for Block {
             return;
         }
         let plain = self.plain.load(Ordering::Relaxed);
-        let shelf = held.shelf.clone().filter(|_| plain);
-        let held = match shelf {
-            Some(shelf) => shelf.put(held).err(),
+        let stream_cache = held.stream_cache.clone().filter(|_| plain);
+        let held = match stream_cache {
+            Some(stream_cache) => stream_cache.put(held).err(),
             None => Some(held),
         };
         if let Some(held) = held {

@@ -50,7 +50,7 @@ pub(crate) struct Budget {
     claimed: u64,
     mappings: u64,
     addresses: u64,
-    /// Bytes had from the driver: held by tenants, in stock, in flight, quarantined.
+    /// Bytes had from the driver: held by tenants, in the free list, in flight, quarantined.
     obtained: u64,
     peak: u64,
     /// Out of use for good: charged to nobody, and to everybody.

@@ -7,9 +7,9 @@ use super::block::{Block, after};
 use super::budget::TenantId;
 use super::core::{Core, Grain, Wanted};
 use super::pace::Growth;
-use super::shelf::{Held, Owner, Shape};
-use super::slot::Place;
+use super::slot::SlotId;
 use super::state::State;
+use super::stream_cache::{Held, Owner, Shape};
 use crate::error::AllocateError;
 use crate::own::Stream;
 
@@ -108,7 +108,8 @@ impl<'a> BlockBuilder<'a> {
 
     /// How long [`allocate`](Self::allocate) and [`Block::grow_to`] may wait for memory in use to
     /// come free. By default they do not wait, but still ask pressure hooks.
-    pub const fn deadline(mut self, wait: Duration) -> Self {
+    #[doc(alias = "deadline")]
+    pub const fn timeout(mut self, wait: Duration) -> Self {
         self.wait = Some(wait);
         self
     }
@@ -120,7 +121,7 @@ impl<'a> BlockBuilder<'a> {
     /// # Errors
     /// [`AllocateError`] with the figures; every block is as before then.
     pub fn allocate(self) -> Result<Block, AllocateError> {
-        if let Some(held) = self.shelved() {
+        if let Some(held) = self.stream_cached() {
             return Ok(self.block(held));
         }
         let Owner { core, tenant, .. } = &**self.owner;
@@ -139,7 +140,7 @@ impl<'a> BlockBuilder<'a> {
     /// # Errors
     /// [`AllocateError`] with the figures; every block is as before then.
     pub fn try_allocate(self) -> Result<Block, AllocateError> {
-        if let Some(held) = self.shelved() {
+        if let Some(held) = self.stream_cached() {
             return Ok(self.block(held));
         }
         let Owner { core, tenant, .. } = &**self.owner;
@@ -207,7 +208,7 @@ impl<'a> BlockBuilder<'a> {
     fn adjacent(
         self,
         count: usize,
-        make: impl FnOnce(&Core, TenantId, &Wanted<'_>) -> Result<Vec<Place>, AllocateError>,
+        make: impl FnOnce(&Core, TenantId, &Wanted<'_>) -> Result<Vec<SlotId>, AllocateError>,
     ) -> Result<Vec<Block>, AllocateError> {
         if count == 0 {
             return Ok(Vec::new());
@@ -220,17 +221,17 @@ impl<'a> BlockBuilder<'a> {
     fn many(
         self,
         count: usize,
-        make: impl Fn(&Core, TenantId, &Wanted<'_>, usize) -> Result<Vec<Place>, AllocateError>,
+        make: impl Fn(&Core, TenantId, &Wanted<'_>, usize) -> Result<Vec<SlotId>, AllocateError>,
     ) -> Result<Vec<Block>, AllocateError> {
         self.check_count(count)?;
-        let shelved = std::iter::from_fn(|| self.shelved()).take(count);
-        let mut blocks: Vec<Block> = shelved.map(|held| self.block(held)).collect();
+        let stream_cached = std::iter::from_fn(|| self.stream_cached()).take(count);
+        let mut blocks: Vec<Block> = stream_cached.map(|held| self.block(held)).collect();
         let missing = count - blocks.len();
         if missing > 0 {
             let Owner { core, tenant, .. } = &**self.owner;
             let mut made = make(core, *tenant, &self.wanted, missing);
             if matches!(&made, Err(error) if error.is_shortage()) && !blocks.is_empty() {
-                // Taken apart, what lay on the shelf may go further.
+                // Taken apart, what lay in the stream cache may go further.
                 blocks.clear();
                 made = make(core, *tenant, &self.wanted, count);
             }
@@ -252,14 +253,14 @@ impl<'a> BlockBuilder<'a> {
         Ok(())
     }
 
-    fn blocks(&self, places: Vec<Place>) -> impl Iterator<Item = Block> {
+    fn blocks(&self, places: Vec<SlotId>) -> impl Iterator<Item = Block> {
         let block = |place| self.block(self.held(place));
         places.into_iter().map(block)
     }
 
     /// A block of the same shape that was freed on the home stream a moment ago.
     #[inline]
-    fn shelved(&self) -> Option<Held> {
+    fn stream_cached(&self) -> Option<Held> {
         let Wanted {
             size,
             capacity,
@@ -279,11 +280,11 @@ impl<'a> BlockBuilder<'a> {
             tag,
             grain,
         };
-        self.owner.shelves.of(home)?.take(home, shape)
+        self.owner.stream_caches.of(home)?.take(home, shape)
     }
 
     #[inline]
-    fn held(&self, place: Place) -> Held {
+    fn held(&self, place: SlotId) -> Held {
         Held {
             owner: Arc::clone(self.owner),
             place,
@@ -291,10 +292,10 @@ impl<'a> BlockBuilder<'a> {
             tag: self.wanted.tag.clone(),
             grain: self.wanted.grain,
             home: self.wanted.home.cloned(),
-            shelf: self
+            stream_cache: self
                 .wanted
                 .home
-                .and_then(|home| self.owner.shelves.of(home))
+                .and_then(|home| self.owner.stream_caches.of(home))
                 .cloned(),
         }
     }

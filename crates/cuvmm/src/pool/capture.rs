@@ -9,11 +9,11 @@ use super::core::Core;
 /// each of these can break a capture.
 ///
 /// Warm memory of the home stream and fresh memory can still be allocated. Whatever would need a
-/// fence or a scrub is refused with the figures of limbo, [`Block::free`](super::Block::free) on
+/// fence or a scrub is refused with the figures of pending frees, [`Block::free`](super::Block::free) on
 /// a capturing home stream hands the block back, and copies that wait are refused.
 ///
 /// Without a guard the pool still leaves captures of others alone, as long as no block without a
-/// home stream is in limbo: marking all work of a context breaks every capture on it.
+/// home stream is pending free: marking all work of a context breaks every capture on it.
 ///
 /// A graph that uses a block after its capture needs a [`Lease`](super::Lease) on it.
 pub struct CaptureGuard {

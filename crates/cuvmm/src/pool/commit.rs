@@ -7,14 +7,14 @@ use crate::error::{AllocateError, CallError, CommitError};
 use crate::own::Stream;
 #[cfg(doc)]
 use crate::region::Space;
-use crate::region::{Fence, PlaceError, Stain, Unused, WaitError, wait_for};
+use crate::region::{Fence, LastWriter, PlaceError, Unused, WaitError, wait_for};
 
 /// What memory a block is to find in its slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fit<'a> {
     /// Up to where the block uses memory.
     pub(crate) to: u64,
-    /// Up to where there shall be memory: more than it uses is margin.
+    /// Up to where there shall be memory: more than it uses is precommitted.
     pub(crate) end: u64,
     /// The stream it is used on.
     pub(crate) home: Option<&'a Stream>,
@@ -45,7 +45,7 @@ impl<'a> Fit<'a> {
         }
     }
 
-    /// Whether what it takes may be taken from others: margin is made of what nobody has.
+    /// Whether what it takes may be taken from others: precommitted memory is made of what nobody has.
     const fn claims(&self) -> bool {
         self.end == self.to
     }
@@ -65,7 +65,7 @@ impl Unfinished {
         Self {
             error: failed.error.into(),
             running: match failed.ended {
-                true => Fence::passed(),
+                true => Fence::complete(),
                 false => Fence::stream(stream),
             },
         }
@@ -76,7 +76,7 @@ impl<E: Into<AllocateError>> From<E> for Unfinished {
     fn from(error: E) -> Self {
         Self {
             error: error.into(),
-            running: Fence::passed(),
+            running: Fence::complete(),
         }
     }
 }
@@ -145,23 +145,23 @@ impl State {
         bytes: u64,
         claims: bool,
     ) -> Result<u64, AllocateError> {
-        let pieces = self.gather(id, bytes, slot.class.largest, claims)?;
-        let count = pieces.len() as u64;
+        let physicals = self.gather(id, bytes, slot.class.largest, claims)?;
+        let count = physicals.len() as u64;
         if let Err(error) = self.make_mapping_room(id, count, claims) {
-            self.put_back(pieces);
+            self.put_back(physicals);
             return Err(error);
         }
         self.budget.charge_mappings(id, count);
         if let Err(PlaceError {
             error,
-            pieces,
+            physicals,
             stuck,
-        }) = slot.space.place(begun, pieces)
+        }) = slot.space.place(begun, physicals)
         {
-            let stuck_count = count - pieces.len() as u64;
+            let stuck_count = count - physicals.len() as u64;
             self.budget.refund_mappings(id, count);
             self.set_aside(slot, stuck, stuck_count);
-            self.put_back(pieces);
+            self.put_back(physicals);
             return Err(self.not_placed(id, bytes, error));
         }
         Ok(count)
@@ -214,7 +214,7 @@ impl State {
         for offset in offsets {
             let withdrawn = proof.ok_or(CallError::InUse);
             match withdrawn.and_then(|proof| slot.space.withdraw_back(offset, proof)) {
-                Ok(Some(piece)) => self.put_back(vec![piece]),
+                Ok(Some(unmapped)) => self.put_back(vec![unmapped]),
                 Ok(None) => {}
                 Err(error) => {
                     tracing::error!(%error, offset, "a roll-back could not unmap: quarantined");
@@ -246,7 +246,7 @@ impl State {
         fit: &Fit<'_>,
     ) -> Result<bool, Unfinished> {
         let scrubs = self.policy.scrub != Scrub::Never;
-        let owed = |stain: Stain| fit.zeroed || (scrubs && stain.by != id.0);
+        let owed = |last_writer: LastWriter| fit.zeroed || (scrubs && last_writer.by != id.0);
         let overwrites = self.fill().is_some();
         let mut must = false;
         let revived = fit.zeros.map_or((0, 0), |(from, to)| (from, to.min(begun)));
@@ -256,9 +256,9 @@ impl State {
             if from >= to {
                 continue;
             }
-            for (offset, size, stain) in slot.space.stained(from, to) {
-                let owed = owed(stain);
-                if owed || (overwrites && !stain.blank) {
+            for (offset, size, last_writer) in slot.space.noted(from, to) {
+                let owed = owed(last_writer);
+                if owed || (overwrites && !last_writer.blank) {
                     must |= owed;
                     let start = soiled.map_or(offset, |(start, _)| start);
                     soiled = Some((start, offset + size));

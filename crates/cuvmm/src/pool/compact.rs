@@ -2,7 +2,7 @@
 //!
 //! A step takes one run of extents of one slot, at most as much as the largest extent. Under a
 //! block the bytes are copied to new extents, which then take the place of the old ones; idle
-//! memory that lies in pieces goes back to the pool. What is free is merged by giving small pieces
+//! memory that lies in physicals goes back to the pool. What is free is merged by giving small physicals
 //! to the driver, which makes large ones of them when they are wanted.
 
 use super::budget::TenantId;
@@ -10,8 +10,8 @@ use super::core::Core;
 use super::slot::Slot;
 use super::state::State;
 use crate::error::{CallError, CompactError};
-use crate::own::Right;
-use crate::region::{Extent, Fence, Piece, Space, Unused, wait_for};
+use crate::own::Access;
+use crate::region::{Extent, Fence, Space, Unmapped, Unused, wait_for};
 
 /// What a compaction has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub struct Compaction {
     pub extents_after: u64,
     /// Bytes copied from old extents to new ones.
     pub copied: u64,
-    /// Bytes of small pieces given to the driver.
+    /// Bytes of small physicals given to the driver.
     pub released: u64,
     /// Runs that were left because a lease lives, work is still running on them, or the mapper is
     /// at it.
@@ -109,7 +109,7 @@ impl State {
         }
         loop {
             let Some(run) = self.next_run(cursor) else {
-                report.released += self.release_small_stock();
+                report.released += self.release_small_free();
                 return Ok(false);
             };
             let (id, index) = (cursor.tenant, cursor.slot);
@@ -118,7 +118,7 @@ impl State {
                 Moved::Copied(bytes) => {
                     report.steps += 1;
                     report.copied += bytes;
-                    report.released += self.release_small_stock();
+                    report.released += self.release_small_free();
                     return Ok(true);
                 }
                 Moved::InUse => report.in_use += 1,
@@ -223,48 +223,48 @@ impl State {
             self.take_spare(id, slot, proof)?;
             return Ok(Moved::Copied(0));
         }
-        let pieces = match self.gather(id, run.size, slot.class.largest, false) {
-            Ok(pieces) => pieces,
+        let physicals = match self.gather(id, run.size, slot.class.largest, false) {
+            Ok(physicals) => physicals,
             Err(error) if error.is_shortage() => return Ok(Moved::NoRoom),
             Err(error) => return Err(CompactError::Create(Box::new(error))),
         };
-        let count = pieces.len() as u64;
+        let count = physicals.len() as u64;
         self.rouse_for(run.size);
         let room = count < run.extents.len() as u64
             && count <= self.budget.mappings_left()
             && run.size <= self.budget.addresses_left();
         if !room {
-            self.put_back(pieces);
+            self.put_back(physicals);
             return Ok(Moved::NoRoom);
         }
-        let copy = self.copy_out(slot, run, pieces)?;
+        let copy = self.copy_out(slot, run, physicals)?;
         self.exchange_run(id, slot, run, copy, proof)?;
         Ok(Moved::Copied(run.size))
     }
 
-    /// Places pieces at addresses of their own and copies a run to them.
+    /// Places physicals at addresses of their own and copies a run to them.
     fn copy_out(
         &mut self,
         slot: &mut Slot,
         run: &Run,
-        pieces: Vec<Piece>,
+        physicals: Vec<Unmapped>,
     ) -> Result<Space, CompactError> {
         let stream = match self.scrubber() {
             Ok(stream) => stream,
             Err(error) => {
-                self.put_back(pieces);
+                self.put_back(physicals);
                 return Err(error.into());
             }
         };
         let mut copy = match Space::reserve(&self.device, run.size) {
             Ok(space) => space,
             Err(error) => {
-                self.put_back(pieces);
+                self.put_back(physicals);
                 return Err(error.into());
             }
         };
-        if let Err(failed) = copy.place(0, pieces) {
-            self.put_back(failed.pieces);
+        if let Err(failed) = copy.place(0, physicals) {
+            self.put_back(failed.physicals);
             self.discard(copy);
             return Err(failed.error.into());
         }
@@ -289,8 +289,8 @@ impl State {
     fn discard(&mut self, mut copy: Space) {
         let offsets: Vec<u64> = copy.extents().map(|extent| extent.offset).collect();
         for offset in offsets {
-            if let Ok(Some(piece)) = copy.withdraw_back(offset, Unused::never_used()) {
-                self.put_back(vec![piece]);
+            if let Ok(Some(unmapped)) = copy.withdraw_back(offset, Unused::never_used()) {
+                self.put_back(vec![unmapped]);
             }
         }
         self.keep_copy(copy, true);
@@ -319,7 +319,7 @@ impl State {
         let mut old = vec![];
         for extent in &run.extents {
             match slot.space.withdraw(extent.offset, proof) {
-                Ok(piece) => old.extend(piece),
+                Ok(unmapped) => old.extend(unmapped),
                 Err(error) => {
                     let outcome = self.put_run_back(id, slot, run.offset, old);
                     self.discard(copy);
@@ -327,12 +327,12 @@ impl State {
                 }
             }
         }
-        let new: Vec<Piece> = copy.clones(id.0).collect();
+        let new: Vec<Unmapped> = copy.clones(id.0).collect();
         let (count, stuck) = (new.len() as u64, slot.space.stuck_count());
         if let Err(failed) = slot.space.place(run.offset, new) {
-            // They are the copy's pieces too, which it gives back itself. What is stuck of them is
+            // They are the copy's physicals too, which it gives back itself. What is stuck of them is
             // charged with the copy's.
-            drop(failed.pieces);
+            drop(failed.physicals);
             self.budget.quarantine(0, slot.space.stuck_count() - stuck);
             slot.broken |= failed.stuck > 0;
             let outcome = self.put_run_back(id, slot, run.offset, old);
@@ -342,7 +342,7 @@ impl State {
         slot.space.settle(run.offset);
         self.budget.refund_mappings(id, run.extents.len() as u64);
         self.budget.charge_mappings(id, count);
-        old.into_iter().for_each(|piece| self.keep(piece));
+        old.into_iter().for_each(|unmapped| self.keep(unmapped));
         // The second mapping of the same memory goes.
         let offsets: Vec<u64> = copy.extents().map(|extent| extent.offset).collect();
         for offset in offsets {
@@ -362,13 +362,13 @@ impl State {
         id: TenantId,
         slot: &mut Slot,
         offset: u64,
-        old: Vec<Piece>,
+        old: Vec<Unmapped>,
     ) -> Result<(), CompactError> {
-        let (bytes, count) = old.iter().fold((0, 0), |(bytes, count), piece| {
-            (bytes + piece.size(), count + 1)
+        let (bytes, count) = old.iter().fold((0, 0), |(bytes, count), unmapped| {
+            (bytes + unmapped.size(), count + 1)
         });
         let before = slot.space.stuck_count();
-        let Err(failed) = slot.space.place_back(offset, old, Right::ReadWrite) else {
+        let Err(failed) = slot.space.place_back(offset, old, Access::ReadWrite) else {
             return Ok(());
         };
         self.budget.refund(id, bytes);
@@ -376,7 +376,7 @@ impl State {
         let stuck = slot.space.stuck_count() - before;
         self.set_aside(slot, failed.stuck, stuck);
         slot.broken = true;
-        self.put_back(failed.pieces);
+        self.put_back(failed.physicals);
         Err(CompactError::Lost {
             address: slot.space.address(),
             offset,
@@ -385,11 +385,11 @@ impl State {
         })
     }
 
-    /// Gives free pieces that are smaller than the largest extent to the driver.
-    fn release_small_stock(&mut self) -> u64 {
+    /// Gives free physicals that are smaller than the largest extent to the driver.
+    fn release_small_free(&mut self) -> u64 {
         let mut released = 0;
-        while let Some(piece) = self.stock.take_below(self.policy.largest_extent) {
-            released += self.release(piece);
+        while let Some(unmapped) = self.free_list.take_below(self.policy.largest_extent) {
+            released += self.release(unmapped);
         }
         released
     }

@@ -8,12 +8,12 @@ use super::budget::{Budget, TenantId};
 pub(super) use super::locked::Locked;
 use super::pace::Growth;
 use super::relief::{Appeal, Demand};
-use super::slot::Place;
+use super::slot::SlotId;
 use super::state::State;
 use crate::device::Device;
 use crate::error::{AllocateError, CallError, ShrinkError};
 use crate::own::{ExportMark, Stream};
-use crate::region::{Bell, Extent};
+use crate::region::{Extent, Waker};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex};
 
@@ -34,7 +34,7 @@ pub(crate) struct Core {
     /// Told when the mapper has placed something.
     placed: Condvar,
     /// How to call the pool's mapper, if it was built with one.
-    pub(super) bell: OnceLock<Bell>,
+    pub(super) waker: OnceLock<Waker>,
 }
 
 /// What came of an attempt, and the lock it was made under.
@@ -77,7 +77,7 @@ impl Core {
             freed: Condvar::new(),
             waiting: AtomicUsize::new(0),
             placed: Condvar::new(),
-            bell: OnceLock::new(),
+            waker: OnceLock::new(),
         }
     }
 
@@ -92,7 +92,7 @@ impl Core {
         }
     }
 
-    /// Whether somebody waits for memory. One who begins to wait just now sweeps the shelves and
+    /// Whether somebody waits for memory. One who begins to wait just now sweeps the stream caches and
     /// tries once more after having said so.
     pub(crate) fn is_awaited(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) > 0
@@ -107,7 +107,7 @@ impl Core {
         &self,
         tenant: TenantId,
         wanted: &Wanted<'_>,
-    ) -> Result<Place, AllocateError> {
+    ) -> Result<SlotId, AllocateError> {
         let (mut state, outcome) = self.attempt_to_allocate(self.lock(), tenant, wanted);
         let demand = Demand::Bytes(wanted.size);
         let outcome = outcome.map_err(|error| state.refuse(tenant, demand, error));
@@ -120,7 +120,7 @@ impl Core {
         tenant: TenantId,
         wanted: &Wanted<'_>,
         deadline: Option<Instant>,
-    ) -> Result<Place, AllocateError> {
+    ) -> Result<SlotId, AllocateError> {
         self.insist(tenant, wanted.size, deadline, |state| {
             self.attempt_to_allocate(state, tenant, wanted)
         })
@@ -128,7 +128,7 @@ impl Core {
 
     pub(crate) fn grow(
         &self,
-        place: &Place,
+        place: &SlotId,
         size: u64,
         deadline: Option<Instant>,
     ) -> Result<(), AllocateError> {
@@ -139,7 +139,7 @@ impl Core {
         }
         self.device.own_process()?;
         let state = self
-            .mend_cuts(state, place.tenant, &[(*place, size)], deadline)
+            .unshare_cuts(state, place.tenant, &[(*place, size)], deadline)
             .map_err(|refused| refused.cause)?;
         Self::let_go(state);
         let demand = Demand::Growth(&[(*place, size)]);
@@ -148,7 +148,7 @@ impl Core {
         })
     }
 
-    pub(crate) fn try_grow(&self, place: &Place, size: u64) -> Result<(), AllocateError> {
+    pub(crate) fn try_grow(&self, place: &SlotId, size: u64) -> Result<(), AllocateError> {
         let mut state = self.lock();
         if state.grow_within(place, size) {
             Self::let_go(state);
@@ -156,7 +156,7 @@ impl Core {
         }
         self.device.own_process()?;
         let state = self
-            .try_mend_cuts(state, place.tenant, &[(*place, size)])
+            .try_unshare_cuts(state, place.tenant, &[(*place, size)])
             .map_err(|refused| refused.cause)?;
         let (mut state, outcome) = self.attempt_to_grow(state, place, size);
         let demand = Demand::Growth(&[(*place, size)]);
@@ -170,7 +170,7 @@ impl Core {
         mut state: Locked<'a>,
         tenant: TenantId,
         wanted: &Wanted<'_>,
-    ) -> Attempt<'a, Place> {
+    ) -> Attempt<'a, SlotId> {
         let outcome = state.allocate(tenant, wanted);
         state.look_behind();
         (state, outcome)
@@ -180,13 +180,13 @@ impl Core {
     fn attempt_to_grow<'a>(
         &'a self,
         mut state: Locked<'a>,
-        place: &Place,
+        place: &SlotId,
         size: u64,
     ) -> Attempt<'a, ()> {
         state = self.behind_mapper(state, place, size);
         let outcome = state.grow(place, size);
         if outcome.is_ok() {
-            state.look_ahead(place.tenant, place.slot);
+            state.ask_precommit(place.tenant, place.slot);
             state.look_behind();
         }
         (state, outcome)
@@ -196,7 +196,7 @@ impl Core {
     pub(super) fn behind_mapper<'a>(
         &'a self,
         mut state: Locked<'a>,
-        place: &Place,
+        place: &SlotId,
         size: u64,
     ) -> Locked<'a> {
         while state.waits_for_mapper(place.tenant, place.slot, size) {
@@ -207,10 +207,10 @@ impl Core {
 
     /// Lets the lock go, and rings for the mapper if somebody asked for it.
     pub(super) fn let_go(mut state: Locked<'_>) {
-        let bell = state.take_ring();
+        let waker = state.take_urgency();
         drop(state);
-        if let Some((bell, ring)) = bell {
-            bell.ring(ring);
+        if let Some((waker, ring)) = waker {
+            waker.wake(ring);
         }
     }
 
@@ -325,14 +325,14 @@ impl Core {
     }
 
     /// Every extent of the slot that a block is or was in, in order.
-    pub(crate) fn extents(&self, place: &Place) -> Vec<Extent> {
+    pub(crate) fn extents(&self, place: &SlotId) -> Vec<Extent> {
         let state = self.lock();
         let slot = state.slot(place.tenant, place.slot);
         slot.map_or_else(Vec::new, |slot| slot.space.extents().collect())
     }
 
     /// The same, each with what marks its memory as exported.
-    pub(crate) fn marked_extents(&self, place: &Place) -> Vec<(Extent, ExportMark)> {
+    pub(crate) fn marked_extents(&self, place: &SlotId) -> Vec<(Extent, ExportMark)> {
         let state = self.lock();
         let slot = state.slot(place.tenant, place.slot);
         slot.map_or_else(Vec::new, |slot| {
@@ -340,14 +340,14 @@ impl Core {
         })
     }
 
-    pub(crate) fn free(&self, place: &Place) {
+    pub(crate) fn free(&self, place: &SlotId) {
         let mut state = self.lock();
         state.free(place);
         Self::let_go(state);
         self.announce();
     }
 
-    pub(crate) fn end_lease(&self, place: &Place) {
+    pub(crate) fn end_lease(&self, place: &SlotId) {
         let mut state = self.lock();
         let given = state.end_lease(place);
         Self::let_go(state);
@@ -364,7 +364,7 @@ impl Core {
         self.announce();
     }
 
-    pub(crate) fn shrink(&self, steps: &[(Place, u64)]) -> Result<(), ShrinkError> {
+    pub(crate) fn shrink(&self, steps: &[(SlotId, u64)]) -> Result<(), ShrinkError> {
         self.device.own_process()?;
         let mut state = self.lock();
         let outcome = state.shrink(steps);

@@ -1,9 +1,9 @@
 //! Memory of a block that others have too: handed out under a lease, and nobody else's afterwards.
 //!
 //! Whoever imported memory can write to it for as long as it likes, whatever it was promised. So
-//! what was exported serves its block and no other: it goes on no shelf, into no stock, under no
+//! what was exported serves its block and no other: it goes in no stream cache, into no free list, under no
 //! other block, and is not moved by a compaction. Growing over what it shrank from, the block has
-//! the same memory again. When it is gone, its slot is [retired](super::retire): unmapped once its
+//! the same memory again. When it is gone, its slot is [purged](super::purge): unmapped once its
 //! fence has passed, and what was exported is released.
 //!
 //! The mark is the physical's own ([`Physical::is_exported`]), and [`State::keep`] obeys it, where
@@ -20,7 +20,7 @@ use cuvmm_driver::{Exported, HandleTypes};
 use super::block::Block;
 use super::gate::Use;
 use super::lease::Lease;
-use super::slot::Place;
+use super::slot::SlotId;
 use super::state::State;
 use crate::error::{BlockRefusal, ExportBlockError, ExportError, SealError};
 use crate::own::{Physical, one_type};
@@ -173,7 +173,7 @@ impl Block {
 
 impl State {
     /// The extents that a leased block uses, with their memory.
-    fn parts(&self, place: &Place) -> Vec<(Extent, Physical)> {
+    fn parts(&self, place: &SlotId) -> Vec<(Extent, Physical)> {
         let Some(slot) = self.slot(place.tenant, place.slot) else {
             return Vec::new();
         };
@@ -184,7 +184,7 @@ impl State {
 
     /// Notes that whatever was exported of a leased block may be written to up to the end of its
     /// extents: a block that wants zeros has to zero what it grows over there.
-    pub(super) fn note_export(&mut self, place: &Place) {
+    pub(super) fn note_export(&mut self, place: &SlotId) {
         let Some(slot) = self.slot_mut(place.tenant, place.slot) else {
             return;
         };

@@ -16,12 +16,12 @@ use super::core::{Attempt, Core, Locked};
 use super::grow::gone;
 use super::pace::Pace;
 use super::relief::Demand;
-use super::slot::{Occupant, Place, Slot};
+use super::slot::{Occupant, Slot, SlotId};
 use super::state::State;
 use super::tenant::Tenant;
 use crate::error::{AllocateError, ForkBlocksError};
-use crate::own::{Physical, Right};
-use crate::region::{Fence, Piece, PlaceError, Stain, Unused, Uses};
+use crate::own::{Access, Physical};
+use crate::region::{Fence, LastWriter, PlaceError, Unmapped, Unused, Uses};
 
 /// What a fork is to have.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +35,7 @@ pub(crate) struct Prefix {
 /// A block that was forked.
 #[derive(Debug)]
 struct Forked {
-    place: Place,
+    place: SlotId,
     /// The slot of the other block.
     from: usize,
     /// Up to where they share memory.
@@ -68,7 +68,7 @@ impl Tenant {
     /// block which was forked changes what the forks read. A block that shrinks to less has memory of
     /// its own behind that when it grows again, which it does not while a lease or work that is
     /// queued may use what was there ([`AllocateError::SharedInUse`]). What shows shared memory goes
-    /// on no shelf: when it is dropped it is unmapped, once its work has passed.
+    /// in no stream cache: when it is dropped it is unmapped, once its work has passed.
     ///
     /// # Errors
     /// [`ForkBlocksError`] says which block cannot be forked so, or how memory is short, with the
@@ -167,7 +167,7 @@ impl Block {
         self.only_fork(made, size)
     }
 
-    fn only_fork(&self, made: Vec<Place>, size: u64) -> Result<Self, ForkBlocksError> {
+    fn only_fork(&self, made: Vec<SlotId>, size: u64) -> Result<Self, ForkBlocksError> {
         let place = made.into_iter().next().ok_or_else(gone)?;
         Ok(self.forked(place, size))
     }
@@ -179,7 +179,7 @@ impl Block {
     #[must_use]
     pub fn read_only(&self) -> u64 {
         let state = self.core().lock();
-        let Place { tenant, slot, .. } = *self.place();
+        let SlotId { tenant, slot, .. } = *self.place();
         let slot = state.slot(tenant, slot);
         slot.map_or(0, |slot| slot.bound().min(slot.requested()))
     }
@@ -206,11 +206,11 @@ impl Prefix {
     }
 }
 
-fn places(blocks: &[&Block]) -> Vec<Place> {
+fn places(blocks: &[&Block]) -> Vec<SlotId> {
     blocks.iter().map(|block| *block.place()).collect()
 }
 
-fn forked(blocks: &[&Block], made: Vec<Place>, size: u64) -> Vec<Block> {
+fn forked(blocks: &[&Block], made: Vec<SlotId>, size: u64) -> Vec<Block> {
     let pairs = blocks.iter().zip(made);
     pairs
         .map(|(block, place)| block.forked(place, size))
@@ -221,9 +221,9 @@ impl Core {
     fn try_fork_all(
         &self,
         tenant: TenantId,
-        blocks: &[Place],
+        blocks: &[SlotId],
         prefix: Prefix,
-    ) -> Result<Vec<Place>, AllocateError> {
+    ) -> Result<Vec<SlotId>, AllocateError> {
         self.device.own_process()?;
         let (mut state, outcome) = Self::attempt_to_fork(self.lock(), blocks, prefix);
         let demand = state.demand_of_forks(blocks, prefix);
@@ -235,10 +235,10 @@ impl Core {
     fn fork_all(
         &self,
         tenant: TenantId,
-        blocks: &[Place],
+        blocks: &[SlotId],
         prefix: Prefix,
         until: Option<Instant>,
-    ) -> Result<Vec<Place>, AllocateError> {
+    ) -> Result<Vec<SlotId>, AllocateError> {
         self.device.own_process()?;
         let demand = self.lock().demand_of_forks(blocks, prefix);
         self.insist(tenant, demand, until, |state| {
@@ -248,9 +248,9 @@ impl Core {
 
     fn attempt_to_fork<'a>(
         mut state: Locked<'a>,
-        blocks: &[Place],
+        blocks: &[SlotId],
         prefix: Prefix,
-    ) -> Attempt<'a, Vec<Place>> {
+    ) -> Attempt<'a, Vec<SlotId>> {
         let outcome = state.fork_all(blocks, prefix);
         state.look_behind();
         (state, outcome)
@@ -259,9 +259,9 @@ impl Core {
 
 impl State {
     /// What forks need beside what they share, each in whole granules.
-    fn demand_of_forks(&self, blocks: &[Place], prefix: Prefix) -> Demand<'static> {
+    fn demand_of_forks(&self, blocks: &[SlotId], prefix: Prefix) -> Demand<'static> {
         let size = self.device.granule().round_up(prefix.size);
-        let own = |block: &Place| {
+        let own = |block: &SlotId| {
             let parts = self.slot(block.tenant, block.slot);
             let parts = parts.map(|slot| whole_parts(slot, prefix.bytes));
             let shared = parts.into_iter().flatten().map(|physical| physical.size());
@@ -270,8 +270,12 @@ impl State {
         Demand::Bytes(blocks.iter().map(own).fold(0, u64::saturating_add))
     }
 
-    fn fork_all(&mut self, blocks: &[Place], prefix: Prefix) -> Result<Vec<Place>, AllocateError> {
-        self.retire_some();
+    fn fork_all(
+        &mut self,
+        blocks: &[SlotId],
+        prefix: Prefix,
+    ) -> Result<Vec<SlotId>, AllocateError> {
+        self.purge_some();
         let mut made = Vec::with_capacity(blocks.len());
         let outcome = self.fork_each(blocks, prefix, &mut made);
         if let Err(error) = outcome {
@@ -289,7 +293,7 @@ impl State {
     /// First all memory, then all copies: as long as none is running, all can be undone at once.
     fn fork_each(
         &mut self,
-        blocks: &[Place],
+        blocks: &[SlotId],
         prefix: Prefix,
         made: &mut Vec<Forked>,
     ) -> Result<(), AllocateError> {
@@ -305,12 +309,12 @@ impl State {
 
     /// How many blocks, of which there is a first, lie side by side in their order. Their addresses
     /// tell: of their row other slots may have gone.
-    fn side_by_side(&self, first: &Place, blocks: &[Place]) -> usize {
-        let class = |block: &Place| Some(self.slot(block.tenant, block.slot)?.class);
+    fn side_by_side(&self, first: &SlotId, blocks: &[SlotId]) -> usize {
+        let class = |block: &SlotId| Some(self.slot(block.tenant, block.slot)?.class);
         let first = class(first);
         let guards = self.guard().saturating_mul(2);
         let distance = first.map(|class| class.size.saturating_add(guards));
-        let next = |pair: &&[Place]| match pair {
+        let next = |pair: &&[SlotId]| match pair {
             [one, two] => {
                 class(two) == first && two.address.0.checked_sub(one.address.0) == distance
             }
@@ -322,11 +326,11 @@ impl State {
     /// Forks blocks that lie side by side, at least one, side by side.
     fn fork_run(
         &mut self,
-        blocks: &[Place],
+        blocks: &[SlotId],
         prefix: Prefix,
         made: &mut Vec<Forked>,
     ) -> Result<(), AllocateError> {
-        let Some(&Place {
+        let Some(&SlotId {
             tenant: id, slot, ..
         }) = blocks.first()
         else {
@@ -356,7 +360,7 @@ impl State {
     /// gone.
     fn fork(
         &mut self,
-        block: &Place,
+        block: &SlotId,
         (index, mut slot): (usize, Box<Slot>),
         prefix: Prefix,
     ) -> Result<Forked, AllocateError> {
@@ -375,7 +379,7 @@ impl State {
         let (given, other) = match (given, other) {
             (Ok(given), Some(other)) => (given, other),
             (given, _) => {
-                self.unshare(id, index, &mut slot, Some(Unused::never_used()));
+                self.leave_shared(id, index, &mut slot, Some(Unused::never_used()));
                 self.drop_slot(id, index, slot);
                 return Err(given.err().unwrap_or_else(gone));
             }
@@ -386,7 +390,7 @@ impl State {
             used,
             most: other.most,
             reach: slot.space.bytes(),
-            stained: slot.space.stain(given.begun, used, id.0),
+            noted: slot.space.note_writer(given.begun, used, id.0),
             growth: other.growth,
             pace: Pace::default(),
             home: other.home.clone(),
@@ -394,7 +398,7 @@ impl State {
             tag: other.tag.clone(),
             zeroed: other.zeroed,
         });
-        let place = Place {
+        let place = SlotId {
             slot: index,
             address: slot.space.address(),
             ..*block
@@ -409,9 +413,9 @@ impl State {
     }
 
     /// What a fork of so many bytes takes in whole granules, if the block can be forked.
-    fn room_for_fork(&self, block: &Place, size: u64) -> Result<u64, AllocateError> {
+    fn room_for_fork(&self, block: &SlotId, size: u64) -> Result<u64, AllocateError> {
         let source = self.slot(block.tenant, block.slot).ok_or_else(gone)?;
-        if !source.slumber.is_awake() {
+        if !source.sleep_state.is_awake() {
             let size = source.block.as_ref().map_or(0, |block| block.requested);
             return Err(AllocateError::Asleep { size });
         }
@@ -435,18 +439,20 @@ impl State {
         let Some(other) = self.slot(id, from) else {
             return Err(gone());
         };
-        let stain = Some(Stain {
+        let last_writer = Some(LastWriter {
             by: id.0,
             blank: false,
         });
-        let pieces = whole_parts(other, bytes).into_iter().map(|physical| Piece {
-            physical,
-            stain,
-            fresh: false,
-        });
-        let pieces: Vec<Piece> = pieces.collect();
-        let shared = pieces.iter().map(Piece::size).sum();
-        if let Err(PlaceError { error, .. }) = slot.space.place_for(0, pieces, Right::Read) {
+        let physicals = whole_parts(other, bytes)
+            .into_iter()
+            .map(|physical| Unmapped {
+                physical,
+                last_writer,
+                fresh: false,
+            });
+        let physicals: Vec<Unmapped> = physicals.collect();
+        let shared = physicals.iter().map(Unmapped::size).sum();
+        if let Err(PlaceError { error, .. }) = slot.space.place_for(0, physicals, Access::Read) {
             // What is stuck shows memory that the other slot has.
             self.budget.quarantine(0, slot.space.stuck_count());
             return Err(self.not_placed(id, shared, error));
@@ -487,7 +493,7 @@ impl State {
             });
         forked.written |= outcome.is_ok() && home.is_some();
         let outcome = outcome.map_err(|failed| {
-            forked.written |= !failed.running.is_passed();
+            forked.written |= !failed.running.is_complete();
             slot.fence.merge(failed.running);
             failed.error
         });
@@ -511,7 +517,7 @@ impl State {
             }
         }
         self.take_out(id, &mut slot, forked.shared);
-        self.unshare(id, index, &mut slot, Some(Unused::never_used()));
+        self.leave_shared(id, index, &mut slot, Some(Unused::never_used()));
         self.drop_slot(id, index, slot);
     }
 }

@@ -14,18 +14,18 @@ use std::sync::Arc;
 use super::block::Block;
 use super::core::Core;
 use super::lease::Lease;
-use super::slot::{Place, Slot};
+use super::slot::{Slot, SlotId};
 use super::state::State;
 use crate::error::{BlockRefusal, SealError};
-use crate::own::Right;
+use crate::own::Access;
 
 /// What the memory of a block is wanted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     /// A copy with this right, which is waited for.
-    Copy(Right),
+    Copy(Access),
     /// A use with this right through the block's addresses, for as long as the lease lives.
-    Lend(Right),
+    Lend(Access),
     /// The memory itself goes to another process or device, which can write to it for good.
     Export,
 }
@@ -33,7 +33,7 @@ pub(crate) enum Use {
 impl Use {
     fn writes(self) -> bool {
         match self {
-            Self::Copy(right) | Self::Lend(right) => right == Right::ReadWrite,
+            Self::Copy(access) | Self::Lend(access) => access == Access::ReadWrite,
             Self::Export => true,
         }
     }
@@ -43,7 +43,7 @@ impl Core {
     /// A lease for a use of a range of a block, or of what an earlier lease kept of one.
     pub(super) fn admit(
         self: &Arc<Self>,
-        (place, size): (Place, u64),
+        (place, size): (SlotId, u64),
         wanted: Use,
         range: Range<u64>,
     ) -> Result<Lease, BlockRefusal> {
@@ -60,8 +60,8 @@ impl Block {
     /// # Errors
     /// [`BlockRefusal`] when the block sleeps, is to be written and shares memory with
     /// [forks](Self::fork), or has lost memory, when the context is lost, and in a forked child.
-    pub fn lease_for(&self, right: Right) -> Result<Lease, BlockRefusal> {
-        self.admit(Use::Lend(right), 0..self.size())
+    pub fn lease_for(&self, access: Access) -> Result<Lease, BlockRefusal> {
+        self.admit(Use::Lend(access), 0..self.size())
     }
 
     /// Whether the whole block may be used with this right now. Nothing keeps it so but a lease:
@@ -69,11 +69,11 @@ impl Block {
     ///
     /// # Errors
     /// As [`lease_for`](Self::lease_for).
-    pub fn check_for(&self, right: Right) -> Result<(), BlockRefusal> {
+    pub fn check_for(&self, access: Access) -> Result<(), BlockRefusal> {
         let core = self.core();
         core.device.usable()?;
         let range = 0..self.size();
-        core.lock().check(self.place(), Use::Lend(right), &range)
+        core.lock().check(self.place(), Use::Lend(access), &range)
     }
 }
 
@@ -89,7 +89,7 @@ impl State {
     /// Checks a use and counts its lease.
     fn admit(
         &mut self,
-        place: &Place,
+        place: &SlotId,
         wanted: Use,
         range: &Range<u64>,
     ) -> Result<(), BlockRefusal> {
@@ -105,7 +105,7 @@ impl State {
     }
 
     /// Checks a use of a range of a block.
-    fn check(&self, place: &Place, wanted: Use, range: &Range<u64>) -> Result<(), BlockRefusal> {
+    fn check(&self, place: &SlotId, wanted: Use, range: &Range<u64>) -> Result<(), BlockRefusal> {
         if self.capturing > 0 && matches!(wanted, Use::Copy(_)) {
             return Err(BlockRefusal::Capturing);
         }
@@ -114,7 +114,7 @@ impl State {
             size: range.end.saturating_sub(range.start),
         };
         let slot = self.slot(place.tenant, place.slot).ok_or(unmapped)?;
-        if !slot.slumber.is_awake() {
+        if !slot.sleep_state.is_awake() {
             let size = slot.block.as_ref().map_or(0, |block| block.requested);
             return Err(BlockRefusal::Asleep { size });
         }
@@ -129,7 +129,7 @@ impl State {
     }
 
     /// Checks that a block is leased by none but its `own` leases: what others hold may write.
-    pub(super) fn check_unlent(&self, place: &Place, own: u64) -> Result<(), BlockRefusal> {
+    pub(super) fn check_unlent(&self, place: &SlotId, own: u64) -> Result<(), BlockRefusal> {
         let slot = self.slot(place.tenant, place.slot);
         match slot.map_or(0, |slot| slot.leases.saturating_sub(own)) {
             0 => Ok(()),
@@ -138,10 +138,10 @@ impl State {
     }
 
     /// Makes the extents of a block read-only, for good. One lease is the publication's own.
-    pub(super) fn seal(&mut self, place: &Place) -> Result<(), SealError> {
+    pub(super) fn seal(&mut self, place: &SlotId) -> Result<(), SealError> {
         self.check_unlent(place, 1)?;
         match self.slot_mut(place.tenant, place.slot) {
-            Some(slot) => Ok(slot.space.cap_all(Right::Read)?),
+            Some(slot) => Ok(slot.space.cap_all(Access::Read)?),
             None => Ok(()),
         }
     }

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::budget::TenantId;
 use super::commit::{Fit, Furnished, is_capturing};
-use super::pace::{Ahead, Growth};
-use super::slot::{Occupant, Place, Slot};
+use super::pace::{Growth, Precommit};
+use super::slot::{Occupant, Slot, SlotId};
 use super::state::State;
 use super::tenancy::Tenancy;
 use crate::error::AllocateError;
@@ -21,14 +21,20 @@ impl Slot {
         let grows = block.requested <= size && size <= capacity && used <= self.space.bytes();
         // Zeros are owed only where memory was used before.
         let owed = block.used < block.reach && used > block.used;
-        self.slumber.is_awake()
+        self.sleep_state.is_awake()
             && grows
             && !self.is_cut()
             && !(block.zeroed && (owed || !block.stale(size).is_empty()))
     }
 
     /// Grows its block, which has room for that.
-    fn grow_within(&mut self, place: &Place, size: u64, used: u64, ahead: Option<&mut Ahead>) {
+    fn grow_within(
+        &mut self,
+        place: &SlotId,
+        size: u64,
+        used: u64,
+        precommit: Option<&mut Precommit>,
+    ) {
         let bytes = self.space.bytes();
         let Some(block) = &mut self.block else {
             return;
@@ -36,8 +42,8 @@ impl Slot {
         block.requested = size;
         block.ever = block.ever.max(size);
         block.used = block.used.max(used);
-        if let Some(ahead) = ahead {
-            ahead.look_at((place.tenant, place.slot), block, bytes);
+        if let Some(precommit) = precommit {
+            precommit.look_at((place.tenant, place.slot), block, bytes);
         }
     }
 }
@@ -59,16 +65,16 @@ struct Step {
 impl State {
     /// Grows a block into memory that is there already and needs nothing: no fence, no zeros, no
     /// charge. False, and nothing has changed, if that is not so; [`Self::grow`] knows why.
-    pub(crate) fn grow_within(&mut self, place: &Place, size: u64) -> bool {
+    pub(crate) fn grow_within(&mut self, place: &SlotId, size: u64) -> bool {
         let granule = self.device.granule();
-        let (Some((tenancy, ahead)), Some(used)) =
+        let (Some((tenancy, precommit)), Some(used)) =
             (self.growing(place.tenant), granule.round_up(size))
         else {
             return false;
         };
         match tenancy.slot_mut(place.slot) {
             Some(slot) if slot.has_room(place.capacity, size, used) => {
-                slot.grow_within(place, size, used, ahead);
+                slot.grow_within(place, size, used, precommit);
                 true
             }
             _ => false,
@@ -78,12 +84,12 @@ impl State {
     /// The same for several blocks of a tenant: all of them or none. Looks at all before it changes
     /// one, so that nothing has to be undone, and does little with each: what lies far away in memory
     /// is on its way for several at a time.
-    pub(super) fn grow_all_within(&mut self, id: TenantId, steps: &[(Place, u64)]) -> bool {
+    pub(super) fn grow_all_within(&mut self, id: TenantId, steps: &[(SlotId, u64)]) -> bool {
         let granule = self.device.granule();
-        let Some((tenancy, mut ahead)) = self.growing(id) else {
+        let Some((tenancy, mut precommit)) = self.growing(id) else {
             return false;
         };
-        let fits = |(place, size): &(Place, u64)| {
+        let fits = |(place, size): &(SlotId, u64)| {
             let slot = tenancy.slot(place.slot).zip(granule.round_up(*size));
             slot.is_some_and(|(slot, used)| slot.has_room(place.capacity, *size, used))
         };
@@ -93,30 +99,32 @@ impl State {
         for (place, size) in steps {
             let slot = tenancy.slot_mut(place.slot).zip(granule.round_up(*size));
             if let Some((slot, used)) = slot {
-                slot.grow_within(place, *size, used, ahead.as_deref_mut());
+                slot.grow_within(place, *size, used, precommit.as_deref_mut());
             }
         }
         true
     }
 
     /// A tenant whose blocks may grow over what they have now.
-    fn growing(&mut self, id: TenantId) -> Option<(&mut Tenancy, Option<&mut Ahead>)> {
+    fn growing(&mut self, id: TenantId) -> Option<(&mut Tenancy, Option<&mut Precommit>)> {
         let usable = self.device.lost().is_none() && self.device.forked().is_none();
         if !usable || self.budget.is_overdrawn() {
             return None;
         }
         let tenancy = self.tenants.get_mut(&id)?;
-        tenancy.registered.then_some((tenancy, self.ahead.as_mut()))
+        tenancy
+            .registered
+            .then_some((tenancy, self.precommit.as_mut()))
     }
 
-    pub(crate) fn grow(&mut self, place: &Place, size: u64) -> Result<(), AllocateError> {
+    pub(crate) fn grow(&mut self, place: &SlotId, size: u64) -> Result<(), AllocateError> {
         let grown = self.grow_unsettled(place, size)?;
         self.settle(place, grown.begun);
         Ok(())
     }
 
     /// Growing has succeeded as a whole.
-    pub(super) fn settle(&mut self, place: &Place, begun: u64) {
+    pub(super) fn settle(&mut self, place: &SlotId, begun: u64) {
         if let Some(slot) = self.slot_mut(place.tenant, place.slot) {
             slot.space.settle(begun);
         }
@@ -125,10 +133,10 @@ impl State {
     /// The same, and what it took can still be told from what was there.
     pub(super) fn grow_unsettled(
         &mut self,
-        place: &Place,
+        place: &SlotId,
         size: u64,
     ) -> Result<Furnished, AllocateError> {
-        let &Place {
+        let &SlotId {
             tenant,
             slot: index,
             capacity,
@@ -140,10 +148,10 @@ impl State {
         let Some(used) = self.device.granule().round_up(size) else {
             return Err(AllocateError::TooLarge { size });
         };
-        self.retire_some();
+        self.purge_some();
         let awake = self
             .slot(tenant, index)
-            .is_none_or(|slot| slot.slumber.is_awake());
+            .is_none_or(|slot| slot.sleep_state.is_awake());
         let Some(block) = self.occupant(tenant, index) else {
             return Err(gone());
         };
@@ -168,7 +176,7 @@ impl State {
     /// Grows a block that has nothing to hide within the granules that it has.
     fn grow_clean(
         &mut self,
-        place: &Place,
+        place: &SlotId,
         size: u64,
         used: u64,
     ) -> Result<Furnished, AllocateError> {
@@ -200,7 +208,7 @@ impl State {
                 block.ever = block.ever.max(size);
                 block.used = used;
             }
-            slot.stain(tenant);
+            slot.note_writer(tenant);
         }
         self.put_slot(tenant, index, slot);
         outcome
@@ -239,7 +247,7 @@ impl State {
     }
 
     /// Gets memory under the first `to` bytes of a block's slot, which has been taken out, and
-    /// margin behind them if there is enough for that.
+    /// precommitted memory behind them if there is enough for that.
     fn extend(
         &mut self,
         id: TenantId,
@@ -291,9 +299,9 @@ impl State {
             return 0;
         }
         let granule = self.device.granule();
-        let ahead = granule.step(step.to / part.max(1), step.largest);
+        let precommit = granule.step(step.to / part.max(1), step.largest);
         let room = step.most.saturating_sub(begun);
-        let wished = need.max(ahead).min(room);
+        let wished = need.max(precommit).min(room);
         // Margin is made of what nobody else has.
         if wished > need && wished <= self.budget.available_to(id) {
             wished
@@ -311,7 +319,7 @@ impl State {
         home: Option<&Stream>,
         bytes: u64,
     ) -> Result<(), AllocateError> {
-        if slot.fence.is_passed() || home.is_some_and(|home| slot.fence.precedes(home)) {
+        if slot.fence.is_complete() || home.is_some_and(|home| slot.fence.precedes(home)) {
             return Ok(());
         }
         if self.capturing > 0 {

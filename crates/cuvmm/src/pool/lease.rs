@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use super::core::Core;
 use super::gate::Use;
-use super::slot::Place;
+use super::slot::SlotId;
 use crate::device::Device;
 use crate::error::{BlockRefusal, CallError, DmaBufError};
-use crate::own::{Right, Stream};
+use crate::own::{Access, Stream};
 use crate::region::{Extent, Keeper, Registration};
 
 /// While a lease lives, nothing under its block is unmapped or handed on, whatever becomes of the
@@ -17,23 +17,23 @@ use crate::region::{Extent, Keeper, Registration};
 /// holds one. A block that [sleeps](crate::sleep) has nothing that a lease could keep: one that was
 /// taken then keeps the memory from when the block is awake. [`Block::lease_for`](super::Block::lease_for) is an error there.
 ///
-/// When the last lease ends, memory that was freed meanwhile goes to limbo. A lease that was used
+/// When the last lease ends, memory that was freed meanwhile becomes pending free. A lease that was used
 /// on streams other than the block's home stream says so by [`record_use`](Self::record_use)
 /// before it ends.
 pub struct Lease {
     core: Arc<Core>,
-    place: Place,
+    place: SlotId,
     size: u64,
 }
 
 impl Lease {
-    pub(super) fn new(core: Arc<Core>, place: Place, size: u64) -> Self {
+    pub(super) fn new(core: Arc<Core>, place: SlotId, size: u64) -> Self {
         core.lock().take_lease(&place);
         Self { core, place, size }
     }
 
     /// A lease that has been counted already.
-    pub(super) const fn counted(core: Arc<Core>, place: Place, size: u64) -> Self {
+    pub(super) const fn counted(core: Arc<Core>, place: SlotId, size: u64) -> Self {
         Self { core, place, size }
     }
 
@@ -53,7 +53,7 @@ impl Lease {
         &self.core
     }
 
-    pub(super) const fn place(&self) -> &Place {
+    pub(super) const fn place(&self) -> &SlotId {
         &self.place
     }
 
@@ -78,7 +78,7 @@ impl Lease {
     /// [`BlockRefusal`] when the block sleeps or has lost memory, when the context is lost, and in a
     /// forked child. The lease ends then.
     pub fn register(self) -> Result<Registration, BlockRefusal> {
-        let kept = self.admit(Use::Lend(Right::Read), 0..self.size)?;
+        let kept = self.admit(Use::Lend(Access::Read), 0..self.size)?;
         Ok(kept.registered())
     }
 

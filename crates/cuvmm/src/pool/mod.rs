@@ -51,12 +51,9 @@
 //! [`BlockBuilder::allocate`] and [`Block::grow_to`] with a deadline, and the end of the pool.
 
 mod adjacent;
-mod ahead;
 mod allocate;
-mod asleep;
 mod batch;
 mod block;
-mod book;
 mod budget;
 mod builder;
 mod capture;
@@ -64,35 +61,38 @@ mod commit;
 mod compact;
 mod core;
 mod exported;
-mod fall;
 mod fork;
+mod free_list;
 mod gate;
 mod grow;
 mod hardened;
+mod headroom;
 mod lease;
 mod locked;
+mod moving;
 mod pace;
 mod precommit;
+mod precommit_all;
 mod pressure;
-mod private;
+mod purge;
 mod reclaim;
 mod relief;
 mod resting;
-mod retire;
-mod rise;
-mod room;
 mod rows;
+mod share_table;
 mod shared;
-mod shelf;
+mod sleep;
+mod sleep_state;
 mod slot;
-mod slumber;
 mod state;
 mod stats;
-mod stock;
+mod stream_cache;
 mod supply;
 mod teardown;
 mod tenancy;
 mod tenant;
+mod unshare;
+mod wake;
 mod withdraw;
 
 use std::fmt;
@@ -110,26 +110,26 @@ use crate::error::{BuildPoolError, CallError, CompactError, ProbeError};
 use crate::own::{CloseError, CloseRefusal, creatable_as, nccl_wishes};
 use crate::region::{DEFAULT_LARGEST_EXTENT, Mapper};
 
-pub(crate) use asleep::{Bed, Choice};
 pub use block::Block;
 pub(crate) use block::after;
 pub use builder::BlockBuilder;
 pub use capture::CaptureGuard;
 pub use compact::Compaction;
 pub use exported::ExportedBlock;
-pub(crate) use fall::Falling;
 pub(crate) use fork::Prefix;
 #[cfg(any(feature = "dlpack", feature = "cudarc"))]
 pub(crate) use gate::Use;
 pub use hardened::Hardened;
+pub use headroom::Headroom;
 pub use lease::Lease;
+pub(crate) use moving::{Choice, MovingBlock};
 pub use pace::Growth;
 pub use pressure::{Pressure, PressureHook};
-pub(crate) use rise::Rising;
-pub use room::Room;
+pub(crate) use sleep::ToSleep;
 pub use state::Scrub;
 pub use stats::{PoolStats, TenantStats};
 pub use tenant::{Tenant, TenantBuilder};
+pub(crate) use wake::ToWake;
 
 /// How much physical memory a pool may hold. What it has released counts no more, even if whoever
 /// imported it still has it, which only the driver knows.
@@ -159,7 +159,7 @@ pub struct PoolBuilder<'a> {
     addresses: u64,
     policy: Policy,
     mapper: Option<&'a Mapper>,
-    ready: u64,
+    free_target: u64,
     hardened: Option<Hardened>,
 }
 
@@ -243,8 +243,10 @@ impl<'a> PoolBuilder<'a> {
     /// How many bytes of the limit the mapper keeps unmapped and ready, taking idle memory above
     /// guarantees back before anybody asks for it; 0 by default. Without a mapper nothing is kept
     /// ready.
-    pub const fn ready(mut self, bytes: u64) -> Self {
-        self.ready = bytes;
+    #[doc(alias = "ready")]
+    #[doc(alias = "watermark")]
+    pub const fn free_target(mut self, bytes: u64) -> Self {
+        self.free_target = bytes;
         self
     }
 
@@ -267,7 +269,7 @@ impl<'a> PoolBuilder<'a> {
             addresses,
             mut policy,
             mapper,
-            ready,
+            free_target,
             hardened,
         } = self;
         device.own_process()?;
@@ -302,8 +304,8 @@ impl<'a> PoolBuilder<'a> {
         if !(largest.is_power_of_two() && granule.divides(largest)) {
             return bad("largest_extent", largest);
         }
-        if ready > bytes {
-            return bad("ready", ready);
+        if free_target > bytes {
+            return bad("ready", free_target);
         }
         if mapper.is_some_and(|mapper| !mapper.device().is_same(device)) {
             return Err(BuildPoolError::WrongMapper);
@@ -330,8 +332,8 @@ impl<'a> PoolBuilder<'a> {
         let mut state = State::new(device.clone(), policy, budget);
         state.hardening = hardened.map(|hardened| Box::new(Hardening::new(hardened)));
         let core = Arc::new(Core::new(device.clone(), state));
-        if let Some(bell) = mapper.and_then(Mapper::bell) {
-            Core::attach(&core, bell, ready);
+        if let Some(waker) = mapper.and_then(Mapper::waker) {
+            Core::attach(&core, waker, free_target);
         }
         Ok(Pool { core })
     }
@@ -340,7 +342,7 @@ impl<'a> PoolBuilder<'a> {
 /// One device's physical memory under a limit. Clones are the same pool.
 ///
 /// It ends when the last clone, tenant, block and lease have gone; that end waits for the device
-/// if memory is still in limbo.
+/// if memory is still pending free.
 #[derive(Clone)]
 pub struct Pool {
     core: Arc<Core>,
@@ -356,7 +358,7 @@ impl Pool {
             addresses: DEFAULT_ADDRESS_LIMIT,
             policy: Policy::new(device, DEFAULT_LARGEST_EXTENT),
             mapper: None,
-            ready: 0,
+            free_target: 0,
             hardened: None,
         }
     }
@@ -398,7 +400,7 @@ impl Pool {
     }
 
     /// Makes few large extents of many small ones, at the same addresses, and gives what is free in
-    /// small pieces to the driver. Works in steps, each of which moves at most the largest extent
+    /// small physicals to the driver. Works in steps, each of which moves at most the largest extent
     /// and asks `go_on` then with what was done so far: false ends it.
     ///
     /// Bytes under a block are copied on the device (`cuMemcpyDtoDAsync`, waited for), and the copy
@@ -426,7 +428,7 @@ impl Pool {
         CaptureGuard::new(Arc::clone(&self.core))
     }
 
-    /// Ends the pool: waits for the device if memory is in limbo, and gives everything back, what
+    /// Ends the pool: waits for the device if memory is pending free, and gives everything back, what
     /// was quarantined included.
     ///
     /// # Errors
@@ -436,8 +438,8 @@ impl Pool {
         // While the mapper's thread is at it, it holds the core too.
         let mapper = self.core.detach();
         let Some(core) = Arc::get_mut(&mut self.core) else {
-            if let Some((bell, ready)) = mapper {
-                Core::attach(&self.core, bell, ready);
+            if let Some((waker, free_target)) = mapper {
+                Core::attach(&self.core, waker, free_target);
             }
             return Err(CloseError {
                 owner: self,

@@ -1,12 +1,12 @@
-//! How far blocks grow at once, how fast they do, and who is told when one runs out of margin.
+//! How far blocks grow at once, how fast they do, and who is told when one runs out of precommitted memory.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::budget::TenantId;
-use crate::region::{Bell, Ring};
+use crate::region::{Urgency, Waker};
 
-/// The mapper is called when a block has less margin than it uses up in so long.
+/// The mapper is called when a block has less precommitted memory than it uses up in so long.
 const LEAD: Duration = Duration::from_millis(20);
 
 /// How much memory a block that outgrows what it has gets at once.
@@ -17,7 +17,7 @@ pub enum Growth {
     Exact,
     /// Up to one nth of its size, rounded down to a power of two, if that is more than it asks
     /// for: 8 by default. With a mapper up to twice that lies ahead. What is ahead of its use is
-    /// margin: charged to the tenant, counted apart, never taken from others, and given up before
+    /// precommitted memory: charged to the tenant, counted apart, never taken from others, and given up before
     /// anybody is refused.
     Part(u64),
 }
@@ -30,24 +30,24 @@ impl Default for Growth {
 
 /// What a pool has for its mapper.
 #[derive(Debug)]
-pub(crate) struct Ahead {
-    pub(crate) bell: Bell,
+pub(crate) struct Precommit {
+    pub(crate) waker: Waker,
     /// What the bell knows the pool as.
     pub(crate) attached: u64,
-    /// Blocks whose margin runs out.
+    /// Blocks whose precommitted memory runs out.
     pub(crate) growing: VecDeque<(TenantId, usize)>,
     /// Whether to ring once the lock is let go.
-    ring: Option<Ring>,
+    ring: Option<Urgency>,
     /// Bytes of physical memory to keep ready.
-    pub(crate) ready: u64,
+    pub(crate) free_target: u64,
 }
 
-/// How fast a block grows, and how much margin it should have at least.
+/// How fast a block grows, and how much precommitted memory it should have at least.
 #[derive(Debug)]
 pub(crate) struct Pace {
     /// When the mapper looked last, and how much the block used then.
     seen: Option<(Instant, u64)>,
-    /// The mapper is called when the margin falls below.
+    /// The mapper is called when the precommitted memory falls below.
     pub(crate) low: u64,
     /// The mapper knows of it.
     pub(crate) called: bool,
@@ -69,16 +69,16 @@ impl Default for Pace {
 impl Pace {
     /// Learns how fast the block grows that uses so much, and is to get `step` bytes at once.
     pub(crate) fn learn(&mut self, used: u64, step: u64) {
-        let ahead = self.look(used);
-        self.low = ahead.clamp(step / 2, step);
-        self.hurries = ahead > step;
+        let precommit = self.look(used);
+        self.low = precommit.clamp(step / 2, step);
+        self.hurries = precommit > step;
     }
 
     /// How soon the mapper is to come.
-    pub(crate) const fn ring(&self) -> Ring {
+    pub(crate) const fn wake(&self) -> Urgency {
         match self.hurries {
-            true => Ring::Now,
-            false => Ring::Soon,
+            true => Urgency::Now,
+            false => Urgency::Soon,
         }
     }
 
@@ -95,25 +95,25 @@ impl Pace {
     }
 }
 
-impl Ahead {
-    pub(crate) const fn new(bell: Bell, attached: u64, ready: u64) -> Self {
+impl Precommit {
+    pub(crate) const fn new(waker: Waker, attached: u64, free_target: u64) -> Self {
         Self {
-            bell,
+            waker,
             attached,
             growing: VecDeque::new(),
             ring: None,
-            ready,
+            free_target,
         }
     }
 
     /// Has the mapper called when the lock is let go.
-    pub(crate) fn call(&mut self, ring: Ring) {
+    pub(crate) fn call(&mut self, ring: Urgency) {
         self.ring = self.ring.max(Some(ring));
     }
 
     /// The bell, if it is to be rung.
-    pub(crate) fn take_ring(&mut self) -> Option<(Bell, Ring)> {
+    pub(crate) fn take_urgency(&mut self) -> Option<(Waker, Urgency)> {
         let ring = self.ring.take()?;
-        Some((self.bell.clone(), ring))
+        Some((self.waker.clone(), ring))
     }
 }

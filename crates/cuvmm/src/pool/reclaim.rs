@@ -1,7 +1,7 @@
 //! Taking idle memory back: from whom, in which order, and what a guarantee keeps.
 //!
 //! A taking back is planned before it is begun: if it would not be enough, nothing is taken.
-//! Order: the tenant's own idle memory, then that of others, then margins, the tenant's own first.
+//! Order: the tenant's own idle memory, then that of others, then precommitted memory, the tenant's own first.
 //! Among others draining tenants give first, then lower priorities, then what was used least
 //! recently. Whole extents move, so that many bytes cost few driver calls.
 
@@ -13,7 +13,7 @@ use super::slot::Slot;
 use super::state::State;
 use super::tenancy::{Aged, Give};
 use crate::error::{AllocateError, CallError};
-use crate::region::{Piece, Round, Unused};
+use crate::region::{Round, Unmapped, Unused};
 
 /// One extent to be taken.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +34,7 @@ pub(super) struct Plan {
     gained: u64,
     /// Bytes taken, by owner.
     taken: BTreeMap<TenantId, u64>,
-    /// From where on slots are taken from already: a tenant's margins are looked at again if more than
+    /// From where on slots are taken from already: a tenant's precommitted memory are looked at again if more than
     /// its own limit asks for is wanted.
     from: BTreeMap<(TenantId, usize), u64>,
 }
@@ -88,7 +88,7 @@ impl State {
             return Ok(());
         }
         let mut plan = Plan::begin(self);
-        for give in [Give::Idle, Give::Margin] {
+        for give in [Give::Cached, Give::Precommitted] {
             self.plan_others(id, give, total, &mut plan)?;
         }
         self.carry_out_if_enough(id, bytes, total, &plan)
@@ -113,7 +113,7 @@ impl State {
             reclaimable = 0;
         }
         let shortage = self.shortage(id, bytes, reclaimable);
-        Err(if self.capturing > 0 && shortage.limbo > 0 {
+        Err(if self.capturing > 0 && shortage.pending_free > 0 {
             AllocateError::Capturing(shortage)
         } else {
             AllocateError::OutOfMemory(shortage)
@@ -137,7 +137,7 @@ impl State {
     /// Takes back everything idle of one tenant whose fence has passed.
     pub(crate) fn take_back_all_of(&mut self, id: TenantId) -> Result<u64, CallError> {
         let mut plan = Plan::begin(self);
-        for give in [Give::Idle, Give::Margin] {
+        for give in [Give::Cached, Give::Precommitted] {
             self.plan_from(&[id], give, u64::MAX, false, &mut plan)?;
         }
         self.carry_out(&plan)
@@ -149,17 +149,17 @@ impl State {
         self.sweep_all();
         self.part_all();
         let mut plan = Plan::begin(self);
-        self.plan_from(&[id], Give::Idle, total.max(own), false, &mut plan)?;
+        self.plan_from(&[id], Give::Cached, total.max(own), false, &mut plan)?;
         if plan.gained < own {
-            self.plan_from(&[id], Give::Margin, own, false, &mut plan)?;
+            self.plan_from(&[id], Give::Precommitted, own, false, &mut plan)?;
         }
         if plan.gained < own {
             plan.gained = plan.gained.min(total.saturating_sub(1));
             return Ok(plan);
         }
-        self.plan_others(id, Give::Idle, total, &mut plan)?;
-        self.plan_from(&[id], Give::Margin, total, false, &mut plan)?;
-        self.plan_others(id, Give::Margin, total, &mut plan)?;
+        self.plan_others(id, Give::Cached, total, &mut plan)?;
+        self.plan_from(&[id], Give::Precommitted, total, false, &mut plan)?;
+        self.plan_others(id, Give::Precommitted, total, &mut plan)?;
         Ok(plan)
     }
 
@@ -256,7 +256,7 @@ impl State {
         else {
             return Ok(());
         };
-        // A block that grew into its margin may be listed still.
+        // A block that grew into its precommitted memory may be listed still.
         if !slot.has_spare() || !Self::poll_in(capturing, needs, &mut slot.fence, &plan.round) {
             return Ok(());
         }
@@ -281,7 +281,7 @@ impl State {
         Ok(())
     }
 
-    /// Unmaps what was planned and keeps it in stock where it may be kept; returns the bytes.
+    /// Unmaps what was planned and keeps it in the free list where it may be kept; returns the bytes.
     fn carry_out(&mut self, plan: &Plan) -> Result<u64, CallError> {
         let mut got = 0;
         let mut outcome = Ok(());
@@ -304,9 +304,9 @@ impl State {
             for take in takes {
                 let Some(proof) = proof else { break };
                 match slot.space.withdraw(take.offset, proof) {
-                    Ok(Some(piece)) => {
+                    Ok(Some(unmapped)) => {
                         got += take.size;
-                        self.taken(from, piece);
+                        self.taken(from, unmapped);
                     }
                     Ok(None) => {}
                     Err(error) => {
@@ -328,10 +328,10 @@ impl State {
     }
 
     /// Books an extent that was withdrawn from a tenant, and keeps it where it may be kept.
-    pub(crate) fn taken(&mut self, from: TenantId, piece: Piece) {
-        self.budget.refund(from, piece.size());
+    pub(crate) fn taken(&mut self, from: TenantId, unmapped: Unmapped) {
+        self.budget.refund(from, unmapped.size());
         self.budget.refund_mappings(from, 1);
-        self.keep(piece);
+        self.keep(unmapped);
     }
 
     /// Takes everything that can be taken from a slot that was taken out.
@@ -345,7 +345,7 @@ impl State {
         let mut outcome = Ok(());
         for offset in offsets {
             match slot.space.withdraw(offset, proof) {
-                Ok(Some(piece)) => self.taken(id, piece),
+                Ok(Some(unmapped)) => self.taken(id, unmapped),
                 Ok(None) => {}
                 Err(error) => {
                     outcome = Err(error);
@@ -392,7 +392,7 @@ impl State {
             return;
         }
         self.sweep_all();
-        self.retire_all();
+        self.purge_all();
         let ids: Vec<TenantId> = self.tenants.keys().copied().collect();
         for id in ids {
             self.drop_empty_slots(id, bytes);

@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::budget::TenantId;
 use super::pressure::{Pressure, PressureHook};
 use super::reclaim::Plan;
-use super::slot::Place;
+use super::slot::SlotId;
 use super::state::State;
 use crate::error::{AllocateError, CallError, Shortage};
 
@@ -19,7 +19,7 @@ pub(super) enum Demand<'a> {
     /// New memory, in bytes.
     Bytes(u64),
     /// Blocks that are to have this number of bytes each.
-    Growth(&'a [(Place, u64)]),
+    Growth(&'a [(SlotId, u64)]),
 }
 
 impl From<u64> for Demand<'_> {
@@ -262,7 +262,7 @@ impl State {
         }
         // The driver has no more than the pool has already.
         bytes.min(
-            self.stock
+            self.free_list
                 .bytes()
                 .saturating_add(own)
                 .saturating_add(others),

@@ -1,26 +1,26 @@
 //! Memory that several blocks of a tenant show under their first bytes: mapped under each of them,
 //! held and charged once.
 //!
-//! Which slots show an extent stands in the tenant's [book](super::book); a slot knows up to where it
+//! Which slots show an extent stands in the tenant's [share table](super::share_table); a slot knows up to where it
 //! shares and leaves that out of its figures. Two slots that share an extent share all before it:
 //! sharing begins with a [fork](super::fork), which takes a prefix, and ends from behind.
 //!
 //! Every slot unmaps what it shows behind its own fence, so that the last one, which frees the
 //! memory, does so behind all of them. Whoever is left alone with an extent has it for its own. What
 //! a slot shows of memory that it shares, or may only read, and does not use is nobody's to reuse:
-//! it is [retired](super::retire).
+//! it is [purged](super::purge).
 
 use cuvmm_driver::PhysicalHandle;
 
-use super::book::Left;
 use super::budget::TenantId;
 use super::commit::Unfinished;
+use super::share_table::Left;
 use super::slot::Slot;
 use super::state::State;
 use super::tenancy::Tenancy;
 use crate::error::{AllocateError, CallError, CopyError};
 use crate::own::{Physical, Stream};
-use crate::region::{Extent, Fence, Piece, Unused, wait_for};
+use crate::region::{Extent, Fence, Unmapped, Unused, wait_for};
 
 impl Tenancy {
     /// Bytes of shared memory that some block uses or a lease keeps.
@@ -29,7 +29,7 @@ impl Tenancy {
             let slot = self.slot(holder);
             slot.is_none_or(|slot| slot.used() > offset || slot.leases > 0)
         };
-        let entries = self.book.entries();
+        let entries = self.share_table.entries();
         entries
             .filter(|entry| {
                 let mut holders = entry.holders.iter();
@@ -41,8 +41,8 @@ impl Tenancy {
 
     /// Bytes of shared memory that nobody uses any more, and that wait to be unmapped by the last who
     /// shows them.
-    pub(crate) fn shared_in_limbo(&self) -> u64 {
-        match self.book.bytes() {
+    pub(crate) fn shared_pending_free(&self) -> u64 {
+        match self.share_table.bytes() {
             0 => 0,
             bytes => bytes - self.shared_in_use(),
         }
@@ -57,7 +57,7 @@ impl Slot {
     }
 
     /// Whether its block has shrunk to less than it may not write: what it grows by is to be
-    /// [made its own](super::private) first.
+    /// [made its own](super::unshare) first.
     #[inline]
     pub(crate) fn is_cut(&self) -> bool {
         let block = self.block.as_ref();
@@ -107,7 +107,9 @@ impl State {
             return;
         };
         for (extent, physical) in slot.space.parts_in(0, end) {
-            tenancy.book.add(physical, extent.offset, from, index);
+            tenancy
+                .share_table
+                .add(physical, extent.offset, from, index);
         }
         slot.shared = end;
         slot.lent = end;
@@ -119,9 +121,9 @@ impl State {
     /// Unmaps what slots have given up of memory that others show too, as far as their fences have
     /// passed: then it is known whose it is.
     pub(super) fn part_all(&mut self) {
-        let shares = |tenancy: &Tenancy| tenancy.book.bytes() > 0;
+        let shares = |tenancy: &Tenancy| tenancy.share_table.bytes() > 0;
         if self.tenants.values().any(shares) {
-            self.retire_all();
+            self.purge_all();
         }
     }
 
@@ -138,7 +140,7 @@ impl State {
         let mut outcome = Ok(());
         for offset in offsets {
             match slot.space.withdraw(offset, proof) {
-                Ok(Some(piece)) => self.parted(id, index, slot, offset, piece),
+                Ok(Some(unmapped)) => self.parted(id, index, slot, offset, unmapped),
                 Ok(None) => {}
                 Err(error) => {
                     outcome = Err(error);
@@ -152,7 +154,7 @@ impl State {
 
     /// Unmaps all that a slot shares, where a roll-back needs it. What cannot be unmapped, or may be
     /// in use, is quarantined.
-    pub(super) fn unshare(
+    pub(super) fn leave_shared(
         &mut self,
         id: TenantId,
         index: usize,
@@ -167,7 +169,7 @@ impl State {
         for (extent, handle) in extents.into_iter().rev() {
             let withdrawn = proof.ok_or(CallError::InUse);
             match withdrawn.and_then(|proof| slot.space.withdraw(extent.offset, proof)) {
-                Ok(Some(piece)) => self.parted(id, index, slot, extent.offset, piece),
+                Ok(Some(unmapped)) => self.parted(id, index, slot, extent.offset, unmapped),
                 Ok(None) => {}
                 Err(error) => {
                     tracing::error!(%error, "a roll-back could not unmap: quarantined");
@@ -185,16 +187,16 @@ impl State {
         index: usize,
         slot: &mut Slot,
         offset: u64,
-        piece: Piece,
+        unmapped: Unmapped,
     ) {
-        let (handle, size) = (piece.physical.as_raw(), piece.size());
+        let (handle, size) = (unmapped.physical.as_raw(), unmapped.size());
         match self.leave(id, index, slot, offset, handle) {
             Left::Nobody => {
                 self.budget.refund(id, size);
-                self.keep(piece);
+                self.keep(unmapped);
             }
             // Their mappings hold it.
-            Left::One(_) | Left::Several => drop(piece),
+            Left::One(_) | Left::Several => drop(unmapped),
         }
     }
 
@@ -230,7 +232,9 @@ impl State {
         slot.shared = slot.shared.min(offset);
         self.budget.refund_mappings(id, 1);
         let tenancy = self.tenants.get_mut(&id);
-        let left = tenancy.map_or(Left::Nobody, |tenancy| tenancy.book.remove(handle, index));
+        let left = tenancy.map_or(Left::Nobody, |tenancy| {
+            tenancy.share_table.remove(handle, index)
+        });
         // One that has been taken out finds that it is alone when it is put back.
         if let Left::One(other) = left
             && let Some(other_slot) = self.take_slot(id, other)
@@ -247,7 +251,7 @@ impl State {
         index: usize,
         handle: PhysicalHandle,
     ) -> Option<usize> {
-        self.tenants.get(&id)?.book.other(handle, index)
+        self.tenants.get(&id)?.share_table.other(handle, index)
     }
 
     /// How many other slots show the extent of a slot that an offset lies in.
@@ -256,7 +260,7 @@ impl State {
         let (Some((_, physical)), Some(tenancy)) = (here.next(), self.tenants.get(&id)) else {
             return 0;
         };
-        tenancy.book.others(physical.as_raw())
+        tenancy.share_table.others(physical.as_raw())
     }
 
     /// Copies bytes at an offset from one slot to the same place in another, behind what the stream
@@ -293,7 +297,7 @@ impl State {
         }
         wait_for(&stream).map_err(|failed| {
             let failed = Unfinished::of(failed, stream.clone());
-            if !failed.running.is_passed() {
+            if !failed.running.is_complete() {
                 source.is_read_on(&stream);
             }
             failed

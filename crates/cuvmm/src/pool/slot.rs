@@ -2,7 +2,7 @@
 //!
 //! Memory lies in a slot as a prefix of its addresses. The first `used` bytes belong to the block.
 //! Up to `reach` it has been used before: that part is idle. What lies behind was put there ahead
-//! of the block's growth and never used: margin. When the block is gone, everything is idle: it
+//! of the block's growth and never used: precommitted. When the block is gone, everything is idle: it
 //! stays mapped, waits for its fence, and can be revived or taken back from the end. What its first
 //! bytes [share](super::shared) with other slots is in none of its figures.
 
@@ -13,24 +13,24 @@ use cuvmm_driver::DeviceAddress;
 
 use super::budget::TenantId;
 use super::pace::{Growth, Pace};
-use super::slumber::Slumber;
+use super::sleep_state::SleepState;
 use crate::own::Stream;
 use crate::region::{Extent, Fence, Space, Unused, Uses};
 
 /// Where a slot's memory stands when it is not in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Idle {
+pub(crate) enum Freed {
     /// Its fence has passed.
-    Warm,
+    Cached,
     /// It is not known whether its fence has passed.
-    Limbo,
+    PendingFree,
     /// A lease lives.
     Leased,
 }
 
 /// Where a block is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct SlotId {
     pub(crate) tenant: TenantId,
     pub(crate) slot: usize,
     pub(crate) address: DeviceAddress,
@@ -81,7 +81,7 @@ pub(crate) struct Slot {
     /// the memory in the slot neither grows nor is taken back.
     pub(crate) coming: u64,
     /// Whether its block has its memory.
-    pub(crate) slumber: Slumber,
+    pub(crate) sleep_state: SleepState,
 }
 
 #[derive(Debug)]
@@ -97,8 +97,8 @@ pub(crate) struct Occupant {
     /// Up to where memory was used since it was placed.
     pub(crate) reach: u64,
     /// Up to where its extents are marked as written to by it. For what it has grown over since the
-    /// slot was taken out last that is [still to be done](Slot::stain).
-    pub(crate) stained: u64,
+    /// slot was taken out last that is [still to be done](Slot::last_writer).
+    pub(crate) noted: u64,
     /// How much memory it gets at once when it outgrows what it has.
     pub(crate) growth: Growth,
     /// How fast it grows.
@@ -150,7 +150,7 @@ impl Slot {
             leases: 0,
             kept: Uses::none(),
             keeps_tail: false,
-            fence: Fence::passed(),
+            fence: Fence::complete(),
             touched: now,
             broken: false,
             single,
@@ -159,7 +159,7 @@ impl Slot {
             lent: 0,
             retiring: false,
             coming: 0,
-            slumber: Slumber::Awake,
+            sleep_state: SleepState::Awake,
         }
     }
 
@@ -170,7 +170,7 @@ impl Slot {
 
     /// Bytes of memory in it, or on their way into it or out of it.
     fn charged(&self) -> u64 {
-        self.space.bytes() + self.coming + self.slumber.beside()
+        self.space.bytes() + self.coming + self.sleep_state.beside()
     }
 
     pub(crate) fn used(&self) -> u64 {
@@ -184,7 +184,7 @@ impl Slot {
     /// Bytes of the block, as far as they are there.
     #[inline]
     fn present(&self, of: impl Fn(&Occupant) -> u64) -> u64 {
-        match (&self.block, self.slumber.is_awake()) {
+        match (&self.block, self.sleep_state.is_awake()) {
             (Some(block), true) => of(block),
             (Some(block), false) => of(block).min(self.charged()),
             (None, _) => 0,
@@ -193,8 +193,8 @@ impl Slot {
 
     /// Bytes that its block has when it is awake, and does not have now.
     pub(crate) fn asleep(&self) -> u64 {
-        match (&self.slumber, &self.block) {
-            (Slumber::Asleep { .. }, Some(block)) => block.used,
+        match (&self.sleep_state, &self.block) {
+            (SleepState::Asleep { .. }, Some(block)) => block.used,
             _ => 0,
         }
     }
@@ -205,7 +205,7 @@ impl Slot {
     }
 
     /// Bytes of memory put ahead of the block's growth.
-    pub(crate) fn margin(&self) -> u64 {
+    pub(crate) fn precommitted(&self) -> u64 {
         let reach = |block: &Occupant| block.reach.max(block.used);
         self.block
             .as_ref()
@@ -216,26 +216,26 @@ impl Slot {
     pub(crate) fn idle(&self) -> u64 {
         self.charged()
             .saturating_sub(self.taken())
-            .saturating_sub(self.margin())
+            .saturating_sub(self.precommitted())
     }
 
     /// Whether what its fence covers comes before whatever is done on `home` next.
     #[inline]
     pub(crate) fn is_before(&self, home: Option<&Stream>) -> bool {
-        self.fence.is_passed() || home.is_some_and(|home| self.fence.precedes(home))
+        self.fence.is_complete() || home.is_some_and(|home| self.fence.precedes(home))
     }
 
-    pub(crate) const fn idle_state(&self) -> Idle {
+    pub(crate) const fn freed_state(&self) -> Freed {
         if self.leases > 0 {
-            Idle::Leased
-        } else if self.fence.is_passed() {
-            Idle::Warm
+            Freed::Leased
+        } else if self.fence.is_complete() {
+            Freed::Cached
         } else {
-            Idle::Limbo
+            Freed::PendingFree
         }
     }
 
-    /// Idle bytes, margin included, that share an extent with bytes in use, and so cannot be taken
+    /// Idle bytes, precommitted memory included, that share an extent with bytes in use, and so cannot be taken
     /// back.
     pub(crate) fn stranded(&self) -> u64 {
         self.stranded_by(self.taken())
@@ -256,7 +256,7 @@ impl Slot {
     /// Bytes that cannot be taken back, however long one waits for the GPU.
     pub(crate) fn kept(&self) -> u64 {
         let kept = if self.leases > 0 {
-            self.space.bytes() + self.slumber.beside()
+            self.space.bytes() + self.sleep_state.beside()
         } else {
             self.taken() + self.stranded()
         };
@@ -318,7 +318,7 @@ impl Slot {
             None if self.leases > 0 => self.kept.add(stream),
             None => Fence::stream(stream.clone()),
         };
-        if !ended.is_passed() {
+        if !ended.is_complete() {
             self.fence.merge(ended);
             if !capturing {
                 self.fence.prune();
@@ -366,11 +366,11 @@ impl Slot {
     }
 
     /// Marks what the block may have written to since that was done last.
-    pub(crate) fn stain(&mut self, by: TenantId) {
+    pub(crate) fn note_writer(&mut self, by: TenantId) {
         if let Some(block) = &mut self.block
-            && block.used > block.stained
+            && block.used > block.noted
         {
-            block.stained = self.space.stain(block.stained, block.used, by.0);
+            block.noted = self.space.note_writer(block.noted, block.used, by.0);
         }
     }
 
@@ -380,7 +380,7 @@ impl Slot {
         self.lent = self.lent.min(bytes);
         if let Some(block) = &mut self.block {
             block.reach = block.reach.min(bytes);
-            block.stained = block.stained.min(bytes);
+            block.noted = block.noted.min(bytes);
         }
     }
 }

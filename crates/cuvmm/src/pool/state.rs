@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cuvmm_driver::{HandleTypes, PhysicalProps};
 
 use super::budget::{Budget, TenantId};
+use super::free_list::FreeList;
 use super::hardened::Hardening;
-use super::pace::{Ahead, Growth};
+use super::pace::{Growth, Precommit};
 use super::slot::Slot;
-use super::stock::Stock;
 use super::tenancy::Tenancy;
 use crate::device::Device;
 use crate::error::{CallError, Shortage};
@@ -60,9 +60,9 @@ pub(crate) struct State {
     pub(crate) device: Device,
     pub(crate) policy: Policy,
     pub(crate) budget: Budget,
-    pub(crate) stock: Stock,
+    pub(crate) free_list: FreeList,
     pub(crate) tenants: BTreeMap<TenantId, Tenancy>,
-    /// Counts uses, to tell what was used least recently. The shelves move it too.
+    /// Counts uses, to tell what was used least recently. The stream caches move it too.
     pub(crate) clock: Arc<AtomicU64>,
     /// Capture guards that live.
     pub(crate) capturing: u64,
@@ -72,7 +72,7 @@ pub(crate) struct State {
     pub(crate) quarantine: (Vec<Physical>, Vec<Space>),
     pub(crate) refusals: u64,
     /// What the mapper does for it, if it has one.
-    pub(crate) ahead: Option<Ahead>,
+    pub(crate) precommit: Option<Precommit>,
     /// What it knows besides if it is hardened.
     pub(crate) hardening: Option<Box<Hardening>>,
     /// Slots with memory that is to be unmapped once their fences have passed.
@@ -87,14 +87,14 @@ impl State {
             device,
             policy,
             budget,
-            stock: Stock::new(),
+            free_list: FreeList::new(),
             tenants: BTreeMap::new(),
             clock: Arc::default(),
             capturing: 0,
             needs_synchronise: false,
             quarantine: (Vec::new(), Vec::new()),
             refusals: 0,
-            ahead: None,
+            precommit: None,
             hardening: None,
             retiring: VecDeque::new(),
             next_tenant: 0,
@@ -145,7 +145,7 @@ impl State {
     /// brought up to date: a block that [grows within](Self::grow_within) has no time for that.
     pub(crate) fn take_slot(&mut self, id: TenantId, index: usize) -> Option<Box<Slot>> {
         let mut slot = self.tenants.get_mut(&id)?.take(index)?;
-        slot.stain(id);
+        slot.note_writer(id);
         Some(slot)
     }
 
@@ -188,14 +188,14 @@ impl State {
         needs_synchronise: &mut bool,
         fence: &mut Fence,
     ) -> Result<bool, CallError> {
-        if fence.is_passed() {
+        if fence.is_complete() {
             return Ok(true);
         }
         if capturing > 0 {
             return Ok(false);
         }
         match fence.poll()? {
-            Poll::Passed => Ok(true),
+            Poll::Complete => Ok(true),
             Poll::Pending => Ok(false),
             Poll::NeedsSynchronise => {
                 *needs_synchronise = true;
@@ -212,11 +212,11 @@ impl State {
         fence: &mut Fence,
         round: &Round,
     ) -> bool {
-        if fence.is_passed() || capturing > 0 {
-            return fence.is_passed();
+        if fence.is_complete() || capturing > 0 {
+            return fence.is_complete();
         }
         match fence.poll_in(round) {
-            Ok(Poll::Passed) => true,
+            Ok(Poll::Complete) => true,
             Ok(Poll::Pending) => false,
             Ok(Poll::NeedsSynchronise) => {
                 *needs_synchronise = true;
@@ -241,7 +241,7 @@ impl State {
 
     /// The figures for whoever is refused.
     pub(crate) fn shortage(&self, id: TenantId, wanted: u64, reclaimable: u64) -> Box<Shortage> {
-        use super::slot::Idle;
+        use super::slot::Freed;
         let account = self.budget.account(id);
         let mut holders: Vec<(String, u64)> = self
             .budget
@@ -254,14 +254,14 @@ impl State {
         holders.sort_by(|one, other| other.1.cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
         let slots = || self.tenants.values().flat_map(Tenancy::slots);
         // What is stranded does not come free with its fence.
-        let idle = |state: Idle| -> u64 {
+        let idle = |state: Freed| -> u64 {
             slots()
-                .filter(|slot| slot.idle_state() == state)
-                .map(|slot| (slot.idle() + slot.margin()).saturating_sub(slot.stranded()))
+                .filter(|slot| slot.freed_state() == state)
+                .map(|slot| (slot.idle() + slot.precommitted()).saturating_sub(slot.stranded()))
                 .sum()
         };
-        let shared = self.tenants.values().map(Tenancy::shared_in_limbo);
-        let limbo = idle(Idle::Limbo) + shared.sum::<u64>();
+        let shared = self.tenants.values().map(Tenancy::shared_pending_free);
+        let pending_free = idle(Freed::PendingFree) + shared.sum::<u64>();
         let creatable = self.budget.creatable().min(self.policy.largest_extent);
         Box::new(Shortage {
             tenant: self
@@ -275,13 +275,13 @@ impl State {
                 .device
                 .granule()
                 .round_down(creatable)
-                .max(self.stock.largest()),
+                .max(self.free_list.largest()),
             limit: self.budget.limits().bytes,
             tenant_limit: account.limit,
             tenant_held: account.held,
             guaranteed_to_others: self.budget.guaranteed_to_others(id),
-            limbo,
-            leased: idle(Idle::Leased),
+            pending_free,
+            leased: idle(Freed::Leased),
             stranded: slots().map(Slot::stranded).sum(),
             quarantined: self.budget.quarantined(),
             holders,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::budget::TenantId;
-use super::slot::{Idle, Slot};
+use super::slot::{Freed, Slot};
 use super::state::State;
 use super::tenancy::Tenancy;
 use super::tenant::Tenant;
@@ -11,7 +11,7 @@ use crate::calls::CallCounts;
 
 /// A pool's figures. Sizes in bytes.
 ///
-/// `committed = in_use + padding + margin + warm + limbo + leased + shared`; what the driver gave is
+/// `committed = in_use + padding + precommitted + warm + pending_free + leased + shared`; what the driver gave is
 /// `committed + free + quarantined`.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -27,12 +27,16 @@ pub struct PoolStats {
     /// What blocks have beyond that because memory comes in granules.
     pub padding: u64,
     /// Put ahead of the growth of blocks and never used; given up before anybody is refused.
-    pub margin: u64,
+    #[doc(alias = "margin")]
+    pub precommitted: u64,
     /// Idle and mapped; its fence has passed.
-    pub warm: u64,
+    #[doc(alias = "warm")]
+    #[doc(alias = "idle")]
+    pub cached: u64,
     /// Idle and mapped; whether its fence has passed is not known, and is asked when somebody
     /// wants the memory. The home stream has it at once.
-    pub limbo: u64,
+    #[doc(alias = "limbo")]
+    pub pending_free: u64,
     /// Freed, but kept by a lease.
     pub leased: u64,
     /// In use under the first bytes of several blocks, counted once: what
@@ -108,11 +112,15 @@ pub struct TenantStats {
     /// What its blocks have beyond that because memory comes in granules.
     pub padding: u64,
     /// Put ahead of the growth of blocks and never used; given up before anybody is refused.
-    pub margin: u64,
+    #[doc(alias = "margin")]
+    pub precommitted: u64,
     /// Idle, fence passed.
-    pub warm: u64,
+    #[doc(alias = "warm")]
+    #[doc(alias = "idle")]
+    pub cached: u64,
     /// Idle, fence not known to have passed.
-    pub limbo: u64,
+    #[doc(alias = "limbo")]
+    pub pending_free: u64,
     /// Freed, but kept by a lease.
     pub leased: u64,
     /// In use under several blocks, counted once.
@@ -142,17 +150,17 @@ impl TenantStats {
         let in_use = slot.requested().saturating_sub(slot.shared);
         self.in_use += in_use;
         self.padding += slot.taken() - slot.shared - in_use;
-        self.margin += slot.margin();
+        self.precommitted += slot.precommitted();
         self.stranded += slot.stranded();
         if slot.exported {
             self.exported += slot.space.exported().map(|extent| extent.size).sum::<u64>();
         }
         self.asleep += slot.asleep();
         self.leases += slot.leases;
-        match slot.idle_state() {
-            Idle::Warm => self.warm += slot.idle(),
-            Idle::Limbo => self.limbo += slot.idle(),
-            Idle::Leased => self.leased += slot.idle(),
+        match slot.freed_state() {
+            Freed::Cached => self.cached += slot.idle(),
+            Freed::PendingFree => self.pending_free += slot.idle(),
+            Freed::Leased => self.leased += slot.idle(),
         }
         if let Some(block) = &slot.block {
             self.blocks += 1;
@@ -171,13 +179,13 @@ const SLOTS_AT_ONCE: usize = 256;
 
 impl Tenant {
     /// Bytes of its memory that no block uses or has ahead of its growth: what
-    /// [`stats`](Self::stats) show as warm, in limbo and leased. The lock is let go of between parts.
+    /// [`stats`](Self::stats) show as warm, pending free and leased. The lock is let go of between parts.
     pub(crate) fn idle(&self) -> u64 {
         let (core, id) = (self.core(), self.id());
         let mut state = core.lock();
         state.sweep(id);
         let tenancy = state.tenants.get(&id);
-        let mut idle = tenancy.map_or(0, Tenancy::shared_in_limbo);
+        let mut idle = tenancy.map_or(0, Tenancy::shared_pending_free);
         for first in (0..).step_by(SLOTS_AT_ONCE) {
             let slots = state
                 .tenants
@@ -220,7 +228,7 @@ impl State {
         };
         tenancy.slots().for_each(|slot| stats.add(slot));
         stats.shared = tenancy.shared_in_use();
-        stats.limbo += tenancy.shared_in_limbo();
+        stats.pending_free += tenancy.shared_pending_free();
         stats
     }
 
@@ -240,12 +248,12 @@ impl State {
             peak: self.budget.peak(),
             in_use: sum(|tenant| tenant.in_use),
             padding: sum(|tenant| tenant.padding),
-            margin: sum(|tenant| tenant.margin),
-            warm: sum(|tenant| tenant.warm),
-            limbo: sum(|tenant| tenant.limbo),
+            precommitted: sum(|tenant| tenant.precommitted),
+            cached: sum(|tenant| tenant.cached),
+            pending_free: sum(|tenant| tenant.pending_free),
             leased: sum(|tenant| tenant.leased),
             shared: sum(|tenant| tenant.shared),
-            free: self.stock.bytes(),
+            free: self.free_list.bytes(),
             quarantined: self.budget.quarantined(),
             stranded: sum(|tenant| tenant.stranded),
             exported: sum(|tenant| tenant.exported),

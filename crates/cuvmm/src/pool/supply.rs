@@ -1,13 +1,13 @@
-//! Where memory comes from: the stock, else the driver; and where it goes back to.
+//! Where memory comes from: the free list, else the driver; and where it goes back to.
 
 use super::budget::TenantId;
 use super::state::{Policy, Scrub, State};
 use crate::device::Device;
 use crate::error::{AllocateError, CreateError};
 use crate::own::{CloseRefusal, Physical};
-use crate::region::Piece;
+use crate::region::Unmapped;
 
-/// How many small pieces are mapped sooner than released and created anew as one: each costs the
+/// How many small physicals are mapped sooner than released and created anew as one: each costs the
 /// driver about 25 us to open and 11 us to release, and a creation at least 20 us
 /// (`docs/measurements.md`).
 const WORTH_MAPPING: u64 = 4;
@@ -15,65 +15,65 @@ const WORTH_MAPPING: u64 = 4;
 impl State {
     /// Pieces of at most `largest` that make up `bytes` (whole granules), which the tenant has been charged; taken from
     /// others if it `claims` them and the driver has no more. On failure nothing has changed,
-    /// except that the driver may have got stock back.
+    /// except that the driver may have got memory of the free list back.
     pub(crate) fn gather(
         &mut self,
         id: TenantId,
         bytes: u64,
         largest: u64,
         claims: bool,
-    ) -> Result<Vec<Piece>, AllocateError> {
-        let mut pieces = vec![];
+    ) -> Result<Vec<Unmapped>, AllocateError> {
+        let mut physicals = vec![];
         let mut left = bytes;
         while left > 0 {
-            match self.one_piece(id, left, largest, claims) {
-                Ok(piece) => {
-                    left -= piece.size();
-                    pieces.push(piece);
+            match self.one_unmapped(id, left, largest, claims) {
+                Ok(unmapped) => {
+                    left -= unmapped.size();
+                    physicals.push(unmapped);
                 }
                 Err(error) => {
-                    self.put_back(pieces);
+                    self.put_back(physicals);
                     return Err(error);
                 }
             }
         }
-        Ok(pieces)
+        Ok(physicals)
     }
 
-    /// One piece of at most `left` bytes, as large as can be.
-    fn one_piece(
+    /// One physical of at most `left` bytes, as large as can be.
+    fn one_unmapped(
         &mut self,
         id: TenantId,
         left: u64,
         largest: u64,
         claims: bool,
-    ) -> Result<Piece, AllocateError> {
+    ) -> Result<Unmapped, AllocateError> {
         let want = self.device.granule().extent_within(left, largest);
         // During a capture nothing can be scrubbed: then only what may be had as it is.
         let foreign = self.capturing == 0 || self.policy.scrub == Scrub::Never;
         loop {
-            if let Some(piece) = self.stock.take(want, Some(id.0), foreign) {
-                return Ok(piece);
+            if let Some(unmapped) = self.free_list.take(want, Some(id.0), foreign) {
+                return Ok(unmapped);
             }
             let mut refused = None;
             if self.budget.creatable() < want {
-                self.merge_stock(want);
+                self.merge_free(want);
             }
             if self.budget.creatable() >= want {
                 match self.create(want) {
-                    Ok(piece) => return Ok(piece),
+                    Ok(unmapped) => return Ok(unmapped),
                     Err(CreateError::Call { cause, .. }) if cause.is_out_of_memory() => {
                         refused = Some(cause);
                     }
                     Err(error) => return Err(error.into()),
                 }
             }
-            if let Some(piece) = self.stock.take_within(want, Some(id.0), foreign) {
-                return Ok(piece);
+            if let Some(unmapped) = self.free_list.take_within(want, Some(id.0), foreign) {
+                return Ok(unmapped);
             }
-            // What is left in stock is too large, or may not be had: the driver gets it back.
-            if let Some(piece) = self.stock.take_largest() {
-                self.release(piece);
+            // What is left in the free list is too large, or may not be had: the driver gets it back.
+            if let Some(unmapped) = self.free_list.take_largest() {
+                self.release(unmapped);
                 continue;
             }
             let Some(cause) = refused else {
@@ -88,60 +88,60 @@ impl State {
         }
     }
 
-    /// Releases many small pieces of stock, so that one of `want` bytes can be created instead,
+    /// Releases many small physicals of the free list, so that one of `want` bytes can be created instead,
     /// where that costs less than mapping them all; or one that is larger.
-    fn merge_stock(&mut self, want: u64) {
+    fn merge_free(&mut self, want: u64) {
         let missing = want - self.budget.creatable();
-        if self.stock.pieces_for(want) <= WORTH_MAPPING {
+        if self.free_list.unmapped_for(want) <= WORTH_MAPPING {
             return;
         }
-        if let Some(piece) = self.stock.take_smallest_above(want) {
-            self.release(piece);
+        if let Some(unmapped) = self.free_list.take_smallest_above(want) {
+            self.release(unmapped);
             return;
         }
-        if self.stock.bytes() < missing {
+        if self.free_list.bytes() < missing {
             return;
         }
         while self.budget.creatable() < want {
-            let Some(piece) = self.stock.take_smallest() else {
+            let Some(unmapped) = self.free_list.take_smallest() else {
                 return;
             };
-            self.release(piece);
+            self.release(unmapped);
         }
     }
 
-    fn create(&mut self, size: u64) -> Result<Piece, CreateError> {
+    fn create(&mut self, size: u64) -> Result<Unmapped, CreateError> {
         let physical = self.policy.create(&self.device, size)?;
         self.budget.created(size);
-        Ok(Piece::fresh(physical))
+        Ok(Unmapped::fresh(physical))
     }
 
-    /// Undoes [`Self::gather`]: what it created goes back to the driver, the rest to the stock.
-    pub(crate) fn put_back(&mut self, pieces: Vec<Piece>) {
-        for piece in pieces {
-            if piece.fresh {
-                self.release(piece);
+    /// Undoes [`Self::gather`]: what it created goes back to the driver, the rest to the free list.
+    pub(crate) fn put_back(&mut self, physicals: Vec<Unmapped>) {
+        for unmapped in physicals {
+            if unmapped.fresh {
+                self.release(unmapped);
             } else {
-                self.keep(piece);
+                self.keep(unmapped);
             }
         }
     }
 
-    /// Keeps a piece that no slot uses any more for the next tenant that wants memory. What another
+    /// Keeps a physical that no slot uses any more for the next tenant that wants memory. What another
     /// process may have goes to the driver. What is still mapped elsewhere, since a roll-back could
     /// not unmap it, is quarantined: it would show the next tenant's data there.
-    pub(crate) fn keep(&mut self, piece: Piece) {
-        if piece.physical.is_exported() || piece.physical.is_shared() {
-            self.release(piece);
+    pub(crate) fn keep(&mut self, unmapped: Unmapped) {
+        if unmapped.physical.is_exported() || unmapped.physical.is_shared() {
+            self.release(unmapped);
         } else {
-            self.stock.add(piece);
+            self.free_list.add(unmapped);
         }
     }
 
-    /// Gives a piece to the driver, or to the quarantine if it will not have it.
-    pub(crate) fn release(&mut self, piece: Piece) -> u64 {
-        let size = piece.size();
-        match piece.physical.close() {
+    /// Gives a physical to the driver, or to the quarantine if it will not have it.
+    pub(crate) fn release(&mut self, unmapped: Unmapped) -> u64 {
+        let size = unmapped.size();
+        match unmapped.physical.close() {
             Ok(()) => {
                 self.budget.released(size);
                 size
@@ -159,25 +159,25 @@ impl State {
         }
     }
 
-    /// Gives stock to the driver until at most `keep` bytes of it are left.
-    pub(crate) fn release_stock(&mut self, keep: u64) -> u64 {
+    /// Gives memory of the free list to the driver until at most `keep` bytes of it are left.
+    pub(crate) fn release_free(&mut self, keep: u64) -> u64 {
         let mut released = 0;
-        while self.stock.bytes() > keep {
-            let Some(piece) = self.stock.take_largest() else {
+        while self.free_list.bytes() > keep {
+            let Some(unmapped) = self.free_list.take_largest() else {
                 break;
             };
-            released += self.release(piece);
+            released += self.release(unmapped);
         }
         released
     }
 
-    /// Gives to the driver what the stock has grown by since it was `before` bytes, in pieces that
+    /// Gives to the driver what the free list has grown by since it was `before` bytes, in physicals that
     /// make up so much: what lay there before stays.
     pub(crate) fn release_growth(&mut self, before: u64) {
-        let mut left = self.stock.bytes().saturating_sub(before);
-        while let Some(piece) = self.stock.take_within(left, None, true) {
-            left -= piece.size();
-            self.release(piece);
+        let mut left = self.free_list.bytes().saturating_sub(before);
+        while let Some(unmapped) = self.free_list.take_within(left, None, true) {
+            left -= unmapped.size();
+            self.release(unmapped);
         }
     }
 }

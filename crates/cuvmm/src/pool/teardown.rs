@@ -9,15 +9,15 @@ use crate::region::Unused;
 impl State {
     pub(crate) fn trim(&mut self, keep: u64) -> Result<u64, CallError> {
         let before = self.budget.obtained();
-        self.retire_all();
+        self.purge_all();
         let excess = |state: &Self| state.budget.obtained().saturating_sub(keep);
-        if excess(self) > self.stock.bytes() {
-            let wanted = excess(self) - self.stock.bytes();
+        if excess(self) > self.free_list.bytes() {
+            let wanted = excess(self) - self.free_list.bytes();
             // Nobody in particular asks, so everybody's guarantee counts.
             self.take_back_any(TenantId(u64::MAX), wanted)?;
         }
-        let stock = self.stock.bytes().saturating_sub(excess(self));
-        self.release_stock(stock);
+        let free_list = self.free_list.bytes().saturating_sub(excess(self));
+        self.release_free(free_list);
         // What was exported was released on the way.
         Ok(before - self.budget.obtained())
     }
@@ -31,7 +31,7 @@ impl State {
         for id in self.tenants.keys().copied().collect::<Vec<_>>() {
             outcome = outcome.and(self.empty(id));
         }
-        self.release_stock(0);
+        self.release_free(0);
         outcome.and(self.retry_quarantine())
     }
 
@@ -68,10 +68,10 @@ impl State {
         let offsets: Vec<u64> = extents.map(|extent| extent.offset).collect();
         for offset in offsets {
             match slot.space.withdraw_back(offset, proof)? {
-                Some(piece) if offset < slot.shared => {
-                    self.parted(id, index, slot, offset, piece);
+                Some(unmapped) if offset < slot.shared => {
+                    self.parted(id, index, slot, offset, unmapped);
                 }
-                Some(piece) => self.taken(id, piece),
+                Some(unmapped) => self.taken(id, unmapped),
                 None => {}
             }
         }

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use super::book::Book;
 use super::pressure::PressureHook;
 use super::rows::Rows;
-use super::slot::{Class, Place, Slot};
+use super::share_table::ShareTable;
+use super::slot::{Class, Slot, SlotId};
 
 /// Where slots are listed that no block may be put in, though they are empty.
 const NO_CLASS: Class = Class {
@@ -21,7 +21,7 @@ pub(crate) type Aged = (u64, usize);
 /// A block that was freed, and when.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Freed {
-    pub(crate) place: Place,
+    pub(crate) place: SlotId,
     pub(crate) at: u64,
 }
 
@@ -44,9 +44,9 @@ pub(crate) trait Unswept: Send + Sync {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Give {
     /// It was in use.
-    Idle,
+    Cached,
     /// It was put ahead of a block's growth.
-    Margin,
+    Precommitted,
 }
 
 pub(crate) struct Tenancy {
@@ -60,7 +60,7 @@ pub(crate) struct Tenancy {
     /// Slots that lie side by side.
     pub(crate) rows: Rows,
     /// What several of its slots show.
-    pub(crate) book: Book,
+    pub(crate) share_table: ShareTable,
     slots: Vec<Option<Listed>>,
     /// How many of them have a block that is not awake.
     sleepers: usize,
@@ -70,7 +70,7 @@ pub(crate) struct Tenancy {
     reusable: BTreeMap<Class, BTreeSet<Aged>>,
     /// Slots that memory can be taken from.
     idle: BTreeSet<Aged>,
-    margin: BTreeSet<Aged>,
+    precommitted: BTreeSet<Aged>,
 }
 
 /// A slot and where it is listed.
@@ -96,13 +96,13 @@ impl Tenancy {
             refusals: 0,
             unswept,
             rows: Rows::new(),
-            book: Book::new(),
+            share_table: ShareTable::new(),
             slots: Vec::new(),
             sleepers: 0,
             vacant: Vec::new(),
             reusable: BTreeMap::new(),
             idle: BTreeSet::new(),
-            margin: BTreeSet::new(),
+            precommitted: BTreeSet::new(),
         }
     }
 
@@ -183,7 +183,7 @@ impl Tenancy {
         if let Some(give) = gives {
             self.giving_mut(give).remove(&aged);
         }
-        if !slot.slumber.is_awake() {
+        if !slot.sleep_state.is_awake() {
             self.sleepers -= 1;
         }
         Some(slot)
@@ -192,16 +192,16 @@ impl Tenancy {
     /// Puts a slot in its place, and on the lists it belongs on.
     pub(crate) fn put(&mut self, index: usize, mut slot: Box<Slot>) {
         if slot.shared > 0 {
-            self.book.settle(index, &mut slot);
+            self.share_table.settle(index, &mut slot);
         }
         let age = slot.touched;
         let class = slot.is_vacant().then(|| match slot.serves_once() {
             true => NO_CLASS,
             false => slot.class,
         });
-        let gives = slot.has_spare().then(|| match slot.margin() {
-            0 => Give::Idle,
-            _ => Give::Margin,
+        let gives = slot.has_spare().then(|| match slot.precommitted() {
+            0 => Give::Cached,
+            _ => Give::Precommitted,
         });
         if let Some(class) = class {
             self.reusable.entry(class).or_default().insert((age, index));
@@ -209,7 +209,7 @@ impl Tenancy {
         if let Some(give) = gives {
             self.giving_mut(give).insert((age, index));
         }
-        if !slot.slumber.is_awake() {
+        if !slot.sleep_state.is_awake() {
             self.sleepers += 1;
         }
         if let Some(place) = self.slots.get_mut(index) {
@@ -248,8 +248,8 @@ impl Tenancy {
     /// The slot that gives and comes after another in age, the oldest first.
     pub(crate) fn next_giving(&self, give: Give, after: Option<Aged>) -> Option<Aged> {
         let list = match give {
-            Give::Idle => &self.idle,
-            Give::Margin => &self.margin,
+            Give::Cached => &self.idle,
+            Give::Precommitted => &self.precommitted,
         };
         let after = after.map_or(Bound::Unbounded, Bound::Excluded);
         list.range((after, Bound::Unbounded)).next().copied()
@@ -257,8 +257,8 @@ impl Tenancy {
 
     const fn giving_mut(&mut self, give: Give) -> &mut BTreeSet<Aged> {
         match give {
-            Give::Idle => &mut self.idle,
-            Give::Margin => &mut self.margin,
+            Give::Cached => &mut self.idle,
+            Give::Precommitted => &mut self.precommitted,
         }
     }
 }

@@ -7,8 +7,8 @@ use super::block::Block;
 use super::builder::BlockBuilder;
 use super::core::Core;
 use super::pressure::{Pressure, PressureHook};
-use super::shelf::{Owner, Shelves};
 use super::stats::TenantStats;
+use super::stream_cache::{Owner, StreamCaches};
 use super::tenancy::Tenancy;
 use crate::device::Device;
 use crate::error::{AllocateError, RegisterError};
@@ -107,8 +107,8 @@ impl<'a> TenantBuilder<'a> {
         {
             return Err(RegisterError::NameTaken { name });
         }
-        let shelves = Arc::new(Shelves::new(Arc::clone(&state.clock)));
-        let unswept = Arc::clone(&shelves);
+        let stream_caches = Arc::new(StreamCaches::new(Arc::clone(&state.clock)));
+        let unswept = Arc::clone(&stream_caches);
         let tenancy = Tenancy::new(name.clone(), priority, hook, unswept);
         if state.hardening.is_some() {
             // Nothing that was freed is handed on as it is: all of it goes the long way.
@@ -119,7 +119,7 @@ impl<'a> TenantBuilder<'a> {
         let owner = Owner {
             core: Arc::clone(core),
             tenant: id,
-            shelves,
+            stream_caches,
         };
         Ok(Tenant {
             shared: Arc::new(Shared {

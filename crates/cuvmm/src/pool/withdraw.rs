@@ -3,18 +3,18 @@
 //! for what was [exported](super::exported).
 
 use super::budget::TenantId;
-use super::slot::{Place, Slot};
-use super::slumber::Slumber;
+use super::sleep_state::SleepState;
+use super::slot::{Slot, SlotId};
 use super::state::State;
 use super::tenancy::Freed;
 use crate::deferred::defer;
 use crate::error::{CallError, ShrinkError};
 use crate::own::Stream;
-use crate::region::Ring;
+use crate::region::Urgency;
 
 impl State {
     /// Shrinks blocks to the sizes given with them: all of them or none.
-    pub(crate) fn shrink(&mut self, steps: &[(Place, u64)]) -> Result<(), ShrinkError> {
+    pub(crate) fn shrink(&mut self, steps: &[(SlotId, u64)]) -> Result<(), ShrinkError> {
         for (place, size) in steps {
             self.may_shrink(place, *size)?;
         }
@@ -22,19 +22,19 @@ impl State {
         for (place, size) in steps {
             self.shrink_one(place, *size, now);
         }
-        self.retire_some();
+        self.purge_some();
         Ok(())
     }
 
     /// Why a block cannot shrink to a size, if it cannot.
-    fn may_shrink(&self, place: &Place, wanted: u64) -> Result<(), ShrinkError> {
+    fn may_shrink(&self, place: &SlotId, wanted: u64) -> Result<(), ShrinkError> {
         if wanted == 0 {
             return Err(ShrinkError::ZeroSize);
         }
         let Some(slot) = self.slot(place.tenant, place.slot) else {
             return Ok(());
         };
-        if !slot.slumber.is_awake() {
+        if !slot.sleep_state.is_awake() {
             return Err(ShrinkError::Asleep);
         }
         match &slot.block {
@@ -47,7 +47,7 @@ impl State {
     }
 
     /// Shrinks a block that can shrink.
-    fn shrink_one(&mut self, place: &Place, size: u64, now: u64) {
+    fn shrink_one(&mut self, place: &SlotId, size: u64, now: u64) {
         let granule = self.device.granule();
         let Some(mut slot) = self.take_slot(place.tenant, place.slot) else {
             return;
@@ -81,14 +81,14 @@ impl State {
         }
     }
 
-    pub(crate) fn free(&mut self, place: &Place) {
+    pub(crate) fn free(&mut self, place: &SlotId) {
         let now = self.tick();
         self.free_at(place, now);
-        self.retire_some();
+        self.purge_some();
         self.collect_if_draining(place.tenant);
     }
 
-    fn free_at(&mut self, place: &Place, now: u64) {
+    fn free_at(&mut self, place: &SlotId, now: u64) {
         let Some(mut slot) = self.take_slot(place.tenant, place.slot) else {
             return;
         };
@@ -96,18 +96,18 @@ impl State {
             self.overwrite(&mut slot, block.home.as_ref(), 0);
         }
         // Whoever is moving a block finds out that it is gone.
-        let slept = matches!(slot.slumber, Slumber::Asleep { .. });
+        let slept = matches!(slot.sleep_state, SleepState::Asleep { .. });
         if slept {
-            slot.slumber = Slumber::Awake;
+            slot.sleep_state = SleepState::Awake;
         }
         slot.touched = now;
         self.lay_down(place.tenant, place.slot, slot);
         if slept {
-            self.heed_sleepers(place.tenant);
+            self.update_bypass(place.tenant);
         }
     }
 
-    /// Frees for good what a tenant's blocks left on shelves; whether there was anything.
+    /// Frees for good what a tenant's blocks left in stream caches; whether there was anything.
     pub(crate) fn sweep(&mut self, id: TenantId) -> bool {
         let freed = match self.tenants.get(&id) {
             Some(tenancy) => tenancy.unswept.sweep(),
@@ -125,7 +125,7 @@ impl State {
         self.free_all(&freed);
     }
 
-    /// The same for one who has just said that it waits: nothing comes on a shelf after this that
+    /// The same for one who has just said that it waits: nothing comes in a stream cache after this that
     /// it is not told of.
     pub(crate) fn sweep_each(&mut self) {
         let tenants = self.tenants.values();
@@ -177,13 +177,13 @@ impl State {
         self.drop_empty_slots_if_draining(id);
         // What still waits for its fence is the mapper's to look after.
         if self.tenants.contains_key(&id)
-            && let Some(ahead) = &mut self.ahead
+            && let Some(precommit) = &mut self.precommit
         {
-            ahead.call(Ring::Soon);
+            precommit.call(Urgency::Soon);
         }
     }
 
-    pub(crate) fn take_lease(&mut self, place: &Place) {
+    pub(crate) fn take_lease(&mut self, place: &SlotId) {
         if let Some(mut slot) = self.take_slot(place.tenant, place.slot) {
             slot.leases += 1;
             self.put_slot(place.tenant, place.slot, slot);
@@ -191,7 +191,7 @@ impl State {
     }
 
     /// Ends a lease; whether memory may have come free by it.
-    pub(crate) fn end_lease(&mut self, place: &Place) -> bool {
+    pub(crate) fn end_lease(&mut self, place: &SlotId) -> bool {
         let Some(mut slot) = self.take_slot(place.tenant, place.slot) else {
             return false;
         };
@@ -205,13 +205,13 @@ impl State {
             slot.touched = self.tick();
         }
         self.lay_down(place.tenant, place.slot, slot);
-        self.retire_some();
+        self.purge_some();
         self.collect_if_draining(place.tenant);
         given
     }
 
     /// Notes that a stream uses the block, or used it while a lease kept it.
-    pub(crate) fn record_use(&mut self, place: &Place, stream: &Stream) -> Result<(), CallError> {
+    pub(crate) fn record_use(&mut self, place: &SlotId, stream: &Stream) -> Result<(), CallError> {
         self.device.own_process()?;
         if !stream.device().same_driver(&self.device) {
             return Err(CallError::WrongDriver);
@@ -224,7 +224,7 @@ impl State {
     }
 
     /// Notes that work on streams nobody can name uses the block, or used it while a lease kept it.
-    pub(crate) fn record_use_anywhere(&mut self, place: &Place) {
+    pub(crate) fn record_use_anywhere(&mut self, place: &SlotId) {
         if let Some(slot) = self.slot_mut(place.tenant, place.slot) {
             slot.record_use_anywhere();
         }
@@ -232,7 +232,7 @@ impl State {
 
     /// The streams whose work may use the memory of a block, or of one that a lease kept; nothing
     /// where that may be any.
-    pub(crate) fn streams(&self, place: &Place) -> Option<Vec<Stream>> {
+    pub(crate) fn streams(&self, place: &SlotId) -> Option<Vec<Stream>> {
         let slot = self.slot(place.tenant, place.slot)?;
         slot.block.as_ref()?.streams()
     }

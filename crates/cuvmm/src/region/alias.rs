@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::Region;
-use super::place::{Piece, PlaceError};
+use super::place::{PlaceError, Unmapped};
 use super::space::Extent;
 use crate::error::AliasError;
 
@@ -58,13 +58,13 @@ impl Region {
             });
         }
         self.afford(extents.len() as u64, 0)?;
-        let pieces: Vec<Piece> = extents
+        let physicals: Vec<Unmapped> = extents
             .iter()
             .filter_map(|extent| self.space.physical_at(extent.offset))
-            .map(Piece::fresh)
+            .map(Unmapped::fresh)
             .collect();
         self.space
-            .place(second.start, pieces)
+            .place(second.start, physicals)
             .map_err(|PlaceError { error, .. }| error)?;
         self.committed.insert(second);
         self.aliased = true;

@@ -12,7 +12,7 @@ use super::zeros::{DEFAULT_ZERO_EXTENT, Zeros};
 use super::{DEFAULT_LARGEST_EXTENT, DEFAULT_MAPPING_LIMIT, Region};
 use crate::device::Device;
 use crate::error::{ProbeError, ReserveError};
-use crate::own::{Access, Right, nccl_wishes};
+use crate::own::{Access, AccessGrant, nccl_wishes};
 
 /// Options of a region.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub struct RegionBuilder<'a> {
     size: u64,
     props: PhysicalProps,
     layout: Layout,
-    guests: Vec<Access>,
+    guests: Vec<AccessGrant>,
     largest: u64,
     mapping_limit: u64,
     zero_extent: u64,
@@ -42,7 +42,7 @@ impl<'a> RegionBuilder<'a> {
     }
 
     /// The largest extent in bytes, a power of two granules; 1 GiB by default. Smaller extents
-    /// can be decommitted in smaller pieces and cost more driver calls.
+    /// can be decommitted in smaller physicals and cost more driver calls.
     #[must_use]
     pub const fn largest_extent(mut self, bytes: u64) -> Self {
         self.largest = bytes;
@@ -87,8 +87,8 @@ impl<'a> RegionBuilder<'a> {
 
     /// Lets another device in from the beginning: see [`Region::grant`].
     #[must_use]
-    pub fn open_to(mut self, device: &Device, right: Right) -> Self {
-        self.guests.push(Access::device(device, right));
+    pub fn open_to(mut self, device: &Device, access: Access) -> Self {
+        self.guests.push(AccessGrant::device(device, access));
         self
     }
 
@@ -145,7 +145,7 @@ impl<'a> RegionBuilder<'a> {
         for guest in &self.guests {
             if let Some(device) = guest.named() {
                 region
-                    .grant(device, guest.right())
+                    .grant(device, guest.access())
                     .map_err(|error| ReserveError::Grant(Box::new(error)))?;
             }
         }

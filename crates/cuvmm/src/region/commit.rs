@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::Region;
 use super::fence::{Fence, Unused};
 use super::layout::{Layout, reachable};
-use super::place::{Piece, PlaceError};
+use super::place::{PlaceError, Unmapped};
 use super::space::Extent;
 use super::zeros::beside;
 use crate::error::{CommitError, CreateError};
@@ -94,9 +94,9 @@ impl Region {
             self.afford(planned.len() as u64 + kept, backed.len() as u64)?;
             // Asked before anything is created: a refusal costs nothing then.
             let proof = self.zeros_are_unread(&range, fence)?;
-            let pieces = self.create(planned)?;
+            let physicals = self.create(planned)?;
             let taken = self.zeros.take(&mut self.space, &range, proof)?;
-            let placed = self.place(pieces);
+            let placed = self.place(physicals);
             let settled = placed.and_then(|placed| {
                 self.zeros
                     .put(&mut self.space, &beside)
@@ -132,7 +132,7 @@ impl Region {
         }
         foreign
             .iter()
-            .try_for_each(|extent| self.reclaim_in(&(extent.offset..extent.end())))
+            .try_for_each(|extent| self.purge_in(&(extent.offset..extent.end())))
     }
 
     /// The extents that the gaps of a range take.
@@ -157,10 +157,10 @@ impl Region {
         planned
     }
 
-    fn create(&self, planned: Vec<Planned>) -> Result<Vec<(u64, Piece)>, CommitError> {
+    fn create(&self, planned: Vec<Planned>) -> Result<Vec<(u64, Unmapped)>, CommitError> {
         let one = |planned: Planned| {
             let physical = self.physical(planned.size, &planned.place)?;
-            Ok((planned.offset, Piece::fresh(physical)))
+            Ok((planned.offset, Unmapped::fresh(physical)))
         };
         planned.into_iter().map(one).collect()
     }
@@ -174,11 +174,11 @@ impl Region {
             .create()
     }
 
-    /// Places pieces, and returns where: all of them or none.
-    fn place(&mut self, pieces: Vec<(u64, Piece)>) -> Result<Vec<u64>, CommitError> {
-        let mut placed = Vec::with_capacity(pieces.len());
-        for (offset, piece) in pieces {
-            if let Err(PlaceError { error, .. }) = self.space.place(offset, vec![piece]) {
+    /// Places physicals, and returns where: all of them or none.
+    fn place(&mut self, physicals: Vec<(u64, Unmapped)>) -> Result<Vec<u64>, CommitError> {
+        let mut placed = Vec::with_capacity(physicals.len());
+        for (offset, unmapped) in physicals {
+            if let Err(PlaceError { error, .. }) = self.space.place(offset, vec![unmapped]) {
                 self.undo(&placed);
                 return Err(error);
             }

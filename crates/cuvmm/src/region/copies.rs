@@ -22,7 +22,7 @@ pub(crate) struct WaitError {
 pub(crate) fn wait_for(stream: &Stream) -> Result<(), WaitError> {
     stream.settle().map_err(|error| {
         let polled = Fence::stream(stream.clone()).poll();
-        let ended = matches!(polled, Ok(Poll::Passed));
+        let ended = matches!(polled, Ok(Poll::Complete));
         tracing::warn!(%error, ended, "a stream could not be waited for");
         WaitError { error, ended }
     })

@@ -22,7 +22,7 @@ impl Region {
     /// From then on [`relocate`](Self::relocate) and [`fork`](Self::fork) refuse the range, since
     /// whoever imported it keeps this memory and can write to it. It may be decommitted: the other
     /// side keeps its own reference, and the driver has the memory back when that is gone too.
-    /// Committed again while it is in limbo, the same memory is there again, with what the other
+    /// Committed again while it is pending free, the same memory is there again, with what the other
     /// side has written meanwhile.
     ///
     /// The region must have been built [`shareable`](super::RegionBuilder::shareable) for that
@@ -76,7 +76,7 @@ impl Region {
     }
 
     /// The extents that are committed in a range, each with its memory, which counts as exported
-    /// from here on. Not what waits in limbo: its owner has given it up. Nothing if the range has to be [unshared](Self::unshare) first.
+    /// from here on. Not what waits pending free: its owner has given it up. Nothing if the range has to be [unshared](Self::unshare) first.
     pub(crate) fn promise(&self, range: Range<u64>) -> Option<Vec<(Extent, Physical)>> {
         if self.is_read_only(range.clone()) {
             return None;
@@ -91,7 +91,7 @@ impl Region {
         Some(promised.collect())
     }
 
-    /// Bytes of memory held that was exported, limbo included; what is shown twice counts once.
+    /// Bytes of memory held that was exported, pending frees included; what is shown twice counts once.
     #[must_use]
     pub fn exported(&self) -> u64 {
         let mut seen = BTreeSet::new();

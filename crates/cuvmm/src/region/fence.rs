@@ -57,7 +57,7 @@ impl Uses {
     /// Adds what other uses name.
     #[must_use]
     pub(crate) fn add_all(&mut self, other: &Self) -> Fence {
-        let mut ended = Fence::passed();
+        let mut ended = Fence::complete();
         if let Some(named) = &other.0 {
             for device in &named.devices {
                 self.add_device(device);
@@ -80,7 +80,7 @@ impl Uses {
     /// The fence of a use that ends now.
     pub(crate) fn end(&self) -> Fence {
         let Some(named) = &self.0 else {
-            return Fence::passed();
+            return Fence::complete();
         };
         let streams = named.streams.iter().cloned().map(Line::Stream);
         let devices = named.devices.iter().cloned().map(Line::Device);
@@ -91,7 +91,7 @@ impl Uses {
 impl Named {
     fn add(&mut self, stream: &Stream) -> Fence {
         if self.devices.contains(stream.device()) || self.streams.contains(stream) {
-            return Fence::passed();
+            return Fence::complete();
         }
         let mut ended = Vec::new();
         if self.streams.len() >= MOST_STREAMS {
@@ -145,7 +145,7 @@ enum Line {
 /// The answer to a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Poll {
-    Passed,
+    Complete,
     Pending,
     /// The driver cannot mark all work of a device (before CUDA 12.5): only a synchronisation of
     /// the device, begun after the memory was withdrawn, tells.
@@ -198,7 +198,7 @@ impl Unused {
 
 impl Fence {
     /// Nothing to wait for.
-    pub(crate) const fn passed() -> Self {
+    pub(crate) const fn complete() -> Self {
         Self {
             points: Points::None,
         }
@@ -270,7 +270,7 @@ impl Fence {
     }
 
     /// Whether it is known to be complete. Asks nothing.
-    pub(crate) const fn is_passed(&self) -> bool {
+    pub(crate) const fn is_complete(&self) -> bool {
         matches!(self.points, Points::None)
     }
 
@@ -306,7 +306,7 @@ impl Fence {
     }
 
     fn poll_with(&mut self, since: impl Fn(&Device) -> Stamp) -> Result<Poll, CallError> {
-        let mut answer = Ok(Poll::Passed);
+        let mut answer = Ok(Poll::Complete);
         for point in self.points() {
             match point.poll(since(point.line.device())) {
                 Ok(Progress::Complete) => {}
@@ -315,8 +315,8 @@ impl Fence {
                 Err(error) => answer = answer.and(Err(error)),
             }
         }
-        if let Ok(Poll::Passed) = answer {
-            *self = Self::passed();
+        if let Ok(Poll::Complete) = answer {
+            *self = Self::complete();
         }
         answer
     }
@@ -336,7 +336,7 @@ impl Fence {
     /// to wait for the stream that captures, and for a device as long as any of its streams captures.
     pub(crate) fn wait(&mut self) -> Result<Unused, CallError> {
         self.points().iter().try_for_each(Point::wait)?;
-        *self = Self::passed();
+        *self = Self::complete();
         Ok(Unused(()))
     }
 

@@ -8,10 +8,10 @@ use std::ops::Range;
 
 use super::Region;
 use super::fence::{Fence, Poll, Unused};
-use super::place::Piece;
+use super::place::Unmapped;
 use super::space::Extent;
 use crate::error::{CallError, ForkError, UnshareError};
-use crate::own::{Right, Stream};
+use crate::own::{Access, Stream};
 
 impl Region {
     /// A region of the same shape that shows the same bytes at addresses of its own. Neither can
@@ -47,10 +47,10 @@ impl Region {
             .iter()
             .map(|extent| match self.withdrawn.get_mut(&extent.offset) {
                 Some(withdrawn) => withdrawn.poll(),
-                None => Ok(Poll::Passed),
+                None => Ok(Poll::Complete),
             })
             .collect::<Result<Vec<_>, _>>()?;
-        if fence.poll()? != Poll::Passed || withdrawn.iter().any(|poll| *poll != Poll::Passed) {
+        if fence.poll()? != Poll::Complete || withdrawn.iter().any(|poll| *poll != Poll::Complete) {
             return Err(ForkError::InUse);
         }
         let mut fork = self.empty_twin()?;
@@ -59,17 +59,17 @@ impl Region {
                 continue;
             };
             fork.space
-                .place_for(extent.offset, vec![Piece::fresh(physical)], Right::Read)
+                .place_for(extent.offset, vec![Unmapped::fresh(physical)], Access::Read)
                 .map_err(|failed| failed.error)?;
             // If the fork fails, nothing was queued on it.
-            fork.withdrawn.insert(extent.offset, Fence::passed());
+            fork.withdrawn.insert(extent.offset, Fence::complete());
         }
         let holes = self.zeros.meeting(&(0..self.size()));
         fork.zeros.put(&mut fork.space, &holes)?;
         let mut capped = vec![];
         for extent in &extents {
             let before = self.space.most_at(extent.offset);
-            if let Err(error) = self.space.cap(extent.offset, Right::Read) {
+            if let Err(error) = self.space.cap(extent.offset, Access::Read) {
                 for (offset, most) in capped {
                     if let Err(error) = self.space.cap(offset, most) {
                         tracing::error!(%error, offset, "a region stays read-only");
@@ -87,7 +87,7 @@ impl Region {
     /// what the withdrawn parts of the extents wait for.
     fn wait_for(
         &mut self,
-        extents: &[(u64, Piece)],
+        extents: &[(u64, Unmapped)],
         streams: &[Stream],
     ) -> Result<Unused, CallError> {
         for (offset, _) in extents {
@@ -124,7 +124,7 @@ impl Region {
             return Err(UnshareError::NotCommitted { start, end });
         }
         let copied = |extent: &Extent| {
-            self.space.most_at(extent.offset) != Right::ReadWrite
+            self.space.most_at(extent.offset) != Access::ReadWrite
                 && self.space.is_shared(extent.offset)
         };
         for extent in self.space.extents_in(start, end).filter(copied) {
@@ -133,22 +133,22 @@ impl Region {
         let mut alone = vec![];
         let mut new = vec![];
         for extent in self.space.extents_in(start, end) {
-            if self.space.most_at(extent.offset) == Right::ReadWrite {
+            if self.space.most_at(extent.offset) == Access::ReadWrite {
                 continue;
             }
             if self.space.is_shared(extent.offset) {
                 let place = self.space.place_of(extent.offset);
                 let place = place.unwrap_or_else(|| self.device().into());
                 let physical = self.physical(extent.size, &place)?;
-                new.push((extent.offset, Piece::fresh(physical)));
+                new.push((extent.offset, Unmapped::fresh(physical)));
             } else {
                 alone.push(extent.offset);
             }
         }
         for offset in alone {
-            self.space.cap(offset, Right::ReadWrite)?;
+            self.space.cap(offset, Access::ReadWrite)?;
         }
-        let bytes = new.iter().map(|(_, piece)| piece.size()).sum();
+        let bytes = new.iter().map(|(_, unmapped)| unmapped.size()).sum();
         if bytes > 0 {
             let proof = self.wait_for(&new, streams)?;
             self.replace(new, stream, proof)?;
@@ -161,7 +161,7 @@ impl Region {
     pub fn is_read_only(&self, range: Range<u64>) -> bool {
         self.space
             .extents_in(range.start, range.end)
-            .any(|extent| self.space.most_at(extent.offset) != Right::ReadWrite)
+            .any(|extent| self.space.most_at(extent.offset) != Access::ReadWrite)
     }
 
     /// Bytes of memory that another region or mapping holds too.

@@ -23,17 +23,17 @@ const STAYS_UP: Duration = Duration::from_secs(1);
 
 /// How soon whoever rings wants to be heard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Ring {
+pub(crate) enum Urgency {
     /// Within a millisecond or two.
     Soon,
     /// At once.
     Now,
 }
 
-/// Nobody has rung: below any [`Ring`].
+/// Nobody has rung: below any [`Urgency`].
 const QUIET: u8 = 0;
 
-impl Ring {
+impl Urgency {
     const fn as_u8(self) -> u8 {
         match self {
             Self::Soon => 1,
@@ -43,7 +43,7 @@ impl Ring {
 }
 
 /// Work for the mapper's thread.
-pub(crate) trait Chores: Send + Sync {
+pub(crate) trait MapperWork: Send + Sync {
     /// Does what there is to do, until `stop` says that it should not go on. Returns after what
     /// time it wants to be called again if nobody rings.
     fn work(&self, stop: &AtomicBool) -> Option<Duration>;
@@ -63,7 +63,7 @@ pub struct Mapper {
 struct Shared {
     state: Mutex<State>,
     /// Told when there is something to do.
-    rung: Condvar,
+    woken: Condvar,
     /// Told when the thread is done with somebody's chores.
     done: Condvar,
     stop: AtomicBool,
@@ -75,7 +75,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    attached: Vec<(u64, Weak<dyn Chores>)>,
+    attached: Vec<(u64, Weak<dyn MapperWork>)>,
     next: u64,
     /// Whose chores are being done.
     serving: Option<u64>,
@@ -88,19 +88,19 @@ impl Shared {
 
     fn run(&self) {
         let mut again = None;
-        let mut rung = Instant::now();
+        let mut woken = Instant::now();
         while !self.stop.load(Ordering::Acquire) {
-            self.sleep(again, rung);
+            self.sleep(again, woken);
             if self.ringing.swap(QUIET, Ordering::SeqCst) != QUIET {
-                rung = Instant::now();
+                woken = Instant::now();
             }
             again = None;
             let mut at = 0;
-            while let Some((id, chores)) = self.begin(at) {
+            while let Some((id, work)) = self.begin(at) {
                 at = id + 1;
-                let wish = chores.work(&self.stop);
+                let wish = work.work(&self.stop);
                 // What ends here, ends before anybody is told that it was served.
-                drop(chores);
+                drop(work);
                 self.lock().serving = None;
                 self.done.notify_all();
                 again = [again, wish].into_iter().flatten().min();
@@ -109,14 +109,14 @@ impl Shared {
     }
 
     /// Waits until somebody rings, or for so long. Whether somebody has is looked at now and then as
-    /// long as it is not long ago that somebody had `rung`.
-    fn sleep(&self, long: Option<Duration>, rung: Instant) {
+    /// long as it is not long ago that somebody had `woken`.
+    fn sleep(&self, long: Option<Duration>, woken: Instant) {
         let begun = Instant::now();
         let mut state = self.lock();
         loop {
             let now = Instant::now();
             let left = long.map(|long| long.saturating_sub(now.duration_since(begun)));
-            let up = TIMES_OUT && now.duration_since(rung) < STAYS_UP;
+            let up = TIMES_OUT && now.duration_since(woken) < STAYS_UP;
             self.sleeps.store(!up, Ordering::SeqCst);
             // Asked after that was said: who rings says so first, and looks then whether to wake it.
             let called = self.ringing.load(Ordering::SeqCst) != QUIET
@@ -128,11 +128,11 @@ impl Shared {
             let most = up.then_some(LOOKS_UP);
             state = match [left, most].into_iter().flatten().min() {
                 Some(long) => {
-                    let waited = self.rung.wait_timeout(state, long);
+                    let waited = self.woken.wait_timeout(state, long);
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
                 None => {
-                    let waited = self.rung.wait(state);
+                    let waited = self.woken.wait(state);
                     waited.unwrap_or_else(PoisonError::into_inner)
                 }
             };
@@ -141,24 +141,22 @@ impl Shared {
     }
 
     /// The next to be served whose number is at least `at`.
-    fn begin(&self, at: u64) -> Option<(u64, Arc<dyn Chores>)> {
+    fn begin(&self, at: u64) -> Option<(u64, Arc<dyn MapperWork>)> {
         let mut state = self.lock();
-        state
-            .attached
-            .retain(|(_, chores)| chores.strong_count() > 0);
-        let (id, chores) = state
+        state.attached.retain(|(_, work)| work.strong_count() > 0);
+        let (id, work) = state
             .attached
             .iter()
             .filter(|(id, _)| *id >= at)
-            .find_map(|(id, chores)| Some((*id, chores.upgrade()?)))?;
+            .find_map(|(id, work)| Some((*id, work.upgrade()?)))?;
         state.serving = Some(id);
-        Some((id, chores))
+        Some((id, work))
     }
 
     fn wake(&self) {
         // Under the lock, so that a thread about to sleep hears it.
         drop(self.lock());
-        self.rung.notify_one();
+        self.woken.notify_one();
     }
 }
 
@@ -174,7 +172,7 @@ impl Mapper {
         }
         let shared = Arc::new(Shared {
             state: Mutex::default(),
-            rung: Condvar::new(),
+            woken: Condvar::new(),
             done: Condvar::new(),
             stop: AtomicBool::new(false),
             ringing: AtomicU8::new(QUIET),
@@ -209,8 +207,8 @@ impl Mapper {
     }
 
     /// What lets somebody ring for it.
-    pub(crate) fn bell(&self) -> Option<Bell> {
-        Some(Bell {
+    pub(crate) fn waker(&self) -> Option<Waker> {
+        Some(Waker {
             shared: Arc::clone(&self.shared),
             thread: self.thread.as_ref()?.thread().id(),
         })
@@ -245,18 +243,18 @@ impl fmt::Debug for Mapper {
 
 /// A way to call the mapper.
 #[derive(Clone)]
-pub(crate) struct Bell {
+pub(crate) struct Waker {
     shared: Arc<Shared>,
     thread: ThreadId,
 }
 
-impl Bell {
+impl Waker {
     /// Has the mapper look after somebody's chores; returns a number to end that with.
-    pub(crate) fn attach(&self, chores: Weak<dyn Chores>) -> u64 {
+    pub(crate) fn attach(&self, work: Weak<dyn MapperWork>) -> u64 {
         let mut state = self.shared.lock();
         let id = state.next;
         state.next += 1;
-        state.attached.push((id, chores));
+        state.attached.push((id, work));
         id
     }
 
@@ -278,10 +276,10 @@ impl Bell {
 
     /// There is something to do. Only the first of several that is so urgent wakes the thread, and
     /// only if it must.
-    pub(crate) fn ring(&self, ring: Ring) {
+    pub(crate) fn wake(&self, ring: Urgency) {
         let shared = &self.shared;
         let before = shared.ringing.fetch_max(ring.as_u8(), Ordering::SeqCst);
-        let must = ring == Ring::Now || shared.sleeps.load(Ordering::SeqCst);
+        let must = ring == Urgency::Now || shared.sleeps.load(Ordering::SeqCst);
         if before < ring.as_u8() && must {
             shared.wake();
         }
@@ -298,7 +296,7 @@ impl Bell {
     }
 }
 
-impl fmt::Debug for Bell {
+impl fmt::Debug for Waker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Bell").field(&self.thread).finish()
     }

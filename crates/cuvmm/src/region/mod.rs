@@ -2,8 +2,8 @@
 //!
 //! A [`Region`] is a reservation with [`commit`](Region::commit) and
 //! [`decommit`](Region::decommit). A commit covers its range by few, large extents; a decommit
-//! withdraws whole extents through limbo, where they wait, still mapped, until the GPU work that
-//! may use them has passed ([`reclaim`](Region::reclaim)). Committing again what is in limbo
+//! withdraws whole extents as pending frees, which wait, still mapped, until the GPU work that
+//! may use them has passed ([`purge`](Region::purge)). Committing again what is pending free
 //! revives it without a driver call.
 //!
 //! The memory lies where the [`Layout`] says: on the device, in stripes over several, on a host NUMA
@@ -14,6 +14,7 @@
 //!
 //! No budget, no sharing between users: that is [`pool`](crate::pool).
 
+mod access;
 mod alias;
 mod builder;
 mod commit;
@@ -32,7 +33,6 @@ mod register;
 mod registration;
 mod relocate;
 mod replace;
-mod rights;
 mod space;
 mod withdraw;
 mod zeros;
@@ -58,8 +58,8 @@ pub use dma_buf::DmaBuf;
 pub(crate) use fence::{Fence, Poll, Round, Unused, Uses};
 pub use layout::Layout;
 pub use mapper::Mapper;
-pub(crate) use mapper::{Bell, Chores, Ring};
-pub(crate) use place::{Ground, Piece, PlaceError, PlaceFailure, Placed, Stain};
+pub(crate) use mapper::{MapperWork, Urgency, Waker};
+pub(crate) use place::{LastWriter, PlaceError, PlaceFailure, Placed, Target, Unmapped};
 pub(crate) use registration::Keeper;
 pub use registration::Registration;
 pub use space::Extent;
@@ -74,9 +74,9 @@ pub const DEFAULT_MAPPING_LIMIT: u64 = 65_536;
 /// A range of addresses with commit and decommit, for one owner.
 ///
 /// Ranges are bytes, in whole granules ([`Device::granularity`]). Fresh memory reads as zero;
-/// memory revived from limbo keeps what it held.
+/// memory revived from pending frees keeps what it held.
 ///
-/// Dropping a region waits for the device if anything in it was committed or is in limbo. What others
+/// Dropping a region waits for the device if anything in it was committed or is pending free. What others
 /// have [registered](Self::register) stays where it is, and is theirs then.
 pub struct Region {
     space: Space,
@@ -90,7 +90,7 @@ pub struct Region {
     committed: Committed,
     /// Extents that are mapped with nothing in them committed.
     pending: PendingExtents,
-    /// By the offset of an extent: what must pass before it may go. It is in limbo when nothing
+    /// By the offset of an extent: what must pass before it may go. It is pending free when nothing
     /// in it is committed any more.
     withdrawn: BTreeMap<u64, Fence>,
     /// What others have registered.
@@ -122,7 +122,7 @@ impl Region {
         self.committed.bytes()
     }
 
-    /// Bytes of physical memory held: committed, in limbo, kept because an extent is partly in use,
+    /// Bytes of physical memory held: committed, pending free, kept because an extent is partly in use,
     /// and what lies behind holes as zeros.
     #[must_use]
     pub fn held(&self) -> u64 {
@@ -136,9 +136,9 @@ impl Region {
         self.space.count() + self.space.stuck_count() + self.zeros.count()
     }
 
-    /// Bytes in limbo.
+    /// Bytes pending free.
     #[must_use]
-    pub fn limbo(&self) -> u64 {
+    pub fn pending_free(&self) -> u64 {
         debug_assert!(self.pending_is_true());
         self.pending.bytes()
     }
@@ -351,7 +351,7 @@ impl fmt::Debug for Region {
             .field("address", &self.address())
             .field("size", &self.size())
             .field("committed", &self.committed())
-            .field("limbo", &self.limbo())
+            .field("pending frees", &self.pending_free())
             .finish_non_exhaustive()
     }
 }

@@ -3,12 +3,12 @@
 use super::fence::Unused;
 use super::mapped::Mapped;
 use crate::error::{AccessError, CallError, CommitError};
-use crate::own::{Access, Physical, Reservation, Right};
+use crate::own::{Access, AccessGrant, Physical, Reservation};
 use cuvmm_driver::LocationKind;
 
 /// What a physical holds that is not as the driver zeroed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stain {
+pub(crate) struct LastWriter {
     /// Whoever used it last; a number of the pool's choosing.
     pub(crate) by: u64,
     /// Whether all of it was overwritten afterwards, so that nobody's data is left.
@@ -17,20 +17,20 @@ pub(crate) struct Stain {
 
 /// A physical that is not mapped, and who wrote to it last.
 #[derive(Debug)]
-pub(crate) struct Piece {
+pub(crate) struct Unmapped {
     pub(crate) physical: Physical,
     /// Whoever used it since the driver zeroed it.
-    pub(crate) stain: Option<Stain>,
+    pub(crate) last_writer: Option<LastWriter>,
     /// Whether it was created for the operation that is running, which undoes that if it fails.
     pub(crate) fresh: bool,
 }
 
-impl Piece {
+impl Unmapped {
     /// One that was just created.
     pub(crate) const fn fresh(physical: Physical) -> Self {
         Self {
             physical,
-            stain: None,
+            last_writer: None,
             fresh: true,
         }
     }
@@ -44,33 +44,33 @@ impl Piece {
 #[derive(Debug)]
 pub(crate) struct Placed {
     pub(super) mapping: Mapped,
-    pub(super) stain: Option<Stain>,
-    /// As in [`Piece`], until the operation that placed it has
+    pub(super) last_writer: Option<LastWriter>,
+    /// As in [`Unmapped`], until the operation that placed it has
     /// [settled](super::space::Space::settle).
     pub(super) fresh: bool,
     /// The most that anybody may do with it.
-    pub(super) most: Right,
+    pub(super) most: Access,
 }
 
 impl Placed {
     /// Unmaps it, or hands it back.
-    pub(super) fn unmap(self, proof: Unused) -> Result<Piece, (Self, CallError)> {
+    pub(super) fn unmap(self, proof: Unused) -> Result<Unmapped, (Self, CallError)> {
         let Self {
             mapping,
-            stain,
+            last_writer,
             fresh,
             most,
         } = self;
         match mapping.unmap(proof) {
-            Ok(physical) => Ok(Piece {
+            Ok(physical) => Ok(Unmapped {
                 physical,
-                stain,
+                last_writer,
                 fresh,
             }),
             Err((mapping, error)) => {
                 let placed = Self {
                     mapping,
-                    stain,
+                    last_writer,
                     fresh,
                     most,
                 };
@@ -84,16 +84,16 @@ impl Placed {
 #[derive(Debug)]
 pub(crate) struct PlaceError {
     pub(crate) error: CommitError,
-    /// The pieces, back in the caller's hands.
-    pub(crate) pieces: Vec<Piece>,
-    /// Bytes of pieces that could not be unmapped again. They stay in the space.
+    /// The physicals, back in the caller's hands.
+    pub(crate) physicals: Vec<Unmapped>,
+    /// Bytes of physicals that could not be unmapped again. They stay in the space.
     pub(crate) stuck: u64,
 }
 
 /// The same before a space has kept what is stuck.
 pub(crate) struct PlaceFailure {
     pub(crate) error: CommitError,
-    pub(crate) pieces: Vec<Piece>,
+    pub(crate) physicals: Vec<Unmapped>,
     pub(crate) stuck: Vec<Mapped>,
 }
 
@@ -101,7 +101,7 @@ impl PlaceFailure {
     /// Unmaps what a roll-back takes out again.
     pub(super) fn take_out(&mut self, placed: Placed) {
         match placed.unmap(Unused::never_used()) {
-            Ok(piece) => self.pieces.push(piece),
+            Ok(unmapped) => self.physicals.push(unmapped),
             Err((placed, error)) => {
                 tracing::error!(%error, "a roll-back could not unmap: quarantined");
                 self.stuck.push(placed.mapping);
@@ -112,30 +112,34 @@ impl PlaceFailure {
 
 /// A space's addresses and who has access there, to place extents without the space.
 #[derive(Debug)]
-pub(crate) struct Ground {
+pub(crate) struct Target {
     pub(super) reservation: Reservation,
-    pub(super) access: Vec<Access>,
+    pub(super) access: Vec<AccessGrant>,
 }
 
-impl Ground {
-    /// Places a piece at an offset that nobody else places at.
-    pub(crate) fn place(&self, offset: u64, piece: Piece) -> Result<Placed, PlaceFailure> {
+impl Target {
+    /// Places a physical at an offset that nobody else places at.
+    pub(crate) fn place(&self, offset: u64, unmapped: Unmapped) -> Result<Placed, PlaceFailure> {
         place_one(
             &self.reservation,
             &self.access,
             offset,
-            piece,
-            Right::ReadWrite,
+            unmapped,
+            Access::ReadWrite,
         )
     }
 }
 
 /// Who has which access to a physical: those of the space, nobody more than `most`, and the host's
 /// processors to host memory.
-pub(super) fn opened_to(access: &[Access], physical: &Physical, most: Right) -> Vec<Access> {
+pub(super) fn opened_to(
+    access: &[AccessGrant],
+    physical: &Physical,
+    most: Access,
+) -> Vec<AccessGrant> {
     let location = physical.location();
     let host = (location.kind == LocationKind::HOST_NUMA)
-        .then(|| Access::host_numa(location.id, Right::ReadWrite));
+        .then(|| AccessGrant::host_numa(location.id, Access::ReadWrite));
     access
         .iter()
         .chain(&host)
@@ -143,40 +147,40 @@ pub(super) fn opened_to(access: &[Access], physical: &Physical, most: Right) -> 
         .collect()
 }
 
-/// Maps a piece at an offset and opens it.
+/// Maps a physical at an offset and opens it.
 pub(super) fn place_one(
     reservation: &Reservation,
-    access: &[Access],
+    access: &[AccessGrant],
     offset: u64,
-    piece: Piece,
-    most: Right,
+    unmapped: Unmapped,
+    most: Access,
 ) -> Result<Placed, PlaceFailure> {
-    let size = piece.size();
-    let mapping = match reservation.map(offset, &piece.physical) {
+    let size = unmapped.size();
+    let mapping = match reservation.map(offset, &unmapped.physical) {
         Ok(mapping) => Mapped::new(mapping),
         Err(error) => {
             return Err(PlaceFailure {
                 error: CommitError::Map(error),
-                pieces: vec![piece],
+                physicals: vec![unmapped],
                 stuck: vec![],
             });
         }
     };
-    let opened = mapping.set_access(&opened_to(access, &piece.physical, most));
+    let opened = mapping.set_access(&opened_to(access, &unmapped.physical, most));
     let placed = Placed {
         mapping,
-        stain: piece.stain,
-        fresh: piece.fresh,
+        last_writer: unmapped.last_writer,
+        fresh: unmapped.fresh,
         most,
     };
     // The mapping holds the physical: this is no longer a holder, or it could not be taken back.
-    drop(piece);
+    drop(unmapped);
     match opened {
         Ok(()) => Ok(placed),
         Err(error) => {
             let mut failed = PlaceFailure {
                 error: access_failed(offset, size, error),
-                pieces: vec![],
+                physicals: vec![],
                 stuck: vec![],
             };
             failed.take_out(placed);

@@ -17,7 +17,7 @@ use super::place::Placed;
 use super::registration::{Keeper, Registration};
 use crate::device::Device;
 use crate::error::{CallError, DmaBufError, RegisterRangeError, StillRegistered};
-use crate::own::Right::ReadWrite;
+use crate::own::Access::ReadWrite;
 use crate::own::Stream;
 use crate::sync::{Mutex, MutexGuard};
 

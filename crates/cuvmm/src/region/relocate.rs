@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::Region;
 use super::fence::Unused;
 use super::layout::reachable;
-use super::place::Piece;
+use super::place::Unmapped;
 use super::space::Extent;
 use crate::error::RelocateError;
 use crate::own::{Place, Stream};
@@ -67,10 +67,10 @@ impl Region {
         for extent in moving {
             new.push((
                 extent.offset,
-                Piece::fresh(self.physical(extent.size, place)?),
+                Unmapped::fresh(self.physical(extent.size, place)?),
             ));
         }
-        let bytes = new.iter().map(|(_, piece)| piece.size()).sum();
+        let bytes = new.iter().map(|(_, unmapped)| unmapped.size()).sum();
         if bytes == 0 {
             return Ok(0);
         }

@@ -7,32 +7,32 @@ use std::ops::Range;
 use super::Region;
 use super::copies::wait_for;
 use super::fence::{Fence, Unused};
-use super::place::Piece;
+use super::place::Unmapped;
 use super::space::Space;
 use crate::error::{CommitError, ReplaceError};
-use crate::own::{Right, Stream};
+use crate::own::{Access, Stream};
 
 /// An extent's memory that was taken out, and what could be done with it.
 struct Taken {
     offset: u64,
-    old: Piece,
-    most: Right,
+    old: Unmapped,
+    most: Access,
 }
 
 impl Space {
-    /// Copies the bytes of extents to pieces of the same sizes and puts those in their places,
+    /// Copies the bytes of extents to physicals of the same sizes and puts those in their places,
     /// where nobody may do more than `most` with them. Returns the old memory. All or nothing.
     pub(crate) fn replace(
         &mut self,
-        new: Vec<(u64, Piece)>,
-        most: Right,
+        new: Vec<(u64, Unmapped)>,
+        most: Access,
         stream: &Stream,
         proof: Unused,
-    ) -> Result<Vec<Piece>, ReplaceError> {
+    ) -> Result<Vec<Unmapped>, ReplaceError> {
         self.copy_to(&new, stream)?;
         let mut taken: Vec<Taken> = vec![];
-        for (offset, piece) in new {
-            if let Err(error) = self.exchange(offset, piece, (most, proof), &mut taken) {
+        for (offset, unmapped) in new {
+            if let Err(error) = self.exchange(offset, unmapped, (most, proof), &mut taken) {
                 let lost = self.exchange_back(taken);
                 return Err(match lost.is_empty() {
                     true => error,
@@ -46,13 +46,13 @@ impl Space {
         Ok(taken.into_iter().map(|taken| taken.old).collect())
     }
 
-    /// Writes the bytes of extents to pieces, at addresses that are had for that alone.
-    fn copy_to(&mut self, new: &[(u64, Piece)], stream: &Stream) -> Result<(), ReplaceError> {
-        let bytes = new.iter().map(|(_, piece)| piece.size()).sum();
+    /// Writes the bytes of extents to physicals, at addresses that are had for that alone.
+    fn copy_to(&mut self, new: &[(u64, Unmapped)], stream: &Stream) -> Result<(), ReplaceError> {
+        let bytes = new.iter().map(|(_, unmapped)| unmapped.size()).sum();
         let mut beside = Self::reserve(self.device(), bytes)?;
-        let copies = new.iter().map(|(_, piece)| Piece {
-            physical: piece.physical.clone(),
-            stain: piece.stain,
+        let copies = new.iter().map(|(_, unmapped)| Unmapped {
+            physical: unmapped.physical.clone(),
+            last_writer: unmapped.last_writer,
             fresh: false,
         });
         if let Err(failed) = beside.place(0, copies.collect()) {
@@ -63,8 +63,8 @@ impl Space {
         }
         let mut at = 0;
         let mut queued = Ok(());
-        for (offset, piece) in new {
-            let size = piece.size();
+        for (offset, unmapped) in new {
+            let size = unmapped.size();
             queued = queued.and_then(|()| beside.copy_within(stream, at, self, *offset, size));
             at += size;
         }
@@ -87,12 +87,12 @@ impl Space {
         Ok(waited?)
     }
 
-    /// Puts a piece where an extent was.
+    /// Puts a physical where an extent was.
     fn exchange(
         &mut self,
         offset: u64,
-        piece: Piece,
-        (most, proof): (Right, Unused),
+        unmapped: Unmapped,
+        (most, proof): (Access, Unused),
         taken: &mut Vec<Taken>,
     ) -> Result<(), ReplaceError> {
         let before = self.most_at(offset);
@@ -103,7 +103,7 @@ impl Space {
                 most: before,
             });
         }
-        self.place_for(offset, vec![piece], most)
+        self.place_for(offset, vec![unmapped], most)
             .map_err(|failed| ReplaceError::Place(failed.error))
     }
 
@@ -127,22 +127,22 @@ impl Space {
 }
 
 impl Region {
-    /// Puts pieces in the places of extents, to be read and written, and lets the old memory go.
+    /// Puts physicals in the places of extents, to be read and written, and lets the old memory go.
     /// What is lost where even undoing it failed is committed no more.
     pub(super) fn replace(
         &mut self,
-        new: Vec<(u64, Piece)>,
+        new: Vec<(u64, Unmapped)>,
         stream: &Stream,
         proof: Unused,
     ) -> Result<(), ReplaceError> {
         let offsets: Vec<u64> = new.iter().map(|&(offset, _)| offset).collect();
         let beside = self.space.beside.len();
-        let replaced = self.space.replace(new, Right::ReadWrite, stream, proof);
+        let replaced = self.space.replace(new, Access::ReadWrite, stream, proof);
         if self.space.beside.len() > beside {
             // The copy may be running, and reads what is there.
             for offset in offsets {
                 let withdrawn = self.withdrawn.entry(offset);
-                let fence = withdrawn.or_insert_with(Fence::passed);
+                let fence = withdrawn.or_insert_with(Fence::complete);
                 fence.merge(Fence::stream(stream.clone()));
             }
         }

@@ -7,10 +7,10 @@ use cuvmm_driver::{DeviceAddress, Location};
 
 use super::fence::Unused;
 use super::mapped::Mapped;
-use super::place::{Ground, Piece, PlaceError, PlaceFailure, Placed, Stain, place_one};
+use super::place::{LastWriter, PlaceError, PlaceFailure, Placed, Target, Unmapped, place_one};
 use crate::device::Device;
 use crate::error::{CallError, ReserveError};
-use crate::own::{Access, ExportMark, Physical, Place, Reservation, Right};
+use crate::own::{Access, AccessGrant, ExportMark, Physical, Place, Reservation};
 
 /// One extent: its place and size in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl Extent {
 #[derive(Debug)]
 pub(crate) struct Space {
     pub(super) reservation: Reservation,
-    pub(super) access: Vec<Access>,
+    pub(super) access: Vec<AccessGrant>,
     pub(super) extents: BTreeMap<u64, Placed>,
     bytes: u64,
     /// What a failed roll-back left mapped: never used again, unmapped when the space goes.
@@ -76,7 +76,7 @@ impl Space {
 
     fn over(reservation: Reservation) -> Self {
         Self {
-            access: vec![Access::device(reservation.device(), Right::ReadWrite)],
+            access: vec![AccessGrant::device(reservation.device(), Access::ReadWrite)],
             reservation,
             extents: BTreeMap::new(),
             bytes: 0,
@@ -86,7 +86,7 @@ impl Space {
     }
 
     /// The same space, open to others besides.
-    pub(crate) fn open_to(mut self, guests: impl IntoIterator<Item = Access>) -> Self {
+    pub(crate) fn open_to(mut self, guests: impl IntoIterator<Item = AccessGrant>) -> Self {
         self.access.extend(guests);
         self
     }
@@ -104,7 +104,7 @@ impl Space {
 
     /// The devices that have access: its own, which is the first, and those that were let in.
     pub(crate) fn users(&self) -> impl Iterator<Item = &Device> {
-        self.access.iter().filter_map(Access::named)
+        self.access.iter().filter_map(AccessGrant::named)
     }
 
     pub(crate) fn address(&self) -> DeviceAddress {
@@ -235,33 +235,37 @@ impl Space {
         first..end
     }
 
-    /// Where another thread can place pieces, for [`Self::adopt`] to take them in.
-    pub(crate) fn ground(&self) -> Ground {
-        Ground {
+    /// Where another thread can place physicals, for [`Self::adopt`] to take them in.
+    pub(crate) fn target(&self) -> Target {
+        Target {
             reservation: self.reservation.another(),
             access: self.access.clone(),
         }
     }
 
-    /// Places pieces side by side from `offset` and opens them to those who have access: all of
+    /// Places physicals side by side from `offset` and opens them to those who have access: all of
     /// them or none.
-    pub(crate) fn place(&mut self, offset: u64, pieces: Vec<Piece>) -> Result<(), PlaceError> {
-        self.place_for(offset, pieces, Right::ReadWrite)
+    pub(crate) fn place(
+        &mut self,
+        offset: u64,
+        physicals: Vec<Unmapped>,
+    ) -> Result<(), PlaceError> {
+        self.place_for(offset, physicals, Access::ReadWrite)
     }
 
     /// The same with no device having more access than `most`.
     pub(crate) fn place_for(
         &mut self,
         offset: u64,
-        pieces: Vec<Piece>,
-        most: Right,
+        physicals: Vec<Unmapped>,
+        most: Access,
     ) -> Result<(), PlaceError> {
-        let mut placed: Vec<Placed> = Vec::with_capacity(pieces.len());
-        let mut pieces = pieces.into_iter();
+        let mut placed: Vec<Placed> = Vec::with_capacity(physicals.len());
+        let mut physicals = physicals.into_iter();
         let mut at = offset;
-        while let Some(piece) = pieces.next() {
-            let size = piece.size();
-            match place_one(&self.reservation, &self.access, at, piece, most) {
+        while let Some(unmapped) = physicals.next() {
+            let size = unmapped.size();
+            match place_one(&self.reservation, &self.access, at, unmapped, most) {
                 Ok(mapped) => placed.push(mapped),
                 Err(mut failed) => {
                     for earlier in placed.into_iter().rev() {
@@ -269,13 +273,13 @@ impl Space {
                     }
                     let PlaceFailure {
                         error,
-                        pieces: mut back,
+                        physicals: mut back,
                         stuck,
                     } = failed;
-                    back.extend(pieces);
+                    back.extend(physicals);
                     return Err(PlaceError {
                         error,
-                        pieces: back,
+                        physicals: back,
                         stuck: self.keep_stuck(stuck),
                     });
                 }
@@ -286,18 +290,18 @@ impl Space {
         Ok(())
     }
 
-    /// Places pieces where a roll-back wants them, with no device having more access than `most`. What the
+    /// Places physicals where a roll-back wants them, with no device having more access than `most`. What the
     /// driver refuses is tried once more, so that one refusal leaves everything as it was.
     pub(crate) fn place_back(
         &mut self,
         offset: u64,
-        pieces: Vec<Piece>,
-        most: Right,
+        physicals: Vec<Unmapped>,
+        most: Access,
     ) -> Result<(), PlaceError> {
-        match self.place_for(offset, pieces, most) {
+        match self.place_for(offset, physicals, most) {
             Err(failed) if failed.stuck == 0 => {
                 tracing::warn!(error = %failed.error, offset, "a roll-back is tried again");
-                self.place_for(offset, failed.pieces, most)
+                self.place_for(offset, failed.physicals, most)
             }
             outcome => outcome,
         }
@@ -317,10 +321,10 @@ impl Space {
     }
 
     /// The physicals of all extents in order, to be placed elsewhere as well.
-    pub(crate) fn clones(&self, by: u64) -> impl Iterator<Item = Piece> + '_ {
-        self.extents.values().map(move |placed| Piece {
+    pub(crate) fn clones(&self, by: u64) -> impl Iterator<Item = Unmapped> + '_ {
+        self.extents.values().map(move |placed| Unmapped {
             physical: placed.mapping.physical().clone(),
-            stain: Some(Stain { by, blank: false }),
+            last_writer: Some(LastWriter { by, blank: false }),
             fresh: false,
         })
     }
@@ -330,14 +334,14 @@ impl Space {
         &mut self,
         offset: u64,
         proof: Unused,
-    ) -> Result<Option<Piece>, CallError> {
+    ) -> Result<Option<Unmapped>, CallError> {
         let Some(placed) = self.extents.remove(&offset) else {
             return Ok(None);
         };
         match placed.unmap(proof) {
-            Ok(piece) => {
-                self.bytes -= piece.size();
-                Ok(Some(piece))
+            Ok(unmapped) => {
+                self.bytes -= unmapped.size();
+                Ok(Some(unmapped))
             }
             Err((placed, cause)) => {
                 self.extents.insert(offset, placed);
@@ -352,7 +356,7 @@ impl Space {
         &mut self,
         offset: u64,
         proof: Unused,
-    ) -> Result<Option<Piece>, CallError> {
+    ) -> Result<Option<Unmapped>, CallError> {
         self.withdraw(offset, proof).or_else(|error| {
             tracing::warn!(%error, offset, "a roll-back is tried again");
             self.withdraw(offset, proof)
@@ -360,10 +364,10 @@ impl Space {
     }
 
     /// The most that anybody may do with the extent that begins at `offset`.
-    pub(crate) fn most_at(&self, offset: u64) -> Right {
+    pub(crate) fn most_at(&self, offset: u64) -> Access {
         self.extents
             .get(&offset)
-            .map_or(Right::ReadWrite, |placed| placed.most)
+            .map_or(Access::ReadWrite, |placed| placed.most)
     }
 
     /// The memory of the extent that begins at `offset`.
@@ -407,7 +411,7 @@ impl Space {
     pub(super) fn is_own(&self, offset: u64) -> bool {
         self.extents.get(&offset).is_some_and(|placed| {
             let physical = placed.mapping.physical();
-            placed.most == Right::ReadWrite && !physical.is_shared()
+            placed.most == Access::ReadWrite && !physical.is_shared()
         })
     }
 
@@ -456,28 +460,28 @@ impl Space {
 
     /// The parts of a range that somebody wrote to since the driver zeroed them, as offset, size
     /// and who it was.
-    pub(crate) fn stained(
+    pub(crate) fn noted(
         &self,
         start: u64,
         end: u64,
-    ) -> impl Iterator<Item = (u64, u64, Stain)> + '_ {
+    ) -> impl Iterator<Item = (u64, u64, LastWriter)> + '_ {
         self.extents
             .range(self.covering(start, end))
             .filter_map(move |(&offset, placed)| {
                 let from = offset.max(start);
                 let to = (offset + placed.mapping.size()).min(end);
-                Some((from, to - from, placed.stain?))
+                Some((from, to - from, placed.last_writer?))
             })
     }
 
     /// Notes who writes to the extents that meet a range from now on; returns where the last of
     /// them ends.
-    pub(crate) fn stain(&mut self, start: u64, end: u64, by: u64) -> u64 {
+    pub(crate) fn note_writer(&mut self, start: u64, end: u64, by: u64) -> u64 {
         let range = self.covering(start, end);
         self.extents
             .range_mut(range)
             .fold(end, |_, (offset, placed)| {
-                placed.stain = Some(Stain { by, blank: false });
+                placed.last_writer = Some(LastWriter { by, blank: false });
                 offset + placed.mapping.size()
             })
     }
@@ -486,7 +490,7 @@ impl Space {
     pub(crate) fn blank(&mut self, start: u64) {
         let extents = self.extents.range_mut(start..);
         extents
-            .filter_map(|(_, placed)| placed.stain.as_mut())
-            .for_each(|stain| stain.blank = true);
+            .filter_map(|(_, placed)| placed.last_writer.as_mut())
+            .for_each(|last_writer| last_writer.blank = true);
     }
 }

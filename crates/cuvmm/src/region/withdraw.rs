@@ -1,4 +1,4 @@
-//! Taking memory out of a region: through limbo, where it stays mapped until the work that may use
+//! Taking memory out of a region: as pending frees, which stay mapped until the work that may use
 //! it has passed.
 
 use std::ops::Range;
@@ -11,7 +11,7 @@ use crate::own::Stream;
 
 impl Region {
     /// Withdraws a range after all work of the devices that have access: extents with nothing committed left in
-    /// them go to limbo. Makes no driver call and never waits.
+    /// them become pending free. Makes no driver call and never waits.
     ///
     /// Reclaiming them later asks the driver to mark all work of the context, which breaks a
     /// capture that is running on it; [`decommit_after`](Self::decommit_after) does not.
@@ -37,41 +37,41 @@ impl Region {
         self.withdraw(range, &fence)
     }
 
-    /// Gives extents in limbo back to the driver, as far as their fences have passed, and returns
+    /// Gives extents pending free back to the driver, as far as their fences have passed, and returns
     /// their bytes. Never waits.
     ///
     /// Per extent `cuMemUnmap` and `cuMemRelease`, and what asking the fences takes.
     ///
     /// # Errors
-    /// The first [`CallError`] of the driver. What it concerns stays in limbo; the rest is given back.
-    pub fn reclaim(&mut self) -> Result<u64, CallError> {
+    /// The first [`CallError`] of the driver. What it concerns stays pending free; the rest is given back.
+    #[doc(alias = "reclaim")]
+    pub fn purge(&mut self) -> Result<u64, CallError> {
         let all = 0..self.size();
-        self.reclaim_from(&all)
+        self.purge_from(&all)
     }
 
-    /// Gives back what of a range is in limbo and has passed. An error if some has not.
-    pub(crate) fn reclaim_in(&mut self, range: &Range<u64>) -> Result<(), CommitError> {
+    /// Gives back what of a range is pending free and has passed. An error if some has not.
+    pub(crate) fn purge_in(&mut self, range: &Range<u64>) -> Result<(), CommitError> {
         let (start, end) = (range.start, range.end);
-        self.reclaim_from(range)
-            .map_err(|cause| CommitError::Call {
-                offset: start,
-                size: end - start,
-                cause,
-            })?;
+        self.purge_from(range).map_err(|cause| CommitError::Call {
+            offset: start,
+            size: end - start,
+            cause,
+        })?;
         let left = self.pending.meeting(range);
         let bytes: u64 = left.map(|extent| extent.end - extent.start).sum();
         if bytes > 0 {
-            return Err(CommitError::InLimbo { start, end, bytes });
+            return Err(CommitError::PendingFree { start, end, bytes });
         }
         Ok(())
     }
 
-    fn reclaim_from(&mut self, range: &Range<u64>) -> Result<u64, CallError> {
+    fn purge_from(&mut self, range: &Range<u64>) -> Result<u64, CallError> {
         let mut given = 0;
         let mut outcome = Ok(());
         let round = Round::begin(self.device());
         for extent in self.pending.meeting(range).collect::<Vec<_>>() {
-            match self.reclaim_one(extent.start, &round) {
+            match self.purge_one(extent.start, &round) {
                 Ok(true) => given += extent.end - extent.start,
                 Ok(false) => {}
                 Err(error) => outcome = outcome.and(Err(error)),
@@ -80,8 +80,8 @@ impl Region {
         outcome.map(|()| given)
     }
 
-    /// Gives an extent in limbo back; false if its fence is pending.
-    fn reclaim_one(&mut self, offset: u64, round: &Round) -> Result<bool, CallError> {
+    /// Gives an extent pending free back; false if its fence is pending.
+    fn purge_one(&mut self, offset: u64, round: &Round) -> Result<bool, CallError> {
         let Some(fence) = self.withdrawn.get_mut(&offset) else {
             return Ok(false);
         };
@@ -95,15 +95,16 @@ impl Region {
         Ok(true)
     }
 
-    /// Waits for the devices that have access (`cuCtxSynchronize`), then [`reclaim`](Self::reclaim)s all of limbo.
+    /// Waits for the devices that have access (`cuCtxSynchronize`), then [`purge`](Self::purge)s all pending frees.
     ///
     /// # Errors
-    /// As [`Region::reclaim`].
-    pub fn reclaim_blocking(&mut self) -> Result<u64, CallError> {
-        if self.withdrawn.values().any(|fence| !fence.is_passed()) {
+    /// As [`Region::purge`].
+    #[doc(alias = "reclaim_blocking")]
+    pub fn purge_blocking(&mut self) -> Result<u64, CallError> {
+        if self.withdrawn.values().any(|fence| !fence.is_complete()) {
             Unused::after_drain(self.space.users())?;
         }
-        self.reclaim()
+        self.purge()
     }
 
     fn withdraw(&mut self, range: Range<u64>, fence: &Fence) -> Result<(), DecommitError> {
@@ -121,7 +122,7 @@ impl Region {
             // Parts of an extent may have been withdrawn after other streams: all must pass.
             self.withdrawn
                 .entry(extent.offset)
-                .or_insert_with(Fence::passed)
+                .or_insert_with(Fence::complete)
                 .merge(fence.clone());
         }
         self.note_pending(&range);
@@ -143,7 +144,7 @@ impl Region {
             if self.committed.overlaps(&(extent.offset..extent.end())) {
                 self.withdrawn
                     .entry(extent.offset)
-                    .or_insert_with(Fence::passed)
+                    .or_insert_with(Fence::complete)
                     .merge(fence.clone());
             }
         }

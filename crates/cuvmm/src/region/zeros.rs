@@ -1,4 +1,4 @@
-//! Read-only zeros under holes: one piece of zeroed memory, mapped again and again.
+//! Read-only zeros under holes: one physical of zeroed memory, mapped again and again.
 //!
 //! A stray read of a hole is then harmless, and a stray write still faults. Each alias is a mapping
 //! like any other, and counts as one: a terabyte of them at 2 MiB would be all the mappings that a
@@ -9,11 +9,11 @@ use std::ops::Range;
 
 use super::Region;
 use super::fence::{Fence, Unused};
-use super::place::{Piece, PlaceFailure, Placed, place_one};
+use super::place::{PlaceFailure, Placed, Unmapped, place_one};
 use super::space::Space;
 use crate::device::Device;
 use crate::error::{AccessError, CallError, CommitError};
-use crate::own::{Access, Physical, Right, Stream};
+use crate::own::{Access, AccessGrant, Physical, Stream};
 use crate::size::Granularity;
 
 /// The largest alias by default: a terabyte of holes takes 16,384 of them, and 64 MiB of memory.
@@ -143,8 +143,8 @@ impl Zeros {
                     physical
                 }
             };
-            let alias = Piece::fresh(physical);
-            match place_one(&space.reservation, &space.access, at, alias, Right::Read) {
+            let alias = Unmapped::fresh(physical);
+            match place_one(&space.reservation, &space.access, at, alias, Access::Read) {
                 Ok(placed) => {
                     self.adopt(at, placed);
                     put.push(at);
@@ -218,26 +218,26 @@ impl Zeros {
         Ok(())
     }
 
-    pub(super) fn let_in(&self, guest: &Access) -> Result<(), AccessError> {
-        let opened = self.open_all(&guest.at_most(Right::Read));
+    pub(super) fn let_in(&self, guest: &AccessGrant) -> Result<(), AccessError> {
+        let opened = self.open_all(&guest.at_most(Access::Read));
         if opened.is_err() {
-            self.close_to(&guest.at_most(Right::None));
+            self.close_to(&guest.at_most(Access::None));
         }
         opened
     }
 
     pub(super) fn shut_out(&self, device: &Device) {
-        self.close_to(&Access::device(device, Right::None));
+        self.close_to(&AccessGrant::device(device, Access::None));
     }
 
     /// That a device can go on reading zeros harms nobody.
-    fn close_to(&self, none: &Access) {
+    fn close_to(&self, none: &AccessGrant) {
         if let Err(error) = self.open_all(none) {
             tracing::error!(%error, "zeros stay readable");
         }
     }
 
-    fn open_all(&self, access: &Access) -> Result<(), AccessError> {
+    fn open_all(&self, access: &AccessGrant) -> Result<(), AccessError> {
         let one = |alias: &Placed| alias.mapping.set_access(std::slice::from_ref(access));
         self.aliases.values().try_for_each(one)
     }
@@ -245,18 +245,18 @@ impl Zeros {
 
 impl Region {
     /// Backs the holes of a range with zeros that can be read and not written: parts that no extent
-    /// lies in. Parts that are in limbo and have passed are given back first.
+    /// lies in. Parts that are pending free and have passed are given back first.
     ///
     /// Creates at most one physical for each power of two up to the largest alias
     /// ([`RegionBuilder::zero_extent`](super::RegionBuilder::zero_extent)), and makes `cuMemMap` and
     /// `cuMemSetAccess` for each alias. All or nothing.
     ///
     /// # Errors
-    /// [`CommitError`] when part of the range is in limbo and in use, the mappings would be more
+    /// [`CommitError`] when part of the range is pending free and in use, the mappings would be more
     /// than the region may have, or the driver refuses. Nothing has changed.
     pub fn back_with_zeros(&mut self, range: Range<u64>) -> Result<(), CommitError> {
         self.check(&range)?;
-        self.reclaim_in(&range)?;
+        self.purge_in(&range)?;
         let holes = self.gaps(&range);
         let lacking = holes.iter().flat_map(|hole| self.zeros.lacking(hole));
         let holes: Vec<Range<u64>> = lacking.collect();

@@ -14,8 +14,8 @@ use super::parcel::Parcel;
 use super::wire::{Description, Origin, is_within};
 use crate::device::Device;
 use crate::error::{AttachError, CallError, CopyError, ImportError, ViewError};
-use crate::own::{Access, CloseError, CloseRefusal, Physical, Place, Right, Stream};
-use crate::region::{Extent, Piece, PlaceError, Space, Unused};
+use crate::own::{Access, AccessGrant, CloseError, CloseRefusal, Physical, Place, Stream};
+use crate::region::{Extent, PlaceError, Space, Unmapped, Unused};
 use crate::size::range_within;
 use crate::users::Users;
 use crate::view::{View, ViewMut};
@@ -26,7 +26,7 @@ pub struct AttachmentBuilder<'a> {
     home: &'a Device,
     others: Vec<&'a Device>,
     stream: Option<&'a Stream>,
-    right: Right,
+    access: Access,
 }
 
 impl<'a> AttachmentBuilder<'a> {
@@ -48,7 +48,7 @@ impl<'a> AttachmentBuilder<'a> {
     /// Wants to write as well, which is an error where the giver lets others only read.
     #[must_use]
     pub const fn read_write(mut self) -> Self {
-        self.right = Right::ReadWrite;
+        self.access = Access::ReadWrite;
         self
     }
 
@@ -67,7 +67,7 @@ impl<'a> AttachmentBuilder<'a> {
 
     /// Looks at a description before any handle of it is asked for.
     pub(super) fn agree(&self, description: &Description) -> Result<Arriving, AttachError> {
-        if self.right > description.right() {
+        if self.access > description.access() {
             return Err(AttachError::ReadOnly);
         }
         if self
@@ -97,7 +97,7 @@ impl<'a> AttachmentBuilder<'a> {
         let places = extents.iter().map(|extent| self.place(extent.origin));
         Ok(Arriving {
             description: description.clone(),
-            right: self.right,
+            access: self.access,
             home: self.home.clone(),
             stream,
             others: self.others.iter().map(|&other| other.clone()).collect(),
@@ -122,14 +122,14 @@ impl<'a> AttachmentBuilder<'a> {
 #[derive(Debug)]
 pub(super) struct Arriving {
     description: Description,
-    right: Right,
+    access: Access,
     home: Device,
     stream: Stream,
     others: Vec<Device>,
     /// One for each extent.
     places: Vec<Place>,
     /// What has come, from the first extent on.
-    pieces: Vec<Piece>,
+    pieces: Vec<Unmapped>,
 }
 
 impl Arriving {
@@ -153,13 +153,13 @@ impl Arriving {
             });
         }
         for handle in handles {
-            let piece = self.import(self.arrived(), handle)?;
-            self.pieces.push(piece);
+            let unmapped = self.import(self.arrived(), handle)?;
+            self.pieces.push(unmapped);
         }
         Ok(())
     }
 
-    fn import(&self, index: usize, handle: &Exported) -> Result<Piece, AttachError> {
+    fn import(&self, index: usize, handle: &Exported) -> Result<Unmapped, AttachError> {
         let handle_type = match handle {
             Exported::Fabric(_) => HandleTypes::FABRIC,
             _ => HandleTypes::POSIX_FD,
@@ -191,7 +191,7 @@ impl Arriving {
                 location: physical.location(),
             });
         }
-        Ok(Piece::fresh(physical))
+        Ok(Unmapped::fresh(physical))
     }
 
     /// Maps all that came: whole, or not at all.
@@ -205,10 +205,10 @@ impl Arriving {
         let guests = self
             .others
             .iter()
-            .map(|other| Access::device(other, self.right));
+            .map(|other| AccessGrant::device(other, self.access));
         let mut space = Space::reserve(&self.home, self.description.size())?.open_to(guests);
-        for (extent, piece) in self.description.extents().iter().zip(self.pieces) {
-            let placed = space.place_for(extent.offset, vec![piece], self.right);
+        for (extent, unmapped) in self.description.extents().iter().zip(self.pieces) {
+            let placed = space.place_for(extent.offset, vec![unmapped], self.access);
             if let Err(PlaceError { error, .. }) = placed {
                 // The addresses were shown to nothing that could use them.
                 if let Err(error) = space.retry_all(Unused::never_used()) {
@@ -220,7 +220,7 @@ impl Arriving {
         Ok(Attachment {
             space,
             runs: self.description.runs(),
-            right: self.right,
+            access: self.access,
             users: Users::at(&self.stream),
             description: self.description,
         })
@@ -239,7 +239,7 @@ pub struct Attachment {
     space: Space,
     /// Where there is memory.
     runs: Vec<Range<u64>>,
-    right: Right,
+    access: Access,
     users: Users,
     description: Description,
 }
@@ -252,7 +252,7 @@ impl Attachment {
             home: device,
             others: Vec::new(),
             stream: None,
-            right: Right::Read,
+            access: Access::Read,
         }
     }
 
@@ -281,9 +281,10 @@ impl Attachment {
     }
 
     /// What may be done with it here.
+    #[doc(alias = "right")]
     #[must_use]
-    pub const fn right(&self) -> Right {
-        self.right
+    pub const fn access(&self) -> Access {
+        self.access
     }
 
     /// What its giver said of it.
@@ -319,7 +320,7 @@ impl Attachment {
     /// [`CopyError`] when it may only be read, they do not all fit, or the stream is another
     /// device's.
     pub fn write(&self, stream: &Stream, offset: u64, bytes: &[u8]) -> Result<(), CopyError> {
-        if self.right != Right::ReadWrite {
+        if self.access != Access::ReadWrite {
             return Err(CopyError::ReadOnly);
         }
         self.check_copy(offset, bytes.len() as u64)?;
@@ -373,7 +374,7 @@ impl Attachment {
     /// # Errors
     /// [`ViewError`] besides when the memory may only be read.
     pub fn view_mut_of<T: Pod>(&mut self, range: Range<u64>) -> Result<ViewMut<'_, T>, ViewError> {
-        if self.right != Right::ReadWrite {
+        if self.access != Access::ReadWrite {
             return Err(ViewError::ReadOnly);
         }
         let (address, len) = {
@@ -454,7 +455,7 @@ impl fmt::Debug for Attachment {
             .field("address", &self.address())
             .field("size", &self.size())
             .field("held", &self.held())
-            .field("right", &self.right)
+            .field("right", &self.access)
             .finish_non_exhaustive()
     }
 }

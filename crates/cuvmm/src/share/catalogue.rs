@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 use std::time::SystemTime;
 
-use super::bell::Bell;
 use super::log_limit::LogLimit;
 use super::offer::Offer;
 use super::protocol::{Listing, Listings};
+use super::waker::Waker;
 use crate::error::ChannelError;
 use crate::sync::{Mutex, MutexGuard};
 
-/// An edition that is to be published.
+/// A version that is to be published.
 pub(super) struct New {
     pub(super) tensors: u64,
     /// As it travels.
@@ -20,8 +20,8 @@ pub(super) struct New {
     pub(super) memory: Box<dyn Send + Sync>,
 }
 
-/// One finished edition. It keeps the memory. What all readers are sent is there once for all of them.
-pub(super) struct Edition {
+/// One finished version. It keeps the memory. What all readers are sent is there once for all of them.
+pub(super) struct Published {
     listing: Listing,
     /// As it travels.
     pub(super) manifest: Vec<u8>,
@@ -32,7 +32,7 @@ pub(super) struct Edition {
     _memory: Box<dyn Send + Sync>,
 }
 
-impl Edition {
+impl Published {
     pub(super) const fn version(&self) -> u64 {
         self.listing.version
     }
@@ -40,11 +40,11 @@ impl Edition {
 
 #[derive(Default)]
 struct Catalogue {
-    newest: BTreeMap<String, Arc<Edition>>,
+    newest: BTreeMap<String, Arc<Published>>,
     /// The last version of each name that there ever was.
     versions: BTreeMap<String, u64>,
     /// Rung when anything is published or withdrawn: one for each reader that waits.
-    bells: BTreeMap<u64, Arc<Bell>>,
+    bells: BTreeMap<u64, Arc<Waker>>,
     /// How many bells there ever were.
     hung: u64,
 }
@@ -55,14 +55,14 @@ pub(super) struct Shared {
     pub(super) id: u64,
     catalogue: Mutex<Catalogue>,
     /// Rung once it is over.
-    pub(super) stop: Arc<Bell>,
+    pub(super) stop: Arc<Waker>,
     /// For what readers have done wrong, who decide how often.
     pub(super) log: LogLimit,
 }
 
 impl Catalogue {
-    fn ring(&self) {
-        self.bells.values().for_each(|bell| bell.ring());
+    fn wake(&self) {
+        self.bells.values().for_each(|waker| waker.wake());
     }
 }
 
@@ -71,7 +71,7 @@ impl Shared {
         Ok(Self {
             id: new_id(),
             catalogue: Mutex::new(Catalogue::default()),
-            stop: Arc::new(Bell::new()?),
+            stop: Arc::new(Waker::new()?),
             log: LogLimit::default(),
         })
     }
@@ -82,10 +82,10 @@ impl Shared {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes an edition the newest of its name, and returns its version.
+    /// Makes a version the newest of its name, and returns its version.
     pub(super) fn add(&self, name: &str, new: New) -> u64 {
         let described = new.offer.description();
-        let mut edition = Edition {
+        let mut published = Published {
             listing: Listing {
                 name: name.to_owned(),
                 version: 0,
@@ -102,10 +102,10 @@ impl Shared {
         let last = catalogue.versions.entry(name.to_owned()).or_default();
         *last += 1;
         let version = *last;
-        edition.listing.version = version;
-        let edition = Arc::new(edition);
-        let before = catalogue.newest.insert(name.to_owned(), edition);
-        catalogue.ring();
+        published.listing.version = version;
+        let published = Arc::new(published);
+        let before = catalogue.newest.insert(name.to_owned(), published);
+        catalogue.wake();
         drop(catalogue);
         // Its memory may go with it, which waits for the device.
         drop(before);
@@ -116,13 +116,13 @@ impl Shared {
     pub(super) fn withdraw(&self, name: &str) -> bool {
         let gone = {
             let mut catalogue = self.lock();
-            catalogue.ring();
+            catalogue.wake();
             catalogue.newest.remove(name)
         };
         gone.is_some()
     }
 
-    pub(super) fn newest(&self, name: &str) -> Option<Arc<Edition>> {
+    pub(super) fn newest(&self, name: &str) -> Option<Arc<Published>> {
         self.lock().newest.get(name).cloned()
     }
 
@@ -131,30 +131,30 @@ impl Shared {
         let catalogue = self.lock();
         let first = catalogue.newest.values().take(most);
         Listings {
-            publications: first.map(|edition| edition.listing.clone()).collect(),
+            publications: first.map(|published| published.listing.clone()).collect(),
             all: catalogue.newest.len() as u64,
         }
     }
 }
 
-/// A bell that hangs for as long as somebody waits for it.
+/// A waker that hangs for as long as somebody waits for it.
 pub(super) struct Hung<'a> {
     shared: &'a Shared,
     number: u64,
-    pub(super) bell: Arc<Bell>,
+    pub(super) waker: Arc<Waker>,
 }
 
 impl<'a> Hung<'a> {
     pub(super) fn in_reach_of(shared: &'a Shared) -> Result<Self, ChannelError> {
-        let bell = Arc::new(Bell::new()?);
+        let waker = Arc::new(Waker::new()?);
         let mut catalogue = shared.lock();
         catalogue.hung += 1;
         let number = catalogue.hung;
-        catalogue.bells.insert(number, Arc::clone(&bell));
+        catalogue.bells.insert(number, Arc::clone(&waker));
         Ok(Self {
             shared,
             number,
-            bell,
+            waker,
         })
     }
 }

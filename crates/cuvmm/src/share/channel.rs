@@ -22,11 +22,11 @@ use rustix::net::{
     connect, recvmsg, sendmsg, socket_with, socketpair,
 };
 
-use super::bell::Bell;
 use super::frame::{self, Kind, MOST_BODY, MOST_FRAME, MOST_HANDLES};
 use super::peer::{Peer, Users};
 use super::system::system;
 use super::wait::{Deadline, wait_for};
+use super::waker::Waker;
 use crate::error::ChannelError;
 
 /// How long an exchange with a peer may take, unless it is told otherwise.
@@ -47,7 +47,7 @@ pub struct Channel {
     received: u32,
     broken: bool,
     /// Once it is rung, the peer is not waited for any more.
-    stop: Option<Arc<Bell>>,
+    stop: Option<Arc<Waker>>,
 }
 
 impl Channel {
@@ -132,7 +132,7 @@ impl Channel {
     }
 
     /// Waits for the peer only until `stop` is rung; then it has [closed](ChannelError::Closed).
-    pub(super) fn until(mut self, stop: Arc<Bell>) -> Self {
+    pub(super) fn until(mut self, stop: Arc<Waker>) -> Self {
         self.stop = Some(stop);
         self
     }

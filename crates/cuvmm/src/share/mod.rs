@@ -28,7 +28,6 @@
 //! error on this side, with no descriptor left open and nothing mapped.
 
 mod attachment;
-mod bell;
 mod catalogue;
 mod channel;
 mod dead;
@@ -48,6 +47,7 @@ mod seal;
 mod subscriber;
 mod system;
 mod wait;
+mod waker;
 mod wire;
 
 pub use attachment::{Attachment, AttachmentBuilder};

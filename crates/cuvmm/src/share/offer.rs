@@ -13,7 +13,7 @@ use cuvmm_driver::{Exported, HandleTypes, LocationKind};
 use super::parcel::Parcel;
 use super::wire::{Description, Elements, Origin, SharedExtent};
 use crate::error::OfferError;
-use crate::own::{Physical, Place, Right};
+use crate::own::{Access, Physical, Place};
 use crate::pool::{Block, Lease};
 use crate::region::{Extent, Region};
 use crate::vec::DeviceVec;
@@ -135,7 +135,7 @@ impl Offer {
             physicals.push(physical);
         }
         let description = Description::new(
-            Right::Read,
+            Access::Read,
             HandleTypes::POSIX_FD,
             granularity,
             size,
@@ -153,7 +153,7 @@ impl Offer {
     /// Lets the others write as well.
     #[must_use]
     pub fn read_write(mut self) -> Self {
-        self.description = self.description.with_right(Right::ReadWrite);
+        self.description = self.description.with_access(Access::ReadWrite);
         self
     }
 

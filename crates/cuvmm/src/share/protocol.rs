@@ -32,9 +32,9 @@ pub(super) const MOST_NAME: usize = 255;
 pub(super) enum Request {
     /// What is there.
     List,
-    /// The newest edition of a name.
+    /// The newest version of a name.
     Attach { name: String },
-    /// To be told when there is a newer edition than this, for so long.
+    /// To be told when there is a newer version than this, for so long.
     Watch {
         name: String,
         publisher: u64,
@@ -49,8 +49,8 @@ pub(super) enum Reply {
     Publications(Vec<Listing>),
     /// The first of more than one answer holds.
     FirstPublications(Listings),
-    /// The memory comes next. Sent by [`Channel::tell_edition`].
-    Edition {
+    /// The memory comes next. Sent by [`Channel::tell_published`].
+    Published {
         publisher: u64,
         version: u64,
         manifest: Manifest,
@@ -105,9 +105,9 @@ impl From<Listings> for Reply {
 }
 
 impl Channel {
-    /// Answers with an edition whose manifest is there as it travels, so that no reader costs another
+    /// Answers with a version whose manifest is there as it travels, so that no reader costs another
     /// copy of it.
-    pub(super) fn tell_edition(
+    pub(super) fn tell_published(
         &mut self,
         publisher: u64,
         version: u64,
@@ -115,7 +115,7 @@ impl Channel {
         deadline: Deadline,
     ) -> Result<(), ChannelError> {
         let head =
-            format!(r#"{{"Edition":{{"publisher":{publisher},"version":{version},"manifest":"#);
+            format!(r#"{{"Published":{{"publisher":{publisher},"version":{version},"manifest":"#);
         self.send(Kind::Text, &[head.as_bytes(), manifest, b"}}"], deadline)
     }
 

@@ -1,6 +1,6 @@
-//! Named memory that other processes read: whole editions, one after the other.
+//! Named memory that other processes read: whole versions, one after the other.
 //!
-//! An edition is published when it is finished, in one step: readers get the one before or this one,
+//! A version is published when it is finished, in one step: readers get the one before or this one,
 //! never a part of each. From then on nothing of this library writes to it, and its owner's own devices
 //! may only read. It lives until the last who has it lets go, in whichever process.
 
@@ -72,7 +72,7 @@ impl Publisher {
     }
 
     /// Publishes memory under a name, whole and finished: readers that attach from now on get this
-    /// edition, and those that wait for a newer one are told. Returns its version, which counts from
+    /// version, and those that wait for a newer one are told. Returns its version, which counts from
     /// 1 for each name.
     ///
     /// Waits for the devices that have access (`cuCtxSynchronize`), so that all that was written is
@@ -92,13 +92,13 @@ impl Publisher {
     ) -> Result<u64, PublishError<M>> {
         match self.prepare(name, &manifest, &mut memory) {
             Ok((offer, text)) => {
-                let edition = New {
+                let published = New {
                     tensors: manifest.tensors.len() as u64,
                     manifest: text,
                     offer,
                     memory: Box::new(memory),
                 };
-                Ok(self.shared.add(name, edition))
+                Ok(self.shared.add(name, published))
             }
             Err(reason) => Err(PublishError { memory, reason }),
         }
@@ -172,7 +172,7 @@ impl Drop for Publisher {
             std::mem::forget(self.thread.take());
             return;
         }
-        self.shared.stop.ring();
+        self.shared.stop.wake();
         let ended = self.thread.take().map(JoinHandle::join);
         if let Some(Err(_)) = ended {
             tracing::error!("a publisher's thread ended by a panic");

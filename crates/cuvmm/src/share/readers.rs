@@ -175,12 +175,12 @@ fn answer(shared: &Shared, channel: &mut Channel) -> Result<(), ChannelError> {
     match channel.hear(MOST_REQUEST, deadline)? {
         Request::List => channel.tell(&Reply::from(shared.list(MOST_LISTED)), deadline),
         Request::Attach { name } => {
-            let Some(edition) = shared.newest(&name) else {
+            let Some(published) = shared.newest(&name) else {
                 return channel.tell(&Reply::NotPublished, deadline);
             };
-            let version = edition.version();
-            channel.tell_edition(shared.id, version, &edition.manifest, deadline)?;
-            match channel.give_before(&edition.offer, &edition.description, deadline) {
+            let version = published.version();
+            channel.tell_published(shared.id, version, &published.manifest, deadline)?;
+            match channel.give_before(&published.offer, &published.description, deadline) {
                 Ok(()) => Ok(()),
                 Err(GiveError::Channel(error)) => Err(error),
                 Err(error) => {
@@ -205,7 +205,7 @@ fn answer(shared: &Shared, channel: &mut Channel) -> Result<(), ChannelError> {
     }
 }
 
-/// Waits until a name has another edition than the one seen, for so long; or until the reader says
+/// Waits until a name has another version than the one seen, for so long; or until the reader says
 /// something else, or it is over.
 fn watch(
     shared: &Shared,
@@ -217,20 +217,20 @@ fn watch(
     let deadline = Deadline::after(time);
     let hung = Hung::in_reach_of(shared)?;
     let wanted = [
-        (hung.bell.as_fd(), PollFlags::IN),
+        (hung.waker.as_fd(), PollFlags::IN),
         (channel.as_fd(), PollFlags::IN),
         (shared.stop.as_fd(), PollFlags::IN),
     ];
     loop {
         let newest = match shared.newest(name) {
-            Some(edition) => edition.version(),
+            Some(published) => published.version(),
             None => return Ok(Reply::NotPublished),
         };
         if seen != Some(newest) {
             return Ok(Reply::Newest(Some(newest)));
         }
         match wait_for(&wanted, Some(deadline)) {
-            Ok(ready) if ready == [0] => hung.bell.silence(),
+            Ok(ready) if ready == [0] => hung.waker.silence(),
             Ok(ready) if ready.contains(&2) => return Err(ChannelError::Closed),
             Ok(_) | Err(ChannelError::TimedOut { .. }) => return Ok(Reply::Newest(None)),
             Err(error) => return Err(error),
@@ -242,17 +242,17 @@ fn watch(
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::share::bell::Bell;
+    use crate::share::waker::Waker;
 
     const LONG: Duration = Duration::from_secs(3600);
     const SHORT: Duration = Duration::from_millis(1);
 
     /// Ends a publisher's thread, also where a test fails.
-    struct Over<'a>(&'a Bell);
+    struct Over<'a>(&'a Waker);
 
     impl Drop for Over<'_> {
         fn drop(&mut self) {
-            self.0.ring();
+            self.0.wake();
         }
     }
 

@@ -23,7 +23,7 @@ pub struct Subscriber {
     channel: Channel,
 }
 
-/// One edition of published memory, attached. It stays as it is when a newer one is published, and
+/// One version of published memory, attached. It stays as it is when a newer one is published, and
 /// when its publisher goes.
 #[derive(Debug)]
 pub struct Publication {
@@ -79,7 +79,7 @@ impl Subscriber {
         }
     }
 
-    /// Attaches the newest edition of a name.
+    /// Attaches the newest version of a name.
     ///
     /// # Errors
     /// [`SubscribeError`] when there is none, or it cannot be attached as it is wanted. Nothing of it
@@ -98,7 +98,7 @@ impl Subscriber {
         let request = Request::Attach { name: name.clone() };
         self.channel.tell(&request, deadline)?;
         let (publisher, version, manifest) = match self.channel.hear(MOST_REPLY, deadline)? {
-            Reply::Edition {
+            Reply::Published {
                 publisher,
                 version,
                 manifest,
@@ -117,7 +117,7 @@ impl Subscriber {
         })
     }
 
-    /// Waits until there is another edition than this one, for so long, and returns its version;
+    /// Waits until there is another version than this one, for so long, and returns its version;
     /// nothing if none came.
     ///
     /// # Errors

@@ -12,13 +12,13 @@ use zerocopy::little_endian::{I32, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::error::DescriptionError;
-use crate::own::Right;
+use crate::own::Access;
 use crate::size::{Granularity, range_within};
 
 const MAGIC: [u8; 8] = *b"cuvmm-sh";
 
 /// The version of everything that travels.
-pub(super) const VERSION: u16 = 1;
+pub(super) const VERSION: u16 = 2;
 
 /// As many mappings as a device can have.
 const MOST_EXTENTS: usize = 524_288;
@@ -36,7 +36,7 @@ pub(super) const MOST_DESCRIPTION: usize = size_of::<Head>()
 struct Head {
     magic: [u8; 8],
     version: U16,
-    right: U16,
+    access: U16,
     handle_type: U32,
     granularity: U64,
     size: U64,
@@ -123,7 +123,7 @@ impl Elements {
 /// imported and mapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
-    right: Right,
+    access: Access,
     handle_type: HandleTypes,
     granularity: u64,
     size: u64,
@@ -134,7 +134,7 @@ pub struct Description {
 impl Description {
     /// Checked as one that came from elsewhere.
     pub(super) fn new(
-        right: Right,
+        access: Access,
         handle_type: HandleTypes,
         granularity: u64,
         size: u64,
@@ -142,7 +142,7 @@ impl Description {
         extents: Vec<SharedExtent>,
     ) -> Result<Self, DescriptionError> {
         let new = Self {
-            right,
+            access,
             handle_type,
             granularity,
             size,
@@ -153,8 +153,8 @@ impl Description {
         Ok(new)
     }
 
-    pub(super) fn with_right(self, right: Right) -> Self {
-        Self { right, ..self }
+    pub(super) fn with_access(self, access: Access) -> Self {
+        Self { access, ..self }
     }
 
     pub(super) fn with_handle_type(self, handle_type: HandleTypes) -> Self {
@@ -177,9 +177,10 @@ impl Description {
     }
 
     /// What its giver allows. The driver does not enforce it.
+    #[doc(alias = "right")]
     #[must_use]
-    pub const fn right(&self) -> Right {
-        self.right
+    pub const fn access(&self) -> Access {
+        self.access
     }
 
     /// What its handles are.
@@ -220,8 +221,8 @@ impl Description {
     }
 
     fn check(&self) -> Result<(), DescriptionError> {
-        if self.right == Right::None {
-            return Err(DescriptionError::NoRight);
+        if self.access == Access::None {
+            return Err(DescriptionError::NoAccess);
         }
         if !matches!(
             self.handle_type,
@@ -301,7 +302,7 @@ impl Description {
         let head = Head {
             magic: MAGIC,
             version: VERSION.into(),
-            right: if self.right == Right::ReadWrite {
+            access: if self.access == Access::ReadWrite {
                 READ_WRITE
             } else {
                 READ
@@ -378,17 +379,17 @@ impl Description {
                 place: count(named).get(),
             });
         }
-        let right = match head.right.get() {
-            READ => Right::Read,
-            READ_WRITE => Right::ReadWrite,
-            _ => return Err(DescriptionError::NoRight),
+        let access = match head.access.get() {
+            READ => Access::Read,
+            READ_WRITE => Access::ReadWrite,
+            _ => return Err(DescriptionError::NoAccess),
         };
         let elements = Elements {
             count: head.elements.get(),
             size: head.element_size.get(),
         };
         Self::new(
-            right,
+            access,
             HandleTypes::from_bits_retain(head.handle_type.get()),
             head.granularity.get(),
             head.size.get(),

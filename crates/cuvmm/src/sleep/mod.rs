@@ -8,7 +8,7 @@
 //! - **Contents** are [discarded](Contents::Discard) (a cache, weights that are loaded anew), or
 //!   [kept](Contents::Keep) in a [`HostStore`], whose memory was prepared beforehand.
 //! - **What it takes**: nothing is unmapped while a [`Lease`](crate::Lease) lives on a block or
-//!   before the work has passed that was queued on it; [`Blocks::deadline`] says how long to wait
+//!   before the work has passed that was queued on it; [`Blocks::timeout`] says how long to wait
 //!   for that. Work that is queued while the blocks are falling asleep is not seen: whoever launches
 //!   it takes a lease, or sees to it that there is none.
 //! - **A sleeping block** is charged to nobody, grows and shrinks not, and can be dropped. What
@@ -50,8 +50,8 @@
 //! Nobody decides here who sleeps when. Exported blocks do not sleep: others would go on using the
 //! memory.
 
-mod fall;
-mod rise;
+mod down;
+mod wake;
 
 use std::fmt;
 use std::sync::Arc;
@@ -138,7 +138,8 @@ impl<'a> Blocks<'a> {
 
     /// How long to wait for leases to end and work to pass before sleeping, and for memory in use
     /// to come free before waking. By default not at all; pressure hooks are asked all the same.
-    pub const fn deadline(mut self, wait: Duration) -> Self {
+    #[doc(alias = "deadline")]
+    pub const fn timeout(mut self, wait: Duration) -> Self {
         self.wait = Some(wait);
         self
     }
@@ -172,8 +173,8 @@ impl<'a> Blocks<'a> {
     #[doc(alias("cuMemUnmap", "cuMemcpyDtoHAsync"))]
     pub fn sleep(&self, contents: Contents<'_>) -> Result<Slept, SleepError> {
         match contents {
-            Contents::Discard => fall::discard(self),
-            Contents::Keep(store) => fall::keep(self, store),
+            Contents::Discard => down::discard(self),
+            Contents::Keep(store) => down::keep(self, store),
         }
     }
 
@@ -190,7 +191,7 @@ impl<'a> Blocks<'a> {
     /// memory is quarantined at the block's addresses, and the block wakes no more.
     #[doc(alias("cuMemMap", "cuMemcpyHtoDAsync"))]
     pub fn wake(&self) -> Result<Woken, WakeError> {
-        rise::wake(self)
+        wake::wake(self)
     }
 
     const fn choice(&self) -> Choice<'_> {

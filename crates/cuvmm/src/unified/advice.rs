@@ -18,9 +18,10 @@ use crate::error::{CallError, UnifiedError};
 use crate::own::{Managed, Stream};
 
 /// A place for pages.
+#[doc(alias = "Residence")]
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub enum Residence<'a> {
+pub enum PageLocation<'a> {
     /// The memory of a device.
     Device(&'a Device),
     /// The host's memory, wherever.
@@ -39,7 +40,7 @@ pub enum Advice<'a> {
     ReadMostly,
     /// Pages should lie there. They are not moved by this; and who can reach them there does not
     /// move them any more.
-    PreferredLocation(Residence<'a>),
+    PreferredLocation(PageLocation<'a>),
     /// A device keeps the pages mapped, wherever they lie, as far as it can reach them: it does not
     /// fault on them, and does not move them.
     AccessedBy(&'a Device),
@@ -59,7 +60,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     pub fn prefetch(
         &self,
         range: impl RangeBounds<usize>,
-        to: Residence<'_>,
+        to: PageLocation<'_>,
         stream: &Stream,
     ) -> Result<(), UnifiedError> {
         let range = self.elements(range)?;
@@ -227,15 +228,15 @@ impl<T: Pod> UnifiedBuffer<T> {
         self.memory.as_ref().filter(|_| !range.is_empty())
     }
 
-    fn place(&self, place: Residence<'_>) -> Result<Location, UnifiedError> {
+    fn place(&self, place: PageLocation<'_>) -> Result<Location, UnifiedError> {
         match place {
-            Residence::Device(device) => {
+            PageLocation::Device(device) => {
                 self.moves_on(device)?;
                 Ok(device.location())
             }
-            Residence::Host => Ok(Location::HOST),
-            Residence::HostNuma(node) if node < 0 => Err(UnifiedError::NoSuchNode { node }),
-            Residence::HostNuma(node) => Ok(Location::host_numa(node)),
+            PageLocation::Host => Ok(Location::HOST),
+            PageLocation::HostNuma(node) if node < 0 => Err(UnifiedError::NoSuchNode { node }),
+            PageLocation::HostNuma(node) => Ok(Location::host_numa(node)),
         }
     }
 

@@ -27,7 +27,7 @@ use crate::error::{AllocateManagedError, CallError, UnifiedError};
 use crate::own::{CloseError, CloseRefusal, Managed, Stream};
 use crate::sync::Mutex;
 
-pub use advice::{Advice, Residence};
+pub use advice::{Advice, PageLocation};
 pub use device_access::{DeviceMut, DeviceRead};
 pub use host_access::{HostView, HostViewMut};
 pub use policy::Policy;

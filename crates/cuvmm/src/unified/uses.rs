@@ -151,7 +151,7 @@ impl Uses {
             let mut failed = Ok(());
             let readers = std::mem::take(&mut books.readers);
             let (gone, left) = readers.into_iter().partition(|mark| {
-                let passed = mark.event.is_passed();
+                let passed = mark.event.is_complete();
                 passed.unwrap_or_else(|error| {
                     failed = Err(error);
                     false

@@ -9,12 +9,12 @@ use super::Rig;
 /// A pool's figures, which add up, for each of its tenants too.
 pub fn figures(pool: &Pool) -> PoolStats {
     let stats = pool.stats();
-    let idle = stats.warm + stats.limbo + stats.leased;
-    let parts = stats.in_use + stats.padding + stats.margin + idle + stats.shared;
+    let idle = stats.cached + stats.pending_free + stats.leased;
+    let parts = stats.in_use + stats.padding + stats.precommitted + idle + stats.shared;
     assert_eq!(stats.committed, parts, "{stats:#?}");
     for one in &stats.tenants {
-        let idle = one.warm + one.limbo + one.leased;
-        let parts = one.in_use + one.padding + one.margin + idle + one.shared;
+        let idle = one.cached + one.pending_free + one.leased;
+        let parts = one.in_use + one.padding + one.precommitted + idle + one.shared;
         assert_eq!(one.committed, parts, "{one:#?}");
     }
     let sum = |of: fn(&TenantStats) -> u64| stats.tenants.iter().map(of).sum::<u64>();

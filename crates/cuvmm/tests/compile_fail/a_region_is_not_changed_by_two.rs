@@ -1,13 +1,13 @@
 //! Moving and granting want the region to themselves, and there are no two of it.
 
-use cuvmm::{Device, Place, Region, Right, Stream};
+use cuvmm::{Device, Place, Region, Access, Stream};
 
 fn moves(region: &Region, place: &Place, stream: &Stream) {
     region.relocate(0..2, place, stream).unwrap();
 }
 
 fn grants(region: &Region, device: &Device) {
-    region.grant(device, Right::Read).unwrap();
+    region.grant(device, Access::Read).unwrap();
 }
 
 fn copies(region: Region) {

@@ -117,7 +117,7 @@ impl Raw {
     pub fn head(&self, kind: u16, body: &[u8], handles: usize) -> Head {
         Head {
             magic: *b"cvmm",
-            version: 1,
+            version: 2,
             kind,
             serial: self.serial,
             length: body.len() as u32,
@@ -193,7 +193,7 @@ impl Raw {
 pub struct Told {
     pub magic: [u8; 8],
     pub version: u16,
-    pub right: u16,
+    pub access: u16,
     pub handle_type: u32,
     pub granularity: u64,
     pub size: u64,
@@ -210,8 +210,8 @@ impl Told {
     pub fn of(uuid: [u8; 16], granule: u64, extents: u64) -> Self {
         Self {
             magic: *b"cuvmm-sh",
-            version: 1,
-            right: 1,
+            version: 2,
+            access: 1,
             handle_type: 1,
             granularity: granule,
             size: extents * granule,
@@ -227,7 +227,7 @@ impl Told {
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = self.magic.to_vec();
         bytes.extend(self.version.to_le_bytes());
-        bytes.extend(self.right.to_le_bytes());
+        bytes.extend(self.access.to_le_bytes());
         bytes.extend(self.handle_type.to_le_bytes());
         bytes.extend(self.granularity.to_le_bytes());
         bytes.extend(self.size.to_le_bytes());
@@ -390,9 +390,9 @@ impl Words {
                 4 | 5 => peer.yes(),
                 6 => peer.say(VERDICT, b"\x01no", &[]),
                 7 => {
-                    let edition =
-                        br#"{"Edition":{"publisher":1,"version":1,"manifest":{"tensors":[]}}}"#;
-                    peer.say(TEXT, edition, &[])
+                    let published =
+                        br#"{"Published":{"publisher":1,"version":1,"manifest":{"tensors":[]}}}"#;
+                    peer.say(TEXT, published, &[])
                 }
                 8 => {
                     let body: Vec<u8> = (0..next()).map(|_| next()).collect();

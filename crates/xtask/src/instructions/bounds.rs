@@ -41,7 +41,7 @@ pub(crate) const PATHS: &[Path] = &[
     Path { name: "allocate-of-64",  case: "allocate-locked", batch: 64, rounds: 1,  measured: 4556, bound: 5240, crowded: false },
     Path { name: "free-locked",     case: "free-locked",     batch: 1,  rounds: 16, measured: 1109, bound: 1270, crowded: true },
     Path { name: "free-of-64",      case: "free-locked",     batch: 64, rounds: 1,  measured: 1429, bound: 1640, crowded: false },
-    // By a granule, into margin that is there.
+    // By a granule, into precommitted memory that is there.
     Path { name: "grow",            case: "grow",            batch: 32, rounds: 3,  measured: 252, bound: 280, crowded: true },
     // A tile of 1,024 and of 16,384, with the model's own books; a cache's figures, for each of its
     // ranges, where it has 128 of them and 1,024.

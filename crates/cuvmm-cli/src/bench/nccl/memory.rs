@@ -7,7 +7,7 @@
 
 use anyhow::{Context as _, ensure};
 use cuvmm::driver::{DeviceAddress, HandleTypes};
-use cuvmm::{Device, Extent, Region, Registration, Right, Stream};
+use cuvmm::{Access, Device, Extent, Region, Registration, Stream};
 
 /// What NCCL calls a registration.
 #[derive(Clone, Copy, Debug)]
@@ -121,7 +121,7 @@ impl<'a> Bench<'a> {
         let bytes = ends.last().copied().unwrap_or(0);
         let mut builder = Region::builder(device, bytes).for_nccl()?;
         for peer in self.devices.iter().filter(|peer| *peer != device) {
-            builder = builder.open_to(peer, Right::ReadWrite);
+            builder = builder.open_to(peer, Access::ReadWrite);
         }
         let mut region = builder.reserve()?;
         let mut at = 0;

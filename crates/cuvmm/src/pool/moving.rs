@@ -1,6 +1,6 @@
 //! Blocks whose memory is away: their addresses stay, nothing is mapped there, nothing is charged.
 //!
-//! [Falling asleep](super::fall) and [waking](super::rise) go in steps, between which the lock is let
+//! [Falling asleep](super::sleep) and [waking](super::wake) go in steps, between which the lock is let
 //! go. A block that somebody is moving bears a lease of theirs, so that nobody else touches what is
 //! under it, and what of it is charged and not in its slot is counted with the slot.
 //!
@@ -14,8 +14,8 @@ use std::sync::Arc;
 use super::budget::TenantId;
 use super::core::Core;
 use super::lease::Lease;
-use super::slot::{Place, Slot};
-use super::slumber::Slumber;
+use super::sleep_state::SleepState;
+use super::slot::{Slot, SlotId};
 use super::state::State;
 use super::tenant::Tenant;
 use crate::error::CallError;
@@ -23,7 +23,7 @@ use crate::own::Span;
 
 /// A block that is being put to sleep or woken, and what keeps others from it.
 #[derive(Debug)]
-pub(crate) struct Bed {
+pub(crate) struct MovingBlock {
     pub(super) lease: Lease,
     /// Bytes that it was asked to have.
     pub(super) bytes: u64,
@@ -32,7 +32,7 @@ pub(crate) struct Bed {
 }
 
 /// A chosen block's place, bytes and bytes in whole granules.
-pub(super) type Chosen = (Place, u64, u64);
+pub(super) type Chosen = (SlotId, u64, u64);
 
 /// Blocks to be put to sleep or woken: those with one of these tags, or all.
 #[derive(Clone, Copy, Debug)]
@@ -64,17 +64,17 @@ impl Tally {
 impl Tenant {
     /// Whether any of its blocks sleeps, or somebody is moving one. Asks no lock.
     pub(crate) fn has_sleepers(&self) -> bool {
-        self.owner().shelves.is_bypassed()
+        self.owner().stream_caches.is_bypassed()
     }
 
     /// Takes back what of its memory is idle; gives it to the driver if that is wished.
-    pub(crate) fn give_up_idle(&self, release: bool) -> Result<u64, CallError> {
+    pub(crate) fn give_up_cached(&self, release: bool) -> Result<u64, CallError> {
         let owner = self.owner();
         let mut state = owner.core.lock();
-        let stock = state.stock.bytes();
+        let free_list = state.free_list.bytes();
         let given = state.take_back_all_of(owner.tenant);
         if release {
-            state.release_growth(stock);
+            state.release_growth(free_list);
         }
         drop(state);
         owner.core.announce();
@@ -82,7 +82,7 @@ impl Tenant {
     }
 }
 
-impl Bed {
+impl MovingBlock {
     /// Of a block whose lease has been counted.
     pub(super) fn of(core: &Arc<Core>, (place, bytes, used): Chosen) -> Self {
         let lease = Lease::counted(Arc::clone(core), place, bytes);
@@ -117,12 +117,12 @@ impl State {
         &self,
         id: TenantId,
         choice: Choice<'_>,
-        of: impl Fn(&Slumber) -> bool,
+        of: impl Fn(&SleepState) -> bool,
     ) -> Vec<usize> {
         let Some(tenancy) = self.tenants.get(&id) else {
             return Vec::new();
         };
-        let chosen = |slot: &Slot| of(&slot.slumber) && choice.takes(slot);
+        let chosen = |slot: &Slot| of(&slot.sleep_state) && choice.takes(slot);
         let indices = tenancy.indices();
         indices
             .filter(|&index| tenancy.slot(index).is_some_and(chosen))
@@ -130,12 +130,17 @@ impl State {
     }
 
     /// Marks a slot, and counts the lease of whoever moves its block.
-    pub(super) fn mark(&mut self, id: TenantId, index: usize, slumber: Slumber) -> Option<Chosen> {
+    pub(super) fn mark(
+        &mut self,
+        id: TenantId,
+        index: usize,
+        sleep_state: SleepState,
+    ) -> Option<Chosen> {
         let mut slot = self.take_slot(id, index)?;
         slot.leases += 1;
-        slot.slumber = slumber;
+        slot.sleep_state = sleep_state;
         let chosen = slot.block.as_ref().map(|block| {
-            let place = Place {
+            let place = SlotId {
                 tenant: id,
                 slot: index,
                 address: slot.space.address(),
@@ -148,13 +153,13 @@ impl State {
     }
 
     /// Whether a block has no memory, or somebody is moving it.
-    pub(super) fn is_asleep(&self, place: &Place) -> bool {
+    pub(super) fn is_asleep(&self, place: &SlotId) -> bool {
         let slot = self.slot(place.tenant, place.slot);
-        slot.is_some_and(|slot| !slot.slumber.is_awake())
+        slot.is_some_and(|slot| !slot.sleep_state.is_awake())
     }
 
-    /// Blocks are shelved again when none of a tenant sleeps.
-    pub(super) fn heed_sleepers(&self, id: TenantId) {
+    /// Blocks go into stream caches again when none of a tenant sleeps.
+    pub(super) fn update_bypass(&self, id: TenantId) {
         if let Some(tenancy) = self.tenants.get(&id) {
             tenancy.unswept.bypass(tenancy.has_sleepers());
         }

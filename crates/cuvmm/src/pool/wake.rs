@@ -7,11 +7,11 @@
 
 use std::time::Instant;
 
-use super::asleep::{Bed, Choice, Chosen, Tally};
 use super::budget::TenantId;
 use super::commit::Fit;
-use super::slot::{Place, Slot};
-use super::slumber::Slumber;
+use super::moving::{Choice, Chosen, MovingBlock, Tally};
+use super::sleep_state::SleepState;
+use super::slot::{Slot, SlotId};
 use super::state::State;
 use super::tenant::Tenant;
 use crate::error::{AllocateError, CommitError, WakeError};
@@ -21,10 +21,10 @@ use crate::store::{HostStore, Saved};
 
 /// A block that is being woken. Dropped before that is done, it sleeps on, with what was kept of it.
 #[derive(Debug)]
-pub(crate) struct Rising {
-    bed: Option<Bed>,
+pub(crate) struct ToWake {
+    moving: Option<MovingBlock>,
     /// What was kept of it.
-    saved: Option<Saved>,
+    saved: Option<Box<Saved>>,
     /// Whether what is placed reads as zero.
     zeroed: bool,
     home: Option<Stream>,
@@ -34,75 +34,77 @@ pub(crate) struct Rising {
 
 impl Tenant {
     /// Chooses the blocks that are to wake, and charges for them.
-    pub(crate) fn rise(
+    pub(crate) fn begin_wake(
         &self,
         choice: Choice<'_>,
         until: Option<Instant>,
-    ) -> Result<Vec<Rising>, WakeError> {
+    ) -> Result<Vec<ToWake>, WakeError> {
         let owner = self.owner();
         let (core, id) = (&owner.core, owner.tenant);
         core.device.own_process()?;
         let bytes = core.lock().asleep(id, choice);
         let chosen = core.insist(id, bytes, until, |mut state| {
-            let outcome = state.rouse(id, choice);
+            let outcome = state.mark_for_wake(id, choice);
             (state, outcome)
         });
         let chosen = chosen.map_err(|cause| WakeError::Memory { bytes, cause })??;
-        let rising = chosen.into_iter().map(|(chosen, mut rising)| {
-            rising.bed = Some(Bed::of(core, chosen));
-            rising
+        let to_wake = chosen.into_iter().map(|(chosen, mut to_wake)| {
+            to_wake.moving = Some(MovingBlock::of(core, chosen));
+            to_wake
         });
-        Ok(rising.collect())
+        Ok(to_wake.collect())
     }
 }
 
-impl Rising {
+impl ToWake {
     /// The block's size in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        self.bed.as_ref().map_or(0, |bed| bed.bytes)
+        self.moving.as_ref().map_or(0, |moving| moving.bytes)
     }
 
     /// The same in whole granules.
     pub(crate) fn used(&self) -> u64 {
-        self.bed.as_ref().map_or(0, |bed| bed.used)
+        self.moving.as_ref().map_or(0, |moving| moving.used)
     }
 
     /// Where something was kept of it.
     pub(crate) fn kept_in(&self) -> Option<HostStore> {
-        self.saved.as_ref().map(Saved::store)
+        self.saved.as_deref().map(Saved::store)
     }
 
     /// How many bytes were kept of it.
     pub(crate) fn kept(&self) -> u64 {
-        self.saved.as_ref().map_or(0, Saved::bytes)
+        self.saved.as_deref().map_or(0, Saved::bytes)
     }
 
     /// Where it lies and what was kept of it, to be copied there.
-    pub(crate) fn contents(&mut self) -> Option<(&Bed, &mut Saved)> {
-        self.bed.as_ref().zip(self.saved.as_mut())
+    pub(crate) fn contents(&mut self) -> Option<(&MovingBlock, &mut Saved)> {
+        self.moving.as_ref().zip(self.saved.as_deref_mut())
     }
 
     /// Places all that it lacks where nothing was kept.
     pub(crate) fn furnish(&mut self) -> Result<(), AllocateError> {
         let (zeroed, home) = (self.zeroed, self.home.clone());
-        let Some(bed) = &self.bed else { return Ok(()) };
-        let mut state = bed.lease.core().lock();
-        let step = (bed.used, u64::MAX);
-        let (_, filled) = state.furnish_next(bed.lease.place(), step, home.as_ref(), zeroed)?;
+        let Some(moving) = &self.moving else {
+            return Ok(());
+        };
+        let mut state = moving.lease.core().lock();
+        let step = (moving.used, u64::MAX);
+        let (_, filled) = state.furnish_next(moving.lease.place(), step, home.as_ref(), zeroed)?;
         self.filled |= filled;
         Ok(())
     }
 
     /// It has its memory again, which shows what was kept of it.
     pub(crate) fn wake(mut self) {
-        if let Some(bed) = self.bed.take() {
-            let mut state = bed.lease.core().lock();
-            state.settle_awake(bed.lease.place(), self.saved.is_some());
+        if let Some(moving) = self.moving.take() {
+            let mut state = moving.lease.core().lock();
+            state.settle_awake(moving.lease.place(), self.saved.is_some());
         }
     }
 }
 
-impl Bed {
+impl MovingBlock {
     /// Places the next extent of a block that wakes, to be copied to at once; returns up to where
     /// there is memory.
     pub(crate) fn furnish_next(&self) -> Result<u64, AllocateError> {
@@ -114,26 +116,33 @@ impl Bed {
     }
 }
 
-impl Drop for Rising {
+impl Drop for ToWake {
     fn drop(&mut self) {
-        let Some(bed) = self.bed.take() else { return };
+        let Some(moving) = self.moving.take() else {
+            return;
+        };
         // Nothing is unmapped under a fill.
         let home = self.home.take().filter(|_| self.filled);
         let filling = home.filter(|home| wait_for(home).is_err_and(|failed| !failed.ended));
-        let copying = self.saved.as_mut().map_or(&[][..], Saved::unfinished);
+        let copying = self.saved.as_deref_mut().map_or(&[][..], Saved::unfinished);
         let running = Fence::streams(filling.into_iter().chain(copying.iter().cloned()).collect());
-        let mut state = bed.lease.core().lock();
-        state.relapse(bed.lease.place(), bed.used, self.saved.take(), running);
+        let mut state = moving.lease.core().lock();
+        state.undo_wake(
+            moving.lease.place(),
+            moving.used,
+            self.saved.take(),
+            running,
+        );
         drop(state);
-        bed.lease.core().announce();
+        moving.lease.core().announce();
     }
 }
 
 impl State {
     /// Bytes that waking the chosen blocks takes.
     fn asleep(&self, id: TenantId, choice: Choice<'_>) -> u64 {
-        let sleepers = self.choose(id, choice, |slumber| {
-            matches!(slumber, Slumber::Asleep { .. })
+        let sleepers = self.choose(id, choice, |sleep_state| {
+            matches!(sleep_state, SleepState::Asleep { .. })
         });
         let slots = sleepers.iter().filter_map(|&index| self.slot(id, index));
         slots
@@ -142,17 +151,17 @@ impl State {
     }
 
     /// Charges for the chosen blocks of a tenant that sleep, and marks them as moving.
-    fn rouse(
+    fn mark_for_wake(
         &mut self,
         id: TenantId,
         choice: Choice<'_>,
-    ) -> Result<Result<Vec<(Chosen, Rising)>, WakeError>, AllocateError> {
+    ) -> Result<Result<Vec<(Chosen, ToWake)>, WakeError>, AllocateError> {
         if self.capturing > 0 {
             return Ok(Err(WakeError::Capturing));
         }
         self.check_usable(id)?;
-        let moving = self.choose(id, choice, |slumber| {
-            matches!(slumber, Slumber::Moving { .. })
+        let moving = self.choose(id, choice, |sleep_state| {
+            matches!(sleep_state, SleepState::Moving { .. })
         });
         let mut busy = Tally::default();
         for slot in moving.iter().filter_map(|&index| self.slot(id, index)) {
@@ -165,44 +174,44 @@ impl State {
         let total = self.asleep(id, choice);
         self.make_room(id, total)?;
         self.budget.charge(id, total);
-        let sleepers = self.choose(id, choice, |slumber| {
-            matches!(slumber, Slumber::Asleep { .. })
+        let sleepers = self.choose(id, choice, |sleep_state| {
+            matches!(sleep_state, SleepState::Asleep { .. })
         });
         let risen = sleepers
             .into_iter()
-            .filter_map(|index| self.raise(id, index));
+            .filter_map(|index| self.mark_one_for_wake(id, index));
         Ok(Ok(risen.collect()))
     }
 
     /// Marks a sleeping block that was charged for as moving.
-    fn raise(&mut self, id: TenantId, index: usize) -> Option<(Chosen, Rising)> {
+    fn mark_one_for_wake(&mut self, id: TenantId, index: usize) -> Option<(Chosen, ToWake)> {
         let slot = self.slot_mut(id, index)?;
         let block = slot.block.as_ref()?;
         let (zeroed, home, owed) = (block.zeroed, block.home.clone(), block.used);
-        let saved = match &mut slot.slumber {
-            Slumber::Asleep { saved } => saved.take(),
+        let saved = match &mut slot.sleep_state {
+            SleepState::Asleep { saved } => saved.take(),
             _ => None,
         };
         let aside = Vec::new();
-        let filling = Fence::passed();
-        let moving = Slumber::Moving {
+        let filling = Fence::complete();
+        let moving = SleepState::Moving {
             aside,
             owed,
             filling,
         };
         let chosen = self.mark(id, index, moving)?;
-        let rising = Rising {
-            bed: None,
+        let to_wake = ToWake {
+            moving: None,
             saved,
             zeroed,
             home,
             filled: false,
         };
-        Some((chosen, rising))
+        Some((chosen, to_wake))
     }
 
     /// The largest extent that may lie under a block.
-    fn largest_under(&self, place: &Place) -> u64 {
+    fn largest_under(&self, place: &SlotId) -> u64 {
         let slot = self.slot(place.tenant, place.slot);
         slot.map_or(self.policy.largest_extent, |slot| slot.class.largest)
     }
@@ -211,7 +220,7 @@ impl State {
     /// returns up to where there is memory, and whether the home stream zeroes some of it.
     fn furnish_next(
         &mut self,
-        place: &Place,
+        place: &SlotId,
         (used, most): (u64, u64),
         home: Option<&Stream>,
         zeroed: bool,
@@ -255,7 +264,7 @@ impl State {
             .into());
         }
         self.place(id, slot, begun, end - begun, true)?;
-        if let Slumber::Moving { owed, .. } = &mut slot.slumber {
+        if let SleepState::Moving { owed, .. } = &mut slot.sleep_state {
             *owed = owed.saturating_sub(end - begun);
         }
         let fit = Fit {
@@ -264,7 +273,7 @@ impl State {
         };
         self.cleanse(id, slot, begun, &fit).map_err(|unfinished| {
             // The roll-back takes out what it can.
-            if let Slumber::Moving { filling, .. } = &mut slot.slumber {
+            if let SleepState::Moving { filling, .. } = &mut slot.sleep_state {
                 filling.merge(unfinished.running);
             }
             unfinished.error
@@ -272,36 +281,42 @@ impl State {
     }
 
     /// A moving block has all its memory.
-    fn settle_awake(&mut self, place: &Place, restored: bool) {
+    fn settle_awake(&mut self, place: &SlotId, restored: bool) {
         let (id, index) = (place.tenant, place.slot);
         let Some(mut slot) = self.take_slot(id, index) else {
             return;
         };
-        slot.slumber = Slumber::Awake;
+        slot.sleep_state = SleepState::Awake;
         slot.touched = self.tick();
         slot.space.settle(0);
         let bytes = slot.space.bytes();
         if let Some(block) = &mut slot.block {
             block.reach = bytes;
-            block.stained = slot.space.stain(0, block.used, id.0);
+            block.noted = slot.space.note_writer(0, block.used, id.0);
             if restored && block.zeroed {
                 // What the last granule holds behind what was kept is not zero for certain.
                 block.ever = block.ever.max(block.used);
             }
         }
         self.put_slot(id, index, slot);
-        self.heed_sleepers(id);
+        self.update_bypass(id);
     }
 
     /// A moving block is to sleep on: what it was given and what was charged go back. What a stream
     /// may still be filling or copying to stays where it is, and is quarantined.
-    fn relapse(&mut self, place: &Place, used: u64, saved: Option<Saved>, mut filling: Fence) {
+    fn undo_wake(
+        &mut self,
+        place: &SlotId,
+        used: u64,
+        saved: Option<Box<Saved>>,
+        mut filling: Fence,
+    ) {
         let (id, index) = (place.tenant, place.slot);
         let Some(mut slot) = self.take_slot(id, index) else {
             return;
         };
         let count = slot.space.count();
-        if let Slumber::Moving { filling: known, .. } = std::mem::take(&mut slot.slumber) {
+        if let SleepState::Moving { filling: known, .. } = std::mem::take(&mut slot.sleep_state) {
             filling.merge(known);
         }
         self.uncommit(&mut slot, 0, filling.proof());
@@ -309,11 +324,11 @@ impl State {
         self.budget.refund(id, used);
         self.budget.refund_mappings(id, count);
         slot.receded();
-        slot.slumber = match slot.block {
-            Some(_) => Slumber::Asleep { saved },
-            None => Slumber::Awake,
+        slot.sleep_state = match slot.block {
+            Some(_) => SleepState::Asleep { saved },
+            None => SleepState::Awake,
         };
         self.put_slot(id, index, slot);
-        self.heed_sleepers(id);
+        self.update_bypass(id);
     }
 }

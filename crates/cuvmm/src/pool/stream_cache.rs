@@ -1,10 +1,10 @@
 //! Blocks just freed, ready for the next of the same shape on the same stream: beside the pool's
 //! lock, without a driver call, without a fence.
 //!
-//! For the pool a block on a shelf is still in use. Whoever needs the true picture, or the memory,
-//! sweeps the shelves first: what lies there is freed for good then. One lock for each shelf and
-//! one shelf for each of the first 64 streams, so that threads with streams of their own do not
-//! meet. A shelf's lock is taken under the pool's, never the other way round.
+//! For the pool a block in a stream cache is still in use. Whoever needs the true picture, or the memory,
+//! sweeps the stream caches first: what lies there is freed for good then. One lock for each stream cache and
+//! one stream cache for each of the first 64 streams, so that threads with streams of their own do not
+//! meet. A stream cache's lock is taken under the pool's, never the other way round.
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -12,16 +12,16 @@ use std::sync::{Arc, OnceLock, PoisonError};
 
 use super::budget::TenantId;
 use super::core::{Core, Grain};
-use super::slot::Place;
+use super::slot::SlotId;
 use super::tenancy::{Freed, Unswept};
 use crate::own::Stream;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
 /// Shelves of a tenant, a power of two.
-const SHELVES: usize = 64;
+const STREAM_CACHES: usize = 64;
 
-/// Blocks on a shelf. What comes after goes the long way.
+/// Blocks in a stream cache. What comes after goes the long way.
 const ROOM: usize = 128;
 
 /// The pool's clock moves once in so many frees here: it is shared by all threads.
@@ -31,30 +31,30 @@ const FREES_A_TICK: u32 = 16;
 pub(crate) struct Owner {
     pub(crate) core: Arc<Core>,
     pub(crate) tenant: TenantId,
-    pub(crate) shelves: Arc<Shelves>,
+    pub(crate) stream_caches: Arc<StreamCaches>,
 }
 
 /// A block without its handle.
 #[derive(Clone, Debug)]
 pub(crate) struct Held {
     pub(crate) owner: Arc<Owner>,
-    pub(crate) place: Place,
+    pub(crate) place: SlotId,
     /// As asked for.
     pub(crate) size: u64,
     pub(crate) tag: Option<Arc<str>>,
     pub(crate) grain: Grain,
     pub(crate) home: Option<Stream>,
-    /// The shelf of its home stream.
-    pub(crate) shelf: Option<Arc<Shelf>>,
+    /// The stream cache of its home stream.
+    pub(crate) stream_cache: Option<Arc<StreamCache>>,
 }
 
 /// A block that was freed, and when.
-struct Shelved {
+struct CachedBlock {
     held: Held,
     freed: u64,
 }
 
-impl Shelved {
+impl CachedBlock {
     fn freed(self) -> Freed {
         Freed {
             place: self.held.place,
@@ -72,13 +72,13 @@ pub(crate) struct Shape<'a> {
     pub(crate) grain: Grain,
 }
 
-/// The shelves of one tenant.
-pub(crate) struct Shelves {
-    /// The streams that have a shelf of their own, as handles, one more; zero for none. A stream
+/// The stream caches of one tenant.
+pub(crate) struct StreamCaches {
+    /// The streams that have a stream cache of their own, as handles, one more; zero for none. A stream
     /// that has gone keeps it for the next with its handle.
-    keys: [AtomicU64; SHELVES],
+    keys: [AtomicU64; STREAM_CACHES],
     /// Each made with the first block of its stream.
-    shelves: [OnceLock<Arc<Shelf>>; SHELVES],
+    stream_caches: [OnceLock<Arc<StreamCache>>; STREAM_CACHES],
     /// Nothing is put there for now.
     bypassed: AtomicBool,
     /// The pool's clock.
@@ -87,7 +87,7 @@ pub(crate) struct Shelves {
 
 /// On cache lines of its own.
 #[repr(align(128))]
-pub(crate) struct Shelf {
+pub(crate) struct StreamCache {
     contents: Mutex<Contents>,
     /// Whether something lies there, for those who would not take the lock to see.
     stocked: AtomicBool,
@@ -97,12 +97,12 @@ pub(crate) struct Shelf {
 
 #[derive(Default)]
 struct Contents {
-    blocks: Vec<Shelved>,
+    blocks: Vec<CachedBlock>,
     frees: u32,
     closed: bool,
 }
 
-impl Shelf {
+impl StreamCache {
     fn new(clock: Arc<AtomicU64>) -> Self {
         Self {
             contents: Mutex::default(),
@@ -115,29 +115,29 @@ impl Shelf {
     #[inline]
     pub(crate) fn take(&self, home: &Stream, shape: Shape<'_>) -> Option<Held> {
         let mut contents = self.lock();
-        let index = contents.blocks.iter().rposition(|shelved| {
-            let held = &shelved.held;
+        let index = contents.blocks.iter().rposition(|stream_cached| {
+            let held = &stream_cached.held;
             held.size == shape.size
                 && held.place.capacity == shape.capacity
                 && held.home.as_ref() == Some(home)
                 && held.grain == shape.grain
                 && held.tag.as_ref() == shape.tag
         })?;
-        let shelved = contents.blocks.remove(index);
+        let stream_cached = contents.blocks.remove(index);
         if contents.blocks.is_empty() {
             self.stocked.store(false, Ordering::Release);
         }
-        Some(shelved.held)
+        Some(stream_cached.held)
     }
 
     /// Puts a block that was used on no stream but its home stream here, or hands it back if the
-    /// shelf is full or closed, or somebody waits for memory.
+    /// stream cache is full or closed, or somebody waits for memory.
     #[inline]
     pub(crate) fn put(&self, held: Held) -> Result<(), Held> {
         let mut contents = self.lock();
-        // Asked under the lock: one who begins to wait looks at every shelf after saying so, and so
+        // Asked under the lock: one who begins to wait looks at every stream cache after saying so, and so
         // does one who has them bypassed.
-        let bypassed = held.owner.shelves.is_bypassed();
+        let bypassed = held.owner.stream_caches.is_bypassed();
         let awaited = bypassed || held.owner.core.is_awaited();
         if contents.closed || contents.blocks.len() >= ROOM || awaited {
             return Err(held);
@@ -148,12 +148,12 @@ impl Shelf {
         } else {
             self.clock.load(Ordering::Relaxed)
         };
-        contents.blocks.push(Shelved { held, freed });
+        contents.blocks.push(CachedBlock { held, freed });
         self.stocked.store(true, Ordering::Release);
         Ok(())
     }
 
-    fn clear(&self) -> Vec<Shelved> {
+    fn clear(&self) -> Vec<CachedBlock> {
         let mut contents = self.lock();
         self.stocked.store(false, Ordering::Release);
         std::mem::take(&mut contents.blocks)
@@ -170,7 +170,7 @@ impl fmt::Debug for Owner {
     }
 }
 
-impl fmt::Debug for Shelf {
+impl fmt::Debug for StreamCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shelf")
             .field("stocked", &self.stocked)
@@ -178,18 +178,18 @@ impl fmt::Debug for Shelf {
     }
 }
 
-impl Shelves {
+impl StreamCaches {
     pub(crate) fn new(clock: Arc<AtomicU64>) -> Self {
         Self {
             keys: std::array::from_fn(|_| AtomicU64::new(0)),
-            shelves: std::array::from_fn(|_| OnceLock::new()),
+            stream_caches: std::array::from_fn(|_| OnceLock::new()),
             bypassed: AtomicBool::new(false),
             clock,
         }
     }
 
-    fn made<'a>(&'a self, shelf: &'a OnceLock<Arc<Shelf>>) -> &'a Arc<Shelf> {
-        shelf.get_or_init(|| Arc::new(Shelf::new(Arc::clone(&self.clock))))
+    fn made<'a>(&'a self, stream_cache: &'a OnceLock<Arc<StreamCache>>) -> &'a Arc<StreamCache> {
+        stream_cache.get_or_init(|| Arc::new(StreamCache::new(Arc::clone(&self.clock))))
     }
 
     /// Whether nothing is put there for now: some block of the tenant sleeps or is moving.
@@ -197,21 +197,21 @@ impl Shelves {
         self.bypassed.load(Ordering::Relaxed)
     }
 
-    /// The shelf for blocks of a stream: its own, as long as there are enough.
-    pub(crate) fn of(&self, stream: &Stream) -> Option<&Arc<Shelf>> {
+    /// The stream cache for blocks of a stream: its own, as long as there are enough.
+    pub(crate) fn of(&self, stream: &Stream) -> Option<&Arc<StreamCache>> {
         // No stream has the handle that would make this zero.
         let key = stream.as_raw().0.wrapping_add(1);
         // Fibonacci hashing: handles are addresses, and their low bits are alike.
         let first = (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize;
-        let index = (0..SHELVES)
-            .map(|step| first.wrapping_add(step) % SHELVES)
+        let index = (0..STREAM_CACHES)
+            .map(|step| first.wrapping_add(step) % STREAM_CACHES)
             .find(|&index| self.is_of(index, key))
-            .unwrap_or(first % SHELVES);
-        let shelf = self.shelves.get(index)?;
-        Some(self.made(shelf))
+            .unwrap_or(first % STREAM_CACHES);
+        let stream_cache = self.stream_caches.get(index)?;
+        Some(self.made(stream_cache))
     }
 
-    /// Whether a shelf is a stream's, or has become it just now.
+    /// Whether a stream cache is a stream's, or has become it just now.
     fn is_of(&self, index: usize, key: u64) -> bool {
         let Some(owner) = self.keys.get(index) else {
             return false;
@@ -226,23 +226,23 @@ impl Shelves {
     }
 }
 
-impl Unswept for Shelves {
+impl Unswept for StreamCaches {
     fn sweep(&self) -> Vec<Freed> {
-        self.shelves
+        self.stream_caches
             .iter()
             .filter_map(OnceLock::get)
-            .filter(|shelf| shelf.stocked.load(Ordering::Acquire))
-            .flat_map(|shelf| shelf.clear())
-            .map(Shelved::freed)
+            .filter(|stream_cache| stream_cache.stocked.load(Ordering::Acquire))
+            .flat_map(|stream_cache| stream_cache.clear())
+            .map(CachedBlock::freed)
             .collect()
     }
 
     fn sweep_each(&self) -> Vec<Freed> {
         // One that is not made yet is made, since its maker may know nothing of this thread.
-        self.shelves
+        self.stream_caches
             .iter()
-            .flat_map(|shelf| self.made(shelf).clear())
-            .map(Shelved::freed)
+            .flat_map(|stream_cache| self.made(stream_cache).clear())
+            .map(CachedBlock::freed)
             .collect()
     }
 
@@ -252,14 +252,14 @@ impl Unswept for Shelves {
 
     fn close(&self) -> Vec<Freed> {
         // One that is not made yet must not be made open later.
-        self.shelves
+        self.stream_caches
             .iter()
-            .flat_map(|shelf| {
-                let shelf = self.made(shelf);
-                shelf.lock().closed = true;
-                shelf.clear()
+            .flat_map(|stream_cache| {
+                let stream_cache = self.made(stream_cache);
+                stream_cache.lock().closed = true;
+                stream_cache.clear()
             })
-            .map(Shelved::freed)
+            .map(CachedBlock::freed)
             .collect()
     }
 }

@@ -11,7 +11,7 @@ use crate::own::Physical;
 
 /// The extents that several slots of a tenant show.
 #[derive(Debug)]
-pub(crate) struct Book {
+pub(crate) struct ShareTable {
     /// While somebody shows it, no other physical has its handle.
     entries: BTreeMap<PhysicalHandle, Entry>,
     bytes: u64,
@@ -34,7 +34,7 @@ pub(super) enum Left {
     Several,
 }
 
-impl Book {
+impl ShareTable {
     pub(crate) const fn new() -> Self {
         Self {
             entries: BTreeMap::new(),

@@ -1,14 +1,14 @@
 //! Whether a block has its memory, and what of that is neither in its slot nor given up.
 //!
-//! What brings a block from one state to another is [falling](super::fall) and [waking](super::rise).
+//! What brings a block from one state to another is [falling](super::sleep) and [waking](super::wake).
 
-use crate::own::Right;
-use crate::region::{Fence, Piece};
+use crate::own::Access;
+use crate::region::{Fence, Unmapped};
 use crate::store::Saved;
 
 /// Whether a block has its memory.
 #[derive(Debug, Default)]
-pub(crate) enum Slumber {
+pub(crate) enum SleepState {
     /// It has.
     #[default]
     Awake,
@@ -24,7 +24,7 @@ pub(crate) enum Slumber {
     /// It has none.
     Asleep {
         /// Its contents, if they were to be kept.
-        saved: Option<Saved>,
+        saved: Option<Box<Saved>>,
     },
 }
 
@@ -32,12 +32,12 @@ pub(crate) enum Slumber {
 #[derive(Debug)]
 pub(crate) struct Aside {
     pub(super) offset: u64,
-    pub(super) piece: Piece,
+    pub(super) unmapped: Unmapped,
     /// The most that anybody might do with it.
-    pub(super) most: Right,
+    pub(super) most: Access,
 }
 
-impl Slumber {
+impl SleepState {
     pub(crate) const fn is_awake(&self) -> bool {
         matches!(self, Self::Awake)
     }
@@ -46,7 +46,7 @@ impl Slumber {
     pub(crate) fn beside(&self) -> u64 {
         match self {
             Self::Moving { aside, owed, .. } => {
-                let aside: u64 = aside.iter().map(|aside| aside.piece.size()).sum();
+                let aside: u64 = aside.iter().map(|aside| aside.unmapped.size()).sum();
                 aside + owed
             }
             _ => 0,

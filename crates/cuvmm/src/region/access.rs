@@ -10,16 +10,16 @@ use super::place::opened_to;
 use super::space::Space;
 use crate::device::Device;
 use crate::error::{AccessError, GrantError, SealError};
-use crate::own::{Access, Place, Right};
+use crate::own::{Access, AccessGrant, Place};
 
 impl Space {
     /// Gives a device a right on all extents that are here and that will come: all or none.
-    pub(super) fn let_in(&mut self, guest: Access) -> Result<(), AccessError> {
+    pub(super) fn let_in(&mut self, guest: AccessGrant) -> Result<(), AccessError> {
         let named = guest.location();
         let before = self.position(named).map(|at| self.access.remove(at));
         let opened = self.open_all(&guest);
         if let Err(error) = opened {
-            let none = guest.at_most(Right::None);
+            let none = guest.at_most(Access::None);
             let undone = self.open_all(before.as_ref().unwrap_or(&none));
             if let Err(failed) = &undone {
                 tracing::error!(error = %failed, "a grant could not be undone");
@@ -38,7 +38,7 @@ impl Space {
         let Some(at) = self.position(device.location()) else {
             return Ok(());
         };
-        if let Err(error) = self.open_all(&Access::device(device, Right::None)) {
+        if let Err(error) = self.open_all(&AccessGrant::device(device, Access::None)) {
             let before = self.access.get(at).map(|before| self.open_all(before));
             if let Some(Err(failed)) = before {
                 tracing::error!(error = %failed, "access could not be given back");
@@ -50,7 +50,7 @@ impl Space {
     }
 
     /// Lets nobody do more than `most` with an extent from now on.
-    pub(crate) fn cap(&mut self, offset: u64, most: Right) -> Result<(), AccessError> {
+    pub(crate) fn cap(&mut self, offset: u64, most: Access) -> Result<(), AccessError> {
         if let Some(placed) = self.extents.get_mut(&offset) {
             let physical = placed.mapping.physical();
             let access = opened_to(&self.access, physical, most);
@@ -61,8 +61,8 @@ impl Space {
     }
 
     /// The same with all extents: all or none.
-    pub(crate) fn cap_all(&mut self, most: Right) -> Result<(), AccessError> {
-        let before: Vec<(u64, Right)> = self
+    pub(crate) fn cap_all(&mut self, most: Access) -> Result<(), AccessError> {
+        let before: Vec<(u64, Access)> = self
             .extents
             .iter()
             .map(|(&offset, placed)| (offset, placed.most))
@@ -86,7 +86,7 @@ impl Space {
             .position(|access| access.location() == named)
     }
 
-    fn open_all(&self, access: &Access) -> Result<(), AccessError> {
+    fn open_all(&self, access: &AccessGrant) -> Result<(), AccessError> {
         self.extents
             .values()
             .try_for_each(|placed| placed.mapping.set_access(&[access.at_most(placed.most)]))
@@ -114,9 +114,9 @@ impl Region {
     /// # Errors
     /// [`GrantError`] when the device is another driver's, cannot reach the memory, has a higher
     /// right already ([revoke](Self::revoke) it first), or the driver refuses. Nothing has changed.
-    pub fn grant(&mut self, device: &Device, right: Right) -> Result<(), GrantError> {
+    pub fn grant(&mut self, device: &Device, access: Access) -> Result<(), GrantError> {
         self.may_change(device)?;
-        if right == Right::None || right < self.right_of(device) {
+        if access == Access::None || access < self.access_of(device) {
             return Err(GrantError::Lowers);
         }
         let owners = self.space.owners();
@@ -124,7 +124,7 @@ impl Region {
         for place in to_come.chain(&owners) {
             reachable(device, place)?;
         }
-        let guest = Access::device(device, right);
+        let guest = AccessGrant::device(device, access);
         self.zeros.let_in(&guest)?;
         self.space.let_in(guest).inspect_err(|_| {
             self.zeros.shut_out(device);
@@ -143,7 +143,7 @@ impl Region {
     pub(crate) fn seal(&mut self) -> Result<(), SealError> {
         self.may_be_sealed()?;
         self.space.users().try_for_each(Device::synchronize)?;
-        Ok(self.space.cap_all(Right::Read)?)
+        Ok(self.space.cap_all(Access::Read)?)
     }
 
     /// Takes access away from another device, if all its work has passed (`cuMemSetAccess` for each
@@ -157,7 +157,7 @@ impl Region {
         self.may_change(device)?;
         self.all_unregistered()?;
         match Fence::device(device.clone()).poll()? {
-            Poll::Passed => self.shut_out(device),
+            Poll::Complete => self.shut_out(device),
             Poll::Pending | Poll::NeedsSynchronise => Err(GrantError::InUse {
                 device: device.location(),
             }),
@@ -176,13 +176,14 @@ impl Region {
     }
 
     /// The right that a device has.
+    #[doc(alias = "right_of")]
     #[must_use]
-    pub fn right_of(&self, device: &Device) -> Right {
+    pub fn access_of(&self, device: &Device) -> Access {
         self.space
             .access
             .iter()
             .find(|access| access.named() == Some(device))
-            .map_or(Right::None, Access::right)
+            .map_or(Access::None, AccessGrant::access)
     }
 
     fn shut_out(&mut self, device: &Device) -> Result<(), GrantError> {

@@ -14,17 +14,17 @@ use super::budget::TenantId;
 use super::commit::{Unfinished, is_capturing};
 use super::core::{Attempt, Core, Locked};
 use super::relief::Demand;
-use super::slot::{Place, Slot};
+use super::slot::{Slot, SlotId};
 use super::state::State;
 use super::tenant::Tenant;
 use crate::error::{AllocateError, CallError, CommitError, GrowAllError};
-use crate::own::Right;
-use crate::region::{Extent, Fence, Piece, Unused};
+use crate::own::Access;
+use crate::region::{Extent, Fence, Unmapped, Unused};
 
 /// A block, and from where on its memory is to be its own.
 #[derive(Clone, Copy, Debug)]
 struct Step {
-    place: Place,
+    place: SlotId,
     from: u64,
 }
 
@@ -58,18 +58,18 @@ impl Tenant {
     /// Makes the memory of several of the tenant's blocks their own, from the byte on that is given
     /// with each. Asks pressure hooks, and waits as long as the most patient of the blocks may. What
     /// was made private stays so when another one is refused: every block shows the same bytes.
-    pub(crate) fn make_private(&self, blocks: &[(&Block, u64)]) -> Result<(), GrowAllError> {
+    pub(crate) fn unshare(&self, blocks: &[(&Block, u64)]) -> Result<(), GrowAllError> {
         let steps = steps(blocks);
         let patience = blocks.iter().filter_map(|(block, _)| block.patience());
         let until = patience.max().map(after);
-        let made = self.core().make_private(self.id(), &steps, until);
+        let made = self.core().unshare(self.id(), &steps, until);
         made.map_err(|refused| refused.of(&steps))
     }
 
     /// The same if that needs no waiting.
-    pub(crate) fn try_make_private(&self, blocks: &[(&Block, u64)]) -> Result<(), GrowAllError> {
+    pub(crate) fn try_unshare(&self, blocks: &[(&Block, u64)]) -> Result<(), GrowAllError> {
         let steps = steps(blocks);
-        let made = self.core().try_make_private(self.id(), &steps);
+        let made = self.core().try_unshare(self.id(), &steps);
         made.map_err(|refused| refused.of(&steps))
     }
 }
@@ -94,30 +94,30 @@ impl Core {
     /// Makes memory its own that blocks of a tenant, which are to have so many bytes each, would else
     /// grow over and not be able to write.
     /// Lets the lock go only if there are any.
-    pub(super) fn mend_cuts<'a>(
+    pub(super) fn unshare_cuts<'a>(
         &'a self,
         state: Locked<'a>,
         tenant: TenantId,
-        wanted: &[(Place, u64)],
+        wanted: &[(SlotId, u64)],
         until: Option<Instant>,
     ) -> Result<Locked<'a>, Refused> {
-        self.mend(state, wanted, |cut| self.make_private(tenant, cut, until))
+        self.unshare_wanted(state, wanted, |cut| self.unshare(tenant, cut, until))
     }
 
     /// The same if that needs no waiting.
-    pub(super) fn try_mend_cuts<'a>(
+    pub(super) fn try_unshare_cuts<'a>(
         &'a self,
         state: Locked<'a>,
         tenant: TenantId,
-        wanted: &[(Place, u64)],
+        wanted: &[(SlotId, u64)],
     ) -> Result<Locked<'a>, Refused> {
-        self.mend(state, wanted, |cut| self.try_make_private(tenant, cut))
+        self.unshare_wanted(state, wanted, |cut| self.try_unshare(tenant, cut))
     }
 
-    fn mend<'a>(
+    fn unshare_wanted<'a>(
         &'a self,
         state: Locked<'a>,
-        wanted: &[(Place, u64)],
+        wanted: &[(SlotId, u64)],
         make: impl FnOnce(&[Step]) -> Result<(), Refused>,
     ) -> Result<Locked<'a>, Refused> {
         let (mut indices, mut cut) = (Vec::new(), Vec::new());
@@ -139,7 +139,7 @@ impl Core {
         Ok(self.lock())
     }
 
-    fn make_private(
+    fn unshare(
         &self,
         tenant: TenantId,
         steps: &[Step],
@@ -150,21 +150,21 @@ impl Core {
         let bytes: u64 = steps.iter().map(|step| state.replaced(step)).sum();
         drop(state);
         let outcome = self.insist(tenant, bytes, until, |state| {
-            self.attempt_to_make_private(state, steps, &progress)
+            self.attempt_to_unshare(state, steps, &progress)
         });
         outcome.map_err(|cause| progress.refused(cause))
     }
 
-    fn try_make_private(&self, tenant: TenantId, steps: &[Step]) -> Result<(), Refused> {
+    fn try_unshare(&self, tenant: TenantId, steps: &[Step]) -> Result<(), Refused> {
         let progress = Progress::default();
-        let (mut state, outcome) = self.attempt_to_make_private(self.lock(), steps, &progress);
+        let (mut state, outcome) = self.attempt_to_unshare(self.lock(), steps, &progress);
         let bytes = steps.iter().map(|step| state.replaced(step)).sum();
         let outcome = outcome.map_err(|error| state.refuse(tenant, Demand::Bytes(bytes), error));
         Self::let_go(state);
         outcome.map_err(|cause| progress.refused(cause))
     }
 
-    fn attempt_to_make_private<'a>(
+    fn attempt_to_unshare<'a>(
         &'a self,
         mut state: Locked<'a>,
         steps: &[Step],
@@ -178,7 +178,7 @@ impl Core {
         while let Some(place) = waits(&state) {
             state = self.behind_mapper(state, &place, u64::MAX);
         }
-        let outcome = state.make_private(steps, progress);
+        let outcome = state.unshare(steps, progress);
         state.look_behind();
         (state, outcome)
     }
@@ -192,7 +192,7 @@ impl Progress {
 }
 
 impl State {
-    fn make_private(&mut self, steps: &[Step], progress: &Progress) -> Result<(), AllocateError> {
+    fn unshare(&mut self, steps: &[Step], progress: &Progress) -> Result<(), AllocateError> {
         // Whoever is alone by now needs nothing.
         self.part_all();
         if !progress.fenced.replace(true) {
@@ -206,14 +206,14 @@ impl State {
             progress.refused.set(index);
             // What was copied for an earlier one may read what this one shows.
             self.check_unused(step)?;
-            self.make_slot_private(step)?;
+            self.unshare_slot(step)?;
         }
         Ok(())
     }
 
     /// From where on a block that can grow to so many bytes has to get memory of its own before.
     /// One that is just falling asleep does not grow: it may stay awake, and show the same as before.
-    fn cut_in(&self, place: &Place, size: u64) -> Result<Option<Step>, AllocateError> {
+    fn cut_in(&self, place: &SlotId, size: u64) -> Result<Option<Step>, AllocateError> {
         let slot = self.slot(place.tenant, place.slot);
         let Some((slot, block)) = slot.and_then(|slot| Some((slot, slot.block.as_ref()?))) else {
             return Ok(None);
@@ -222,7 +222,7 @@ impl State {
         if !slot.is_cut() || size <= from || size > place.capacity {
             return Ok(None);
         }
-        match slot.slumber.is_awake() {
+        match slot.sleep_state.is_awake() {
             true => Ok(Some(Step {
                 place: *place,
                 from,
@@ -282,7 +282,7 @@ impl State {
         })
     }
 
-    fn make_slot_private(&mut self, step: &Step) -> Result<(), AllocateError> {
+    fn unshare_slot(&mut self, step: &Step) -> Result<(), AllocateError> {
         let (id, index) = (step.place.tenant, step.place.slot);
         self.check_usable(id)?;
         let Some(mut slot) = self.take_slot(id, index) else {
@@ -345,7 +345,7 @@ impl State {
             }
             // What it turned out to have alone is its own.
             Ok(Owned::Alone) => {
-                self.put_extent_back(id, (index, slot), extent, (old, Right::ReadWrite))?;
+                self.put_extent_back(id, (index, slot), extent, (old, Access::ReadWrite))?;
                 slot.lent = slot.lent.min(extent.offset);
                 Ok(())
             }
@@ -363,14 +363,14 @@ impl State {
         id: TenantId,
         (index, slot): (usize, &mut Slot),
         (extent, to): (Extent, u64),
-        old: Piece,
+        old: Unmapped,
     ) {
         self.parted(id, index, slot, extent.offset, old);
         slot.space.settle(extent.offset);
-        let stained = slot.space.stain(extent.offset, to, id.0);
+        let noted = slot.space.note_writer(extent.offset, to, id.0);
         slot.touched = self.tick();
         if let Some(block) = &mut slot.block {
-            block.stained = block.stained.max(stained);
+            block.noted = block.noted.max(noted);
         }
     }
 
@@ -380,14 +380,14 @@ impl State {
         id: TenantId,
         (index, slot): (usize, &mut Slot),
         extent: Extent,
-        (old, most): (Piece, Right),
+        (old, most): (Unmapped, Access),
     ) -> Result<(), AllocateError> {
         let handle = old.physical.as_raw();
         let Err(failed) = slot.space.place_back(extent.offset, vec![old], most) else {
             return Ok(());
         };
-        for piece in failed.pieces {
-            self.parted(id, index, slot, extent.offset, piece);
+        for unmapped in failed.physicals {
+            self.parted(id, index, slot, extent.offset, unmapped);
         }
         if failed.stuck > 0 {
             self.stuck(id, index, slot, extent.offset, (handle, extent.size));
@@ -403,7 +403,7 @@ impl State {
 
     /// Opens an extent that a slot has alone.
     fn open(slot: &mut Slot, extent: Extent) -> Result<(), AllocateError> {
-        let opened = slot.space.cap(extent.offset, Right::ReadWrite);
+        let opened = slot.space.cap(extent.offset, Access::ReadWrite);
         opened.map_err(CommitError::Access)?;
         slot.lent = slot.lent.min(extent.offset);
         Ok(())
@@ -416,7 +416,7 @@ impl State {
         id: TenantId,
         (index, slot): (usize, &mut Slot),
         (extent, bytes): (Extent, u64),
-        old: &Piece,
+        old: &Unmapped,
     ) -> Result<Owned, AllocateError> {
         // All of it is overwritten by the copy: there is nothing to scrub.
         let count = self.commit(id, slot, extent.offset, bytes, true)?;
@@ -426,7 +426,7 @@ impl State {
         let copied = other.map(|other| self.copy_between(id, other, slot, range, home.as_ref()));
         let outcome = match copied {
             Some(Ok(())) => return Ok(Owned::Copied),
-            Some(Err(Unfinished { error, running })) if !running.is_passed() => {
+            Some(Err(Unfinished { error, running })) if !running.is_complete() => {
                 return Ok(Owned::Copying(running, error));
             }
             Some(Err(failed)) => Err(failed.error),

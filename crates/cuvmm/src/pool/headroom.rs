@@ -18,16 +18,17 @@ use crate::error::CallError;
 /// Idle memory counts as far as its fences have passed and it comes in whole extents. What lies
 /// behind the bytes of a block in one extent with them does not: it is that block's to grow into.
 /// That the driver has so much when other processes use the device too, nobody can promise.
+#[doc(alias = "Room")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Room {
+pub struct Headroom {
     /// Without taking anything from another tenant: what nobody has, and what the tenant itself has
-    /// idle or as margin.
+    /// idle or as precommitted memory.
     pub now: u64,
     /// When everybody else takes what they may: what the guarantee leaves beside memory in use. It
     /// can be had once the work has passed that idle memory waits for.
     pub at_worst: u64,
-    /// With what other tenants have idle or as margin above their guarantees.
+    /// With what other tenants have idle or as precommitted memory above their guarantees.
     pub taking_back: u64,
 }
 
@@ -39,7 +40,7 @@ pub(crate) struct Footprint {
     /// All that is there for it and for nobody else before somebody is short of memory.
     pub(crate) held: u64,
     /// Of that, what was put ahead of its growth.
-    pub(crate) margin: u64,
+    pub(crate) precommitted: u64,
     /// Up to where it may be written in what it has. What lies behind it in one extent is nobody
     /// else's in any case; what it shares would have to be replaced.
     pub(crate) writable: u64,
@@ -69,10 +70,11 @@ impl Tenant {
     ///
     /// # Errors
     /// [`CallError`] from the driver.
-    pub fn room(&self) -> Result<Room, CallError> {
+    #[doc(alias = "room")]
+    pub fn headroom(&self) -> Result<Headroom, CallError> {
         let owner = self.owner();
         owner.core.device.own_process()?;
-        owner.core.lock().room(owner.tenant)
+        owner.core.lock().headroom(owner.tenant)
     }
 
     /// Looks at what lies under groups of this tenant's blocks. With each group comes how many bytes of
@@ -118,14 +120,14 @@ impl Tenant {
 impl Slot {
     fn footprint(&self, bytes: u64) -> Footprint {
         let (shared, taken) = (self.shared, self.taken());
-        let (kept, margin) = (taken + self.stranded(), self.margin());
-        // What is stranded may be margin.
+        let (kept, precommitted) = (taken + self.stranded(), self.precommitted());
+        // What is stranded may be precommitted.
         let reach = (taken + self.idle()).min(kept);
         let replaced = (shared > bytes).then(|| self.space.bounds_around(bytes));
         Footprint {
             used: taken - shared,
-            held: reach - shared + margin,
-            margin,
+            held: reach - shared + precommitted,
+            precommitted,
             writable: replaced.flatten().map_or(kept, |extent| extent.start),
         }
     }
@@ -137,20 +139,20 @@ impl State {
         self.sweep_all();
         self.part_all();
         let mut own = Plan::begin(self);
-        for give in [Give::Idle, Give::Margin] {
+        for give in [Give::Cached, Give::Precommitted] {
             self.plan_from(&[id], give, u64::MAX, false, &mut own)?;
         }
         let mut others = Plan::begin(self);
-        for give in [Give::Idle, Give::Margin] {
+        for give in [Give::Cached, Give::Precommitted] {
             self.plan_others(id, give, u64::MAX, &mut others)?;
         }
         Ok((own, others))
     }
 
-    fn room(&mut self, id: TenantId) -> Result<Room, CallError> {
+    fn headroom(&mut self, id: TenantId) -> Result<Headroom, CallError> {
         let (own, others) = self.reach(id)?;
         let guarantee = self.budget.account(id).guarantee;
-        Ok(Room {
+        Ok(Headroom {
             now: self.budget.available_after(id, own.gained(), 0),
             at_worst: guarantee.saturating_sub(self.kept_by(id)),
             taking_back: self

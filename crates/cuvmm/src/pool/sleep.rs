@@ -8,76 +8,78 @@
 
 use std::time::Instant;
 
-use super::asleep::{Bed, Choice, Chosen, Tally};
 use super::budget::TenantId;
-use super::slot::{Place, Slot};
-use super::slumber::{Aside, Slumber};
+use super::moving::{Choice, Chosen, MovingBlock, Tally};
+use super::sleep_state::{Aside, SleepState};
+use super::slot::{Slot, SlotId};
 use super::state::State;
 use super::tenant::Tenant;
 use crate::error::{CallError, SleepError};
 use crate::own::Stream;
-use crate::region::{Fence, Piece, Unused};
+use crate::region::{Fence, Unmapped, Unused};
 use crate::store::Saved;
 
 /// A block that is being put to sleep. Dropped before that is done, it is as it was.
 #[derive(Debug)]
-pub(crate) struct Falling {
-    bed: Option<Bed>,
+pub(crate) struct ToSleep {
+    moving: Option<MovingBlock>,
     /// Room for its contents.
-    saved: Option<Saved>,
+    saved: Option<Box<Saved>>,
 }
 
 impl Tenant {
     /// Chooses the blocks that are to sleep, all behind the work that may use them.
-    pub(crate) fn fall(
+    pub(crate) fn begin_sleep(
         &self,
         choice: Choice<'_>,
         until: Option<Instant>,
-    ) -> Result<Vec<Falling>, SleepError> {
+    ) -> Result<Vec<ToSleep>, SleepError> {
         let owner = self.owner();
         let (core, id) = (&owner.core, owner.tenant);
         core.device.own_process()?;
         let chosen = core.until(
             until,
-            |state| state.lull(id, choice),
+            |state| state.mark_for_sleep(id, choice),
             |error| matches!(error, SleepError::Leased { .. } | SleepError::Busy { .. }),
         )?;
-        let falling = chosen.into_iter().map(|chosen| Falling {
-            bed: Some(Bed::of(core, chosen)),
+        let to_sleep = chosen.into_iter().map(|chosen| ToSleep {
+            moving: Some(MovingBlock::of(core, chosen)),
             saved: None,
         });
-        Ok(falling.collect())
+        Ok(to_sleep.collect())
     }
 }
 
-impl Falling {
+impl ToSleep {
     /// The block's size in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        self.bed.as_ref().map_or(0, |bed| bed.bytes)
+        self.moving.as_ref().map_or(0, |moving| moving.bytes)
     }
 
     /// Has its contents kept.
     pub(crate) fn keep_in(&mut self, saved: Saved) {
-        self.saved = Some(saved);
+        self.saved = Some(Box::new(saved));
     }
 
     /// Where it lies and the room for its contents, to be copied there.
-    pub(crate) fn contents(&mut self) -> Option<(&Bed, &mut Saved)> {
-        self.bed.as_ref().zip(self.saved.as_mut())
+    pub(crate) fn contents(&mut self) -> Option<(&MovingBlock, &mut Saved)> {
+        self.moving.as_ref().zip(self.saved.as_deref_mut())
     }
 
     /// Takes its memory out and puts it aside.
     pub(crate) fn withdraw(&self) -> Result<(), SleepError> {
-        self.bed.as_ref().map_or(Ok(()), Bed::withdraw)
+        self.moving.as_ref().map_or(Ok(()), MovingBlock::withdraw)
     }
 
     /// Gives up what was put aside; returns the bytes.
     pub(crate) fn sleep(mut self, release: bool) -> u64 {
-        let Some(bed) = self.bed.take() else { return 0 };
-        let mut state = bed.lease.core().lock();
-        let given = state.settle_asleep(bed.lease.place(), self.saved.take(), release);
+        let Some(moving) = self.moving.take() else {
+            return 0;
+        };
+        let mut state = moving.lease.core().lock();
+        let given = state.settle_asleep(moving.lease.place(), self.saved.take(), release);
         drop(state);
-        bed.lease.core().announce();
+        moving.lease.core().announce();
         given
     }
 
@@ -87,24 +89,24 @@ impl Falling {
     }
 
     fn put_back(&mut self) -> bool {
-        let Some(bed) = self.bed.take() else {
+        let Some(moving) = self.moving.take() else {
             return true;
         };
-        let reading = self.saved.as_mut().map_or(&[][..], Saved::unfinished);
-        let mut state = bed.lease.core().lock();
-        state.is_read_on(bed.lease.place(), reading);
-        state.restore(bed.lease.place(), self.saved.take())
+        let reading = self.saved.as_deref_mut().map_or(&[][..], Saved::unfinished);
+        let mut state = moving.lease.core().lock();
+        state.is_read_on(moving.lease.place(), reading);
+        state.restore(moving.lease.place(), self.saved.take())
     }
 }
 
-impl Bed {
+impl MovingBlock {
     /// Takes the memory of a block that falls asleep out and puts it aside.
     pub(crate) fn withdraw(&self) -> Result<(), SleepError> {
         self.lease.core().lock().withdraw_all(self.lease.place())
     }
 }
 
-impl Drop for Falling {
+impl Drop for ToSleep {
     fn drop(&mut self) {
         self.put_back();
     }
@@ -112,25 +114,33 @@ impl Drop for Falling {
 
 impl State {
     /// Marks the chosen blocks of a tenant that are awake as moving, if nothing is in the way.
-    fn lull(&mut self, id: TenantId, choice: Choice<'_>) -> Result<Vec<Chosen>, SleepError> {
+    fn mark_for_sleep(
+        &mut self,
+        id: TenantId,
+        choice: Choice<'_>,
+    ) -> Result<Vec<Chosen>, SleepError> {
         if self.capturing > 0 {
             return Err(SleepError::Capturing);
         }
         self.check_alive()?;
-        // A block on a shelf is handed on as it is: none must come there while it sleeps.
+        // A block in a stream cache is handed on as it is: none must come there while it sleeps.
         if let Some(tenancy) = self.tenants.get(&id) {
             tenancy.unswept.bypass(true);
             let freed = tenancy.unswept.sweep_each();
             self.free_all(&freed);
         }
-        let outcome = self.lull_all(id, choice);
-        self.heed_sleepers(id);
+        let outcome = self.mark_all_for_sleep(id, choice);
+        self.update_bypass(id);
         outcome
     }
 
-    fn lull_all(&mut self, id: TenantId, choice: Choice<'_>) -> Result<Vec<Chosen>, SleepError> {
-        let chosen = self.choose(id, choice, |slumber| {
-            !matches!(slumber, Slumber::Asleep { .. })
+    fn mark_all_for_sleep(
+        &mut self,
+        id: TenantId,
+        choice: Choice<'_>,
+    ) -> Result<Vec<Chosen>, SleepError> {
+        let chosen = self.choose(id, choice, |sleep_state| {
+            !matches!(sleep_state, SleepState::Asleep { .. })
         });
         let (mut leased, mut exported) = (Tally::default(), Tally::default());
         let mut busy = Tally::default();
@@ -142,13 +152,13 @@ impl State {
             let Some(slot) = tenancy.slot_mut(index) else {
                 continue;
             };
-            if !slot.slumber.is_awake() {
+            if !slot.sleep_state.is_awake() {
                 busy.add(slot);
             } else if slot.leases > 0 {
                 leased.add(slot);
             } else if slot.exported {
                 exported.add(slot);
-            } else if slot.is_busy() || !Self::has_passed(needs, slot)? {
+            } else if slot.is_busy() || !Self::is_complete_now(needs, slot)? {
                 busy.add(slot);
             }
         }
@@ -166,8 +176,8 @@ impl State {
         }
         let marked = chosen.into_iter().filter_map(|index| {
             let aside = Vec::new();
-            let (owed, filling) = (0, Fence::passed());
-            let moving = Slumber::Moving {
+            let (owed, filling) = (0, Fence::complete());
+            let moving = SleepState::Moving {
                 aside,
                 owed,
                 filling,
@@ -178,7 +188,7 @@ impl State {
     }
 
     /// Whether what was queued on a block that is in use has passed.
-    fn has_passed(needs: &mut bool, slot: &mut Slot) -> Result<bool, CallError> {
+    fn is_complete_now(needs: &mut bool, slot: &mut Slot) -> Result<bool, CallError> {
         if let Some(block) = &slot.block {
             let fence = block.fence(&slot.space);
             slot.fence.merge(fence);
@@ -187,7 +197,7 @@ impl State {
     }
 
     /// Takes all memory out of a moving block's slot, last first.
-    fn withdraw_all(&mut self, place: &Place) -> Result<(), SleepError> {
+    fn withdraw_all(&mut self, place: &SlotId) -> Result<(), SleepError> {
         let Some(mut slot) = self.take_slot(place.tenant, place.slot) else {
             return Ok(());
         };
@@ -207,11 +217,13 @@ impl State {
         let offsets: Vec<u64> = slot.space.extents().rev().map(|it| it.offset).collect();
         for offset in offsets {
             let most = slot.space.most_at(offset);
-            let piece = slot.space.withdraw(offset, Unused::promised())?;
-            if let (Some(piece), Slumber::Moving { aside, .. }) = (piece, &mut slot.slumber) {
+            let unmapped = slot.space.withdraw(offset, Unused::promised())?;
+            if let (Some(unmapped), SleepState::Moving { aside, .. }) =
+                (unmapped, &mut slot.sleep_state)
+            {
                 aside.push(Aside {
                     offset,
-                    piece,
+                    unmapped,
                     most,
                 });
             }
@@ -220,38 +232,41 @@ impl State {
     }
 
     /// Gives up what was put aside of a moving block; returns the bytes.
-    fn settle_asleep(&mut self, place: &Place, saved: Option<Saved>, release: bool) -> u64 {
+    fn settle_asleep(&mut self, place: &SlotId, saved: Option<Box<Saved>>, release: bool) -> u64 {
         let (id, index) = (place.tenant, place.slot);
         let Some(mut slot) = self.take_slot(id, index) else {
             return 0;
         };
-        let Slumber::Moving { aside, .. } = std::mem::take(&mut slot.slumber) else {
+        let SleepState::Moving { aside, .. } = std::mem::take(&mut slot.sleep_state) else {
             self.put_slot(id, index, slot);
             return 0;
         };
         let held = self.budget.account(id).held;
-        let stock = self.stock.bytes();
-        for Aside { offset, piece, .. } in aside {
-            self.abandon(id, (index, &mut slot), offset, piece);
+        let free_list = self.free_list.bytes();
+        for Aside {
+            offset, unmapped, ..
+        } in aside
+        {
+            self.abandon(id, (index, &mut slot), offset, unmapped);
         }
         if release {
-            self.release_growth(stock);
+            self.release_growth(free_list);
         }
         let given = held - self.budget.account(id).held;
         // What it wakes to is its own.
         slot.lent = 0;
         // The block may have been dropped meanwhile.
         if slot.block.is_some() {
-            slot.slumber = Slumber::Asleep { saved };
+            slot.sleep_state = SleepState::Asleep { saved };
         }
         slot.receded();
         self.put_slot(id, index, slot);
-        self.heed_sleepers(id);
+        self.update_bypass(id);
         given
     }
 
     /// Notes copies out of a moving block that may still be running.
-    fn is_read_on(&mut self, place: &Place, streams: &[Stream]) {
+    fn is_read_on(&mut self, place: &SlotId, streams: &[Stream]) {
         let Some(slot) = self.slot_mut(place.tenant, place.slot) else {
             return;
         };
@@ -261,12 +276,12 @@ impl State {
     }
 
     /// Puts what was put aside back. If that fails the block sleeps, with what was saved of it.
-    fn restore(&mut self, place: &Place, saved: Option<Saved>) -> bool {
+    fn restore(&mut self, place: &SlotId, saved: Option<Box<Saved>>) -> bool {
         let (id, index) = (place.tenant, place.slot);
         let Some(mut slot) = self.take_slot(id, index) else {
             return true;
         };
-        let Slumber::Moving { aside, .. } = std::mem::take(&mut slot.slumber) else {
+        let SleepState::Moving { aside, .. } = std::mem::take(&mut slot.sleep_state) else {
             self.put_slot(id, index, slot);
             return true;
         };
@@ -274,23 +289,26 @@ impl State {
         let failed = aside.by_ref().find_map(|aside| {
             let Aside {
                 offset,
-                piece,
+                unmapped,
                 most,
             } = aside;
-            let handle = piece.physical.as_raw();
-            let failed = slot.space.place_back(offset, vec![piece], most).err()?;
+            let handle = unmapped.physical.as_raw();
+            let failed = slot.space.place_back(offset, vec![unmapped], most).err()?;
             Some((offset, handle, failed))
         });
         let stays = failed.is_some();
         if let Some((offset, handle, failed)) = failed {
             tracing::error!(error = %failed.error, "a block that was to stay awake sleeps");
             let lost = failed.stuck;
-            let rest = aside.map(|aside| (aside.offset, aside.piece));
-            let rest: Vec<(u64, Piece)> = rest.collect();
-            let failed = failed.pieces.into_iter().map(|piece| (offset, piece));
+            let rest = aside.map(|aside| (aside.offset, aside.unmapped));
+            let rest: Vec<(u64, Unmapped)> = rest.collect();
+            let failed = failed
+                .physicals
+                .into_iter()
+                .map(|unmapped| (offset, unmapped));
             // Last first: up to where it shares tells which of them others show too.
-            for (offset, piece) in rest.into_iter().rev().chain(failed) {
-                self.abandon(id, (index, &mut slot), offset, piece);
+            for (offset, unmapped) in rest.into_iter().rev().chain(failed) {
+                self.abandon(id, (index, &mut slot), offset, unmapped);
             }
             if lost > 0 && offset < slot.shared {
                 self.stuck(id, index, &mut slot, offset, (handle, lost));
@@ -302,26 +320,26 @@ impl State {
             self.take_all_out(id, (index, &mut slot));
             slot.lent = 0;
             if slot.block.is_some() {
-                slot.slumber = Slumber::Asleep { saved };
+                slot.sleep_state = SleepState::Asleep { saved };
             }
         }
         self.put_slot(id, index, slot);
-        self.heed_sleepers(id);
+        self.update_bypass(id);
         !stays
     }
 
-    /// Books a piece that a moving block had at an offset, and keeps it.
+    /// Books a physical that a moving block had at an offset, and keeps it.
     fn abandon(
         &mut self,
         id: TenantId,
         (index, slot): (usize, &mut Slot),
         offset: u64,
-        piece: Piece,
+        unmapped: Unmapped,
     ) {
         if offset < slot.shared {
-            self.parted(id, index, slot, offset, piece);
+            self.parted(id, index, slot, offset, unmapped);
         } else {
-            self.taken(id, piece);
+            self.taken(id, unmapped);
         }
     }
 
@@ -339,7 +357,7 @@ impl State {
         self.uncommit(slot, shared, proof);
         self.budget.refund(id, own.0);
         self.budget.refund_mappings(id, own.1);
-        self.unshare(id, index, slot, proof);
+        self.leave_shared(id, index, slot, proof);
         slot.receded();
     }
 }

@@ -1,4 +1,4 @@
-//! What waits for the device and what does not: limbo, leases, growing and shrinking, scrubbing
+//! What waits for the device and what does not: pending frees, leases, growing and shrinking, scrubbing
 //! and regions, under work that runs until it is told to end.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -12,9 +12,9 @@ use cuvmm::error::AllocateError;
 /// Far more than any call needs, far less than a gate stays shut.
 const PROMPT: Duration = Duration::from_millis(500);
 
-fn limbo(error: &AllocateError) -> u64 {
+fn pending_free(error: &AllocateError) -> u64 {
     match error {
-        AllocateError::OutOfMemory(shortage) => shortage.limbo,
+        AllocateError::OutOfMemory(shortage) => shortage.pending_free,
         other => panic!("{other}"),
     }
 }
@@ -37,10 +37,10 @@ on_each! {
         };
         let mut blocks = vec![block, nowhere];
         timed(&mut || blocks.clear());
-        // Fresh memory, memory in limbo behind a stream and behind the device, and too much.
+        // Fresh memory, memory pending behind a stream and behind the device, and too much.
         timed(&mut || drop(b.try_allocate(16 * g).unwrap()));
         timed(&mut || drop(a.block(8 * g).try_allocate().map(drop)));
-        timed(&mut || assert!(limbo(&b.try_allocate(40 * g).unwrap_err()) >= 32 * g));
+        timed(&mut || assert!(pending_free(&b.try_allocate(40 * g).unwrap_err()) >= 32 * g));
         timed(&mut || drop(a.block(32 * g).home_stream(&two).try_allocate().unwrap()));
         timed(&mut || assert!(pool.trim(0).is_ok()));
         let mut grown = b.block(g).capacity(8 * g).home_stream(&two).try_allocate().unwrap();
@@ -62,7 +62,7 @@ on_each! {
         let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
         let [one, two] = stage.streams();
         for homeless in [false, true] {
-            let mut builder = a.block(size).deadline(Duration::from_secs(10));
+            let mut builder = a.block(size).timeout(Duration::from_secs(10));
             if !homeless {
                 builder = builder.home_stream(&one);
             }
@@ -71,12 +71,12 @@ on_each! {
             stage.fill(&one, &block, stage.stamp());
             drop(block);
             for _ in 0..50 {
-                assert_eq!(limbo(&b.try_allocate(size).unwrap_err()), size);
+                assert_eq!(pending_free(&b.try_allocate(size).unwrap_err()), size);
             }
             assert!(!one.is_done().unwrap());
             let waited = std::thread::scope(|scope| {
                 let waits = scope.spawn(|| {
-                    b.block(size).home_stream(&two).deadline(Duration::from_secs(10)).allocate()
+                    b.block(size).home_stream(&two).timeout(Duration::from_secs(10)).allocate()
                 });
                 std::thread::sleep(Duration::from_millis(20));
                 assert!(!waits.is_finished(), "handed on under a running kernel");
@@ -113,10 +113,10 @@ on_each! {
         stage.work().check(&other, lease.address(), size, stamp);
         lease.record_use(&other).unwrap();
         drop(lease);
-        assert_eq!(limbo(&b.try_allocate(size).unwrap_err()), size);
+        assert_eq!(pending_free(&b.try_allocate(size).unwrap_err()), size);
         assert!(!other.is_done().unwrap());
         gate.open();
-        let block = b.block(size).home_stream(&home).deadline(Duration::from_secs(10));
+        let block = b.block(size).home_stream(&home).timeout(Duration::from_secs(10));
         let block = block.allocate().unwrap();
         assert!(other.is_done().unwrap());
         stage.check(&home, &block, 0);
@@ -143,7 +143,7 @@ on_each! {
                 if dice.u8(..4) > 0 {
                     builder = builder.home_stream(stream);
                 }
-                let block = builder.deadline(Duration::from_secs(10)).allocate().unwrap();
+                let block = builder.timeout(Duration::from_secs(10)).allocate().unwrap();
                 stage.check(stream, &block, 0);
                 stage.late_fill(stream, &block, stage.stamp(), Duration::from_micros(50));
                 held.push(block);
@@ -230,10 +230,10 @@ on_each! {
         // Growing again orders the home stream behind the other; what is still given up waits for
         // the home stream all the same.
         block.try_grow_to(2 * g).unwrap();
-        assert_eq!(limbo(&b.try_allocate(4 * g).unwrap_err()), 6 * g);
+        assert_eq!(pending_free(&b.try_allocate(4 * g).unwrap_err()), 6 * g);
         assert!(!home.is_done().unwrap());
         gate.open();
-        let taken = b.block(4 * g).deadline(Duration::from_secs(10)).allocate().unwrap();
+        let taken = b.block(4 * g).timeout(Duration::from_secs(10)).allocate().unwrap();
         stage.check(&other, &taken, 0);
         drop((taken, block, a, b));
         stage.settle();
@@ -256,24 +256,24 @@ on_each! {
             } else {
                 region.decommit(0..32 * g).unwrap();
             }
-            assert_eq!(region.reclaim().unwrap(), 0, "the kernel still runs");
-            assert_eq!((region.limbo(), region.held()), (32 * g, 32 * g));
+            assert_eq!(region.purge().unwrap(), 0, "the kernel still runs");
+            assert_eq!((region.pending_free(), region.held()), (32 * g, 32 * g));
             // A part is wanted again: it was never away.
             region.commit(0..8 * g).unwrap();
-            assert_eq!(region.reclaim().unwrap(), 0);
+            assert_eq!(region.purge().unwrap(), 0);
             assert!(begun.elapsed() < PROMPT);
             assert!(!stream.is_done().unwrap());
             gate.open();
             let mut given = 0;
             gpu::eventually(|| {
-                given += region.reclaim().unwrap();
-                if given < 24 * g { Err("the work is done, and limbo is not") } else { Ok(()) }
+                given += region.purge().unwrap();
+                if given < 24 * g { Err("the work is done, and pending frees is not") } else { Ok(()) }
             });
             assert_eq!((given, region.held()), (24 * g, 8 * g));
             stage.work().check(&stream, address, 8 * g, stamp);
             stage.settle();
             region.decommit(0..8 * g).unwrap();
-            region.reclaim_blocking().unwrap();
+            region.purge_blocking().unwrap();
         }
         assert_eq!(region.held(), 0);
         // Memory that comes back under the same addresses is fresh.

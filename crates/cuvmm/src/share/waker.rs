@@ -11,38 +11,38 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// Can be read once it was rung, until it is silenced.
 #[derive(Debug)]
-pub(super) struct Bell {
+pub(super) struct Waker {
     event: OwnedFd,
-    rung: AtomicBool,
+    woken: AtomicBool,
 }
 
-impl Bell {
+impl Waker {
     pub(super) fn new() -> Result<Self, ChannelError> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let event = eventfd(0, flags).map_err(system("eventfd"))?;
-        let rung = AtomicBool::new(false);
-        Ok(Self { event, rung })
+        let woken = AtomicBool::new(false);
+        Ok(Self { event, woken })
     }
 
-    pub(super) fn ring(&self) {
-        self.rung.store(true, Ordering::Release);
+    pub(super) fn wake(&self) {
+        self.woken.store(true, Ordering::Release);
         // One that is full rings already.
         let _ = retry_on_intr(|| write(&self.event, &1u64.to_ne_bytes()));
     }
 
     /// Whether it was rung, for a thread that cannot wait for it.
     pub(super) fn is_rung(&self) -> bool {
-        self.rung.load(Ordering::Acquire)
+        self.woken.load(Ordering::Acquire)
     }
 
     pub(super) fn silence(&self) {
-        self.rung.store(false, Ordering::Release);
+        self.woken.store(false, Ordering::Release);
         // One that is empty is silent already.
         let _ = read(&self.event, &mut [0; 8]);
     }
 }
 
-impl AsFd for Bell {
+impl AsFd for Waker {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }

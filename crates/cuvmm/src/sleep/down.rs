@@ -2,21 +2,21 @@
 
 use super::{Blocks, Slept};
 use crate::error::SleepError;
-use crate::pool::{Bed, Falling};
+use crate::pool::{MovingBlock, ToSleep};
 use crate::store::{Direction, HostStore, Job, Saved, copy};
 
 pub(super) fn discard(blocks: &Blocks<'_>) -> Result<Slept, SleepError> {
-    let falling = blocks.tenant.fall(blocks.choice(), blocks.until())?;
-    let total = falling.iter().map(Falling::bytes).sum();
+    let to_sleep = blocks.tenant.begin_sleep(blocks.choice(), blocks.until())?;
+    let total = to_sleep.iter().map(ToSleep::bytes).sum();
     let mut done = 0;
-    let withdrawn = falling.iter().try_for_each(|one| {
+    let withdrawn = to_sleep.iter().try_for_each(|one| {
         one.withdraw()?;
         done += one.bytes();
         go_on(blocks, done, total)
     });
     match withdrawn {
-        Ok(()) => Ok(finish(blocks, falling)),
-        Err(cause) => Err(undo(falling, cause)),
+        Ok(()) => Ok(finish(blocks, to_sleep)),
+        Err(cause) => Err(undo(to_sleep, cause)),
     }
 }
 
@@ -24,22 +24,22 @@ pub(super) fn keep(blocks: &Blocks<'_>, store: &HostStore) -> Result<Slept, Slee
     if !store.device().is_same(blocks.tenant.device()) {
         return Err(SleepError::WrongDevice);
     }
-    let mut falling = blocks.tenant.fall(blocks.choice(), blocks.until())?;
+    let mut to_sleep = blocks.tenant.begin_sleep(blocks.choice(), blocks.until())?;
     // Room for all of them at once, so that the refusal says what is missing.
-    let wanted = falling.iter().map(Falling::bytes).sum();
-    let rooms = match store.rooms(falling.iter().map(Falling::bytes), wanted) {
+    let wanted = to_sleep.iter().map(ToSleep::bytes).sum();
+    let rooms = match store.rooms(to_sleep.iter().map(ToSleep::bytes), wanted) {
         Ok(rooms) => rooms,
-        Err(cause) => return Err(undo(falling, cause)),
+        Err(cause) => return Err(undo(to_sleep, cause)),
     };
-    for (one, room) in falling.iter_mut().zip(rooms) {
+    for (one, room) in to_sleep.iter_mut().zip(rooms) {
         one.keep_in(room);
     }
-    match copy_out(blocks, store, &mut falling) {
+    match copy_out(blocks, store, &mut to_sleep) {
         Ok(()) => Ok(Slept {
             kept: wanted,
-            ..finish(blocks, falling)
+            ..finish(blocks, to_sleep)
         }),
-        Err(cause) => Err(undo(falling, cause)),
+        Err(cause) => Err(undo(to_sleep, cause)),
     }
 }
 
@@ -47,27 +47,29 @@ pub(super) fn keep(blocks: &Blocks<'_>, store: &HostStore) -> Result<Slept, Slee
 fn copy_out(
     blocks: &Blocks<'_>,
     store: &HostStore,
-    falling: &mut [Falling],
+    to_sleep: &mut [ToSleep],
 ) -> Result<(), SleepError> {
-    let mut left: Vec<u64> = falling.iter().map(Falling::bytes).collect();
+    let mut left: Vec<u64> = to_sleep.iter().map(ToSleep::bytes).collect();
     let total = left.iter().sum();
-    let contents = falling.iter_mut().filter_map(Falling::contents);
-    let (beds, saved): (Vec<&Bed>, Vec<&mut Saved>) = contents.unzip();
+    let contents = to_sleep.iter_mut().filter_map(ToSleep::contents);
+    let (moving_blocks, saved): (Vec<&MovingBlock>, Vec<&mut Saved>) = contents.unzip();
     copy(store, Direction::Out, |copies| {
-        for (index, (bed, saved)) in beds.iter().zip(saved).enumerate() {
-            Job::all(index, bed.span(), saved).for_each(|job| copies.add(job));
+        for (index, (moving, saved)) in moving_blocks.iter().zip(saved).enumerate() {
+            Job::all(index, moving.span(), saved).for_each(|job| copies.add(job));
         }
         let mut copied = 0;
         while let Some(done) = copies.next_done() {
             let bytes = done.copied?;
             copied += bytes;
             copies.aside(|| go_on(blocks, copied, total))?;
-            let (Some(bed), Some(left)) = (beds.get(done.index), left.get_mut(done.index)) else {
+            let (Some(moving), Some(left)) =
+                (moving_blocks.get(done.index), left.get_mut(done.index))
+            else {
                 continue;
             };
             *left = left.saturating_sub(bytes);
             if *left == 0 {
-                bed.withdraw()?;
+                moving.withdraw()?;
             }
         }
         Ok(())
@@ -82,14 +84,14 @@ fn go_on(blocks: &Blocks<'_>, done: u64, total: u64) -> Result<(), SleepError> {
 }
 
 /// All memory has been taken out: it is the pool's.
-fn finish(blocks: &Blocks<'_>, falling: Vec<Falling>) -> Slept {
+fn finish(blocks: &Blocks<'_>, to_sleep: Vec<ToSleep>) -> Slept {
     let mut slept = Slept::default();
-    for one in falling {
+    for one in to_sleep {
         slept.blocks += 1;
         slept.given += one.sleep(blocks.release);
     }
     if blocks.tags.is_empty() {
-        match blocks.tenant.give_up_idle(blocks.release) {
+        match blocks.tenant.give_up_cached(blocks.release) {
             Ok(given) => slept.given += given,
             // It stays charged, and is taken back when somebody wants it.
             Err(error) => {
@@ -101,9 +103,9 @@ fn finish(blocks: &Blocks<'_>, falling: Vec<Falling>) -> Slept {
 }
 
 /// Gives everybody back what was taken out.
-fn undo(falling: Vec<Falling>, cause: SleepError) -> SleepError {
+fn undo(to_sleep: Vec<ToSleep>, cause: SleepError) -> SleepError {
     let (mut stayed, mut lost) = (0, 0);
-    for one in falling {
+    for one in to_sleep {
         let bytes = one.bytes();
         if !one.stay() {
             stayed += 1;

@@ -1,4 +1,4 @@
-//! What waits for the GPU: limbo, leases, home streams, captures, lost contexts, forks.
+//! What waits for the GPU: pending frees, leases, home streams, captures, lost contexts, forks.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -11,9 +11,11 @@ use cuvmm::driver::{CUresult, Call, CaptureMode, Driver};
 use cuvmm::error::{AllocateError, CopyError, FreeRefusal};
 use cuvmm::{CallError, Stream};
 
-fn limbo(error: &AllocateError) -> u64 {
+fn pending_free(error: &AllocateError) -> u64 {
     match error {
-        AllocateError::OutOfMemory(shortage) | AllocateError::Capturing(shortage) => shortage.limbo,
+        AllocateError::OutOfMemory(shortage) | AllocateError::Capturing(shortage) => {
+            shortage.pending_free
+        }
         other => panic!("{other}"),
     }
 }
@@ -27,12 +29,12 @@ on_both! {
         let block = a.allocate_on(&stream, 4 * G).unwrap();
         busy(rig, &stream, &block, 9);
         drop(block);
-        assert_eq!(pool.stats().limbo, 4 * G);
+        assert_eq!(pool.stats().pending_free, 4 * G);
         let refused = b.try_allocate(G).unwrap_err();
-        assert_eq!(limbo(&refused), 4 * G);
+        assert_eq!(pending_free(&refused), 4 * G);
         assert_eq!(rig.machine.live().mappings, 1);
-        let refused = b.block(G).deadline(Duration::from_millis(5)).allocate().unwrap_err();
-        assert_eq!(limbo(&refused), 4 * G);
+        let refused = b.block(G).timeout(Duration::from_millis(5)).allocate().unwrap_err();
+        assert_eq!(pending_free(&refused), 4 * G);
         rig.machine.let_go_all(D0);
         // The kernel found its memory; only now it goes to B, without a byte of A's.
         let block = b.try_allocate(4 * G).unwrap();
@@ -83,7 +85,7 @@ on_both! {
             }
             let early = b.try_allocate(G);
             rig.machine.let_go_all(D0);
-            assert_eq!(limbo(&early.unwrap_err()), 4 * G);
+            assert_eq!(pending_free(&early.unwrap_err()), 4 * G);
             drop(b.try_allocate(4 * G).unwrap());
             assert!(rig.device.lost().is_none());
         }
@@ -170,7 +172,7 @@ on_both! {
         let block = tenant.try_allocate(4 * G).unwrap();
         busy(rig, &stream, &block, 1);
         drop(block);
-        assert_eq!(limbo(&tenant.try_allocate(4 * G).unwrap_err()), 4 * G);
+        assert_eq!(pending_free(&tenant.try_allocate(4 * G).unwrap_err()), 4 * G);
         rig.machine.let_go_all(D0);
         drop(tenant.try_allocate(4 * G).unwrap());
     }
@@ -182,7 +184,7 @@ on_both! {
         let lacking = Fault::all(CUresult::CUDA_ERROR_NOT_SUPPORTED).of(Call::CtxRecordEvent);
         rig.faults.arm(lacking);
         assert!(tenant.try_allocate(4 * G).is_err(), "try_allocate never waits");
-        let block = tenant.block(4 * G).deadline(Duration::from_secs(60)).allocate().unwrap();
+        let block = tenant.block(4 * G).timeout(Duration::from_secs(60)).allocate().unwrap();
         assert_eq!(rig.faults.count(Call::CtxSynchronize), 1);
         rig.faults.disarm();
         drop(block);
@@ -254,7 +256,7 @@ on_both! {
         // What needs a fence is not, and says so.
         let refused = a.try_allocate(4 * G).unwrap_err();
         assert!(matches!(refused, AllocateError::Capturing(_)), "{refused}");
-        assert_eq!(limbo(&refused), 4 * G);
+        assert_eq!(pending_free(&refused), 4 * G);
         assert!(matches!(block.write(0, b"x"), Err(CopyError::Capturing)));
         assert_eq!(pool.trim(0).unwrap(), 0);
         let kept = block.free().unwrap_err();
@@ -334,7 +336,7 @@ on_both! {
         #[allow(unsafe_code)]
         unsafe { rig.machine.capture_begin(D0, theirs.as_raw(), CaptureMode::GLOBAL).unwrap(); }
         assert_eq!(pool.trim(0).unwrap(), 0, "the driver marks nothing while a stream captures");
-        assert_eq!(pool.stats().limbo, 4 * G);
+        assert_eq!(pool.stats().pending_free, 4 * G);
         // SAFETY: as above.
         #[allow(unsafe_code)]
         unsafe { rig.machine.capture_end(D0, theirs.as_raw()).unwrap_err(); }

@@ -12,7 +12,7 @@ use super::slot::Slot;
 use super::state::State;
 use crate::error::{CallError, ReserveError};
 use crate::own::Stream;
-use crate::region::{Fence, Ring, Round, Space};
+use crate::region::{Fence, Round, Space, Urgency};
 
 /// Slots that one operation looks at. A free adds one, so that what has passed is caught up with.
 const LOOKS: usize = 8;
@@ -59,14 +59,14 @@ impl State {
         }
         // If the block grows over it again, that is noted anew.
         if let Some(block) = &mut slot.block {
-            block.stained = block.stained.min(from);
+            block.noted = block.noted.min(from);
         }
     }
 
     /// Puts a slot in its place, and has it looked after, sooner than those that wait already, if
     /// it has memory or addresses that are not to be kept.
     pub(crate) fn lay_down(&mut self, id: TenantId, index: usize, mut slot: Box<Slot>) {
-        if self.is_to_retire(&slot) && !slot.retiring {
+        if self.is_to_purge(&slot) && !slot.retiring {
             slot.retiring = true;
             self.retiring.push_front((id, index));
         }
@@ -74,7 +74,7 @@ impl State {
     }
 
     /// Whether a slot has something that is not to be kept warm.
-    fn is_to_retire(&self, slot: &Slot) -> bool {
+    fn is_to_purge(&self, slot: &Slot) -> bool {
         let gives = match self.hardening {
             Some(_) => slot.is_vacant() || slot.has_spare(),
             None => slot.exported && slot.is_vacant(),
@@ -85,16 +85,16 @@ impl State {
     /// Unmaps what a few slots have to give up, as far as their fences have passed; how many were
     /// done with. What is left is the mapper's to look after.
     #[inline]
-    pub(crate) fn retire_some(&mut self) -> usize {
+    pub(crate) fn purge_some(&mut self) -> usize {
         if self.retiring.is_empty() {
             return 0;
         }
-        self.retire(LOOKS)
+        self.purge(LOOKS)
     }
 
     /// The same with all slots.
-    pub(crate) fn retire_all(&mut self) {
-        self.retire(usize::MAX);
+    pub(crate) fn purge_all(&mut self) {
+        self.purge(usize::MAX);
     }
 
     /// Whether something waits for its fence.
@@ -102,7 +102,7 @@ impl State {
         !self.retiring.is_empty()
     }
 
-    fn retire(&mut self, looks: usize) -> usize {
+    fn purge(&mut self, looks: usize) -> usize {
         // Of a context that is lost nothing is reused.
         if self.device.lost().is_some() || self.device.forked().is_some() {
             return 0;
@@ -113,7 +113,7 @@ impl State {
             let Some((id, index)) = self.retiring.pop_front() else {
                 break;
             };
-            let outcome = self.retire_slot(id, index, &round);
+            let outcome = self.purge_slot(id, index, &round);
             if let Ok(true) = outcome {
                 done += 1;
                 continue;
@@ -127,24 +127,19 @@ impl State {
             }
         }
         if self.has_retiring()
-            && let Some(ahead) = &mut self.ahead
+            && let Some(precommit) = &mut self.precommit
         {
-            ahead.call(Ring::Soon);
+            precommit.call(Urgency::Soon);
         }
         done
     }
 
     /// Unmaps what a slot has to give up, and lets its addresses rest if that was all of it. False
     /// if its fence has not passed.
-    fn retire_slot(
-        &mut self,
-        id: TenantId,
-        index: usize,
-        round: &Round,
-    ) -> Result<bool, CallError> {
+    fn purge_slot(&mut self, id: TenantId, index: usize, round: &Round) -> Result<bool, CallError> {
         if self
             .slot(id, index)
-            .is_some_and(|slot| !self.is_to_retire(slot))
+            .is_some_and(|slot| !self.is_to_purge(slot))
         {
             // Nobody else shows its memory any more, or a lease keeps it, whose end lists the slot
             // again.

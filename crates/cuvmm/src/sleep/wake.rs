@@ -2,20 +2,20 @@
 
 use super::{Blocks, Woken};
 use crate::error::WakeError;
-use crate::pool::Rising;
+use crate::pool::ToWake;
 use crate::store::{Direction, Job, copy};
 
 pub(super) fn wake(blocks: &Blocks<'_>) -> Result<Woken, WakeError> {
-    let rising = blocks.tenant.rise(blocks.choice(), blocks.until())?;
+    let to_wake = blocks.tenant.begin_wake(blocks.choice(), blocks.until())?;
     let mut waking = Waking {
         blocks,
         done: 0,
-        total: rising.iter().map(Rising::bytes).sum(),
-        used: rising.iter().map(Rising::used).sum(),
+        total: to_wake.iter().map(ToWake::bytes).sum(),
+        used: to_wake.iter().map(ToWake::used).sum(),
     };
-    let store = |one: &Rising| one.kept_in().map(|store| store.identity());
-    let (mut kept, mut bare): (Vec<Rising>, Vec<Rising>) =
-        rising.into_iter().partition(|one| one.kept() > 0);
+    let store = |one: &ToWake| one.kept_in().map(|store| store.identity());
+    let (mut kept, mut bare): (Vec<ToWake>, Vec<ToWake>) =
+        to_wake.into_iter().partition(|one| one.kept() > 0);
     // Those of one store are copied together.
     kept.sort_by_key(store);
     for one in &mut bare {
@@ -46,7 +46,7 @@ impl Waking<'_, '_> {
     }
 
     /// Gives a block memory of which nothing was kept.
-    fn furnish(&mut self, one: &mut Rising) -> Result<(), WakeError> {
+    fn furnish(&mut self, one: &mut ToWake) -> Result<(), WakeError> {
         let bytes = self.used;
         one.furnish()
             .map_err(|cause| WakeError::Memory { bytes, cause })?;
@@ -55,19 +55,19 @@ impl Waking<'_, '_> {
 
     /// Gives blocks memory and what was kept of them, in one store: an extent is mapped while those
     /// before it are copied to.
-    fn restore(&mut self, group: &mut [Rising]) -> Result<(), WakeError> {
-        let Some(store) = group.iter().find_map(Rising::kept_in) else {
+    fn restore(&mut self, group: &mut [ToWake]) -> Result<(), WakeError> {
+        let Some(store) = group.iter().find_map(ToWake::kept_in) else {
             return Ok(());
         };
         let bytes = self.used;
-        let contents = group.iter_mut().filter_map(Rising::contents);
+        let contents = group.iter_mut().filter_map(ToWake::contents);
         copy(&store, Direction::In, |copies| {
-            for (index, (bed, saved)) in contents.enumerate() {
-                let mut jobs = Job::all(index, bed.span(), saved).peekable();
+            for (index, (moving, saved)) in contents.enumerate() {
+                let mut jobs = Job::all(index, moving.span(), saved).peekable();
                 let mut end = 0;
-                while end < bed.used() {
+                while end < moving.used() {
                     // What is taken back for it may be the last that kept a user's value.
-                    let furnished = copies.aside(|| bed.furnish_next());
+                    let furnished = copies.aside(|| moving.furnish_next());
                     end = furnished.map_err(|cause| WakeError::Memory { bytes, cause })?;
                     while let Some(job) = jobs.next_if(|job| job.end() <= end) {
                         copies.add(job);
@@ -84,7 +84,7 @@ impl Waking<'_, '_> {
 }
 
 /// All memory is there, and shows what was kept.
-fn finish(all: impl Iterator<Item = Rising>) -> Woken {
+fn finish(all: impl Iterator<Item = ToWake>) -> Woken {
     let mut woken = Woken::default();
     for one in all {
         woken.blocks += 1;

@@ -1,0 +1,100 @@
+//! Memory put behind blocks before they need it, by their user's own thread: for a user who grows
+//! many blocks at the same moment, and would rather pay for them one after the other.
+//!
+//! A [mapper](super::precommit) does that unasked, so a cache does not call this where there is one.
+
+use super::block::Block;
+use super::budget::TenantId;
+use super::commit::Fit;
+use super::core::Core;
+use super::pace::Growth;
+use super::slot::{Slot, SlotId};
+use super::state::State;
+use super::tenant::Tenant;
+use crate::error::AllocateError;
+
+impl Tenant {
+    /// Puts a step of memory behind each of several of the tenant's blocks that have none ahead of
+    /// their use: precommitted memory, made of memory that no tenant holds. Stops at the first block for which
+    /// there is none, or for which the driver refuses, and returns false. While a capture guard lives
+    /// it does nothing and returns true.
+    pub(crate) fn precommit<'a>(&self, blocks: impl IntoIterator<Item = &'a Block>) -> bool {
+        let mut state = self.core().lock();
+        let mut blocks = blocks.into_iter();
+        // What can wait makes no driver call while others capture.
+        let all = state.capturing > 0 || blocks.all(|block| state.precommits(block.place()));
+        Core::let_go(state);
+        all
+    }
+
+    /// Whether a mapper looks after the pool, and puts memory ahead of blocks that grow.
+    pub(crate) fn has_mapper(&self) -> bool {
+        self.core().has_mapper()
+    }
+}
+
+impl State {
+    /// Puts a step of memory behind a block, if it may have some ahead of its use and has none.
+    /// Whether it has what it may have.
+    fn precommits(&mut self, place: &SlotId) -> bool {
+        let (id, index) = (place.tenant, place.slot);
+        let Some(step) = self.next_step(place) else {
+            return true;
+        };
+        // Asked first, since the figures of a refusal take a look at everything.
+        if self.check_usable(id).is_err() || step > self.budget.available_to(id) {
+            return false;
+        }
+        let Some(mut slot) = self.take_slot(id, index) else {
+            return true;
+        };
+        let outcome = self.place_precommit(id, &mut slot, step);
+        self.put_slot(id, index, slot);
+        if let Err(error) = &outcome {
+            tracing::debug!(%error, step, "nothing was committed ahead");
+        }
+        outcome.is_ok()
+    }
+
+    fn place_precommit(
+        &mut self,
+        id: TenantId,
+        slot: &mut Slot,
+        step: u64,
+    ) -> Result<(), AllocateError> {
+        let block = slot.block.as_ref();
+        let home = block.and_then(|block| block.home.clone());
+        let zeroed = block.is_some_and(|block| block.zeroed);
+        let begun = slot.space.bytes();
+        let fit = Fit {
+            to: begun,
+            end: begun + step,
+            home: home.as_ref(),
+            zeroed,
+            zeros: None,
+        };
+        self.furnish(id, slot, &fit)?;
+        slot.space.settle(begun);
+        Ok(())
+    }
+
+    /// How much a block that uses all of its memory would grow by; nothing where none may be ahead.
+    fn next_step(&self, place: &SlotId) -> Option<u64> {
+        let granule = self.device.granule();
+        let slot = self.slot(place.tenant, place.slot)?;
+        let block = slot.block.as_ref()?;
+        let Growth::Part(part) = block.growth else {
+            return None;
+        };
+        let bytes = slot.space.bytes();
+        let settled =
+            slot.sleep_state.is_awake() && !slot.is_busy() && !slot.broken && !slot.is_cut();
+        if !settled || block.used < bytes || bytes >= block.most {
+            return None;
+        }
+        let largest = slot.class.largest;
+        let step = granule.step(bytes / part.max(1), largest);
+        let least = step.max(granule.bytes());
+        Some(least.min(granule.extent_within(block.most - bytes, largest)))
+    }
+}

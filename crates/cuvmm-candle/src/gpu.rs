@@ -11,7 +11,7 @@ use cuvmm::Stream;
 use cuvmm::cudarc::Context;
 
 use crate::error::OpenError;
-use crate::loan::Ground;
+use crate::loan::Backing;
 use crate::waiting::{Wait as _, Waiting};
 
 /// A GPU as candle knows it and as this library does. Clones are the same.
@@ -27,7 +27,7 @@ struct Shared {
     candle: Device,
     cuda: CudaDevice,
     stream: Stream,
-    waiting: Mutex<Waiting<Ground>>,
+    waiting: Mutex<Waiting<Backing>>,
 }
 
 impl Gpu {
@@ -108,7 +108,7 @@ impl Gpu {
         let mut waiting = self.shared.waiting();
         let over = waiting.take_all();
         let bytes = waiting.bytes();
-        waiting.iter().for_each(Ground::forget_refusals);
+        waiting.iter().for_each(Backing::forget_refusals);
         drop(waiting);
         // Blocks are freed under the pool's lock, and not under this one too.
         drop(over);
@@ -139,10 +139,10 @@ impl Gpu {
     }
 
     /// Frees blocks, at once or when the last tensor over them has gone.
-    pub(crate) fn bury(&self, mut ground: Ground) {
-        if ground.is_used() {
-            ground.forget_refusals();
-            self.shared.waiting().add(ground);
+    pub(crate) fn keep_until_done(&self, mut backing: Backing) {
+        if backing.is_used() {
+            backing.forget_refusals();
+            self.shared.waiting().add(backing);
         }
     }
 
@@ -152,7 +152,7 @@ impl Gpu {
 }
 
 impl Shared {
-    fn waiting(&self) -> MutexGuard<'_, Waiting<Ground>> {
+    fn waiting(&self) -> MutexGuard<'_, Waiting<Backing>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -6,7 +6,7 @@
 //! itself, over the handles of the device: no other tensor is ever told, and once only the loan has the
 //! stream object, the slice is gone and its stream has waited for what cudarc knew of. What candle makes
 //! with `Tensor::copy` has the stream object too, and so the refusal, which is
-//! [forgotten](Ground::forget_refusals) whenever loans are looked through.
+//! [forgotten](Backing::forget_refusals) whenever loans are looked through.
 //!
 //! Nothing is allocated or freed here but those two objects.
 //!
@@ -22,13 +22,13 @@ use candle_core::cuda_backend::cudarc::driver::{CudaContext, CudaStream};
 use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, CudaStorage, DType, Shape, Storage, Tensor};
 use cuvmm::driver::CUresult;
-use cuvmm::{Block, Access};
+use cuvmm::{Access, Block};
 
 use crate::error::TensorError;
 use crate::waiting::Wait;
 
 /// Blocks, and what was lent of them.
-pub(crate) struct Ground {
+pub(crate) struct Backing {
     blocks: Vec<Block>,
     loans: Vec<Loan>,
 }
@@ -40,7 +40,7 @@ struct Loan {
     _home: Arc<CudaStream>,
 }
 
-impl Ground {
+impl Backing {
     pub(crate) fn new(blocks: Vec<Block>) -> Self {
         Self {
             blocks,
@@ -150,7 +150,7 @@ pub(crate) struct Wanted {
     pub(crate) access: Access,
 }
 
-impl Wait for Ground {
+impl Wait for Backing {
     /// Whether a slice over one of the blocks may still be there. Loans that have ended are forgotten
     /// from the end, so that each is looked at once, and one that has not.
     fn is_used(&mut self) -> bool {
@@ -187,7 +187,7 @@ impl Loan {
             ($($dtype:ident),+) => {
                 match dtype {
                     $(DType::$dtype => CudaStorageSlice::$dtype(
-                        // SAFETY: the addresses are those of the ground's blocks, which stay until the
+                        // SAFETY: the addresses are those of the backing's blocks, which stay until the
                         // slice has gone, and any bits are an element. Its drop frees nothing: the driver
                         // refuses what it has not allocated.
                         unsafe { self.own.upgrade_device_ptr(address, len) },
@@ -239,21 +239,21 @@ mod tests {
         let tenant = pool.tenant("model").register().unwrap();
         let block = tenant.block(granule).allocate().unwrap();
         let begin = block.address().0;
-        let ground = Ground::new(vec![block]);
-        assert_eq!(ground.place(0, granule, WRITE).unwrap(), begin);
+        let backing = Backing::new(vec![block]);
+        assert_eq!(backing.place(0, granule, WRITE).unwrap(), begin);
         assert_eq!(
-            ground.place(granule - 4, 4, WRITE).unwrap(),
+            backing.place(granule - 4, 4, WRITE).unwrap(),
             begin + granule - 4
         );
         for offset in [0, 256, granule] {
-            let address = ground.place(offset, 0, WRITE).unwrap();
+            let address = backing.place(offset, 0, WRITE).unwrap();
             assert!(
                 (begin..begin + granule).contains(&address),
                 "nothing at {offset:#x}"
             );
         }
         for (offset, bytes) in [(granule, 1), (granule + 1, 0), (u64::MAX, 1)] {
-            let refused = ground.place(offset, bytes, WRITE).unwrap_err();
+            let refused = backing.place(offset, bytes, WRITE).unwrap_err();
             assert!(
                 matches!(refused, TensorError::OutOfRange { .. }),
                 "{refused}"
@@ -261,7 +261,7 @@ mod tests {
         }
         tenant.blocks().sleep(Contents::Discard).unwrap();
         assert!(matches!(
-            ground.place(0, 1, WRITE),
+            backing.place(0, 1, WRITE),
             Err(TensorError::Asleep)
         ));
     }
@@ -275,9 +275,9 @@ mod tests {
         let tenant = pool.tenant("model").register().unwrap();
         let block = tenant.block(granule).allocate().unwrap();
         let fork = block.fork(granule, granule).unwrap();
-        for ground in [Ground::new(vec![block]), Ground::new(vec![fork])] {
-            ground.place(0, 4, Access::Read).unwrap();
-            let refused = ground.place(0, 4, WRITE).unwrap_err();
+        for backing in [Backing::new(vec![block]), Backing::new(vec![fork])] {
+            backing.place(0, 4, Access::Read).unwrap();
+            let refused = backing.place(0, 4, WRITE).unwrap_err();
             assert!(matches!(refused, TensorError::Refused(_)), "{refused}");
         }
     }

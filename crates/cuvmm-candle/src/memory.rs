@@ -9,11 +9,11 @@ use std::sync::Arc;
 use candle_core::{DType, Shape, Tensor};
 use cuvmm::error::AllocateError;
 use cuvmm::pool::BlockBuilder;
-use cuvmm::{Block, Access, Tenant};
+use cuvmm::{Access, Block, Tenant};
 
 use crate::error::TensorError;
 use crate::gpu::Gpu;
-use crate::loan::{Ground, Wanted};
+use crate::loan::{Backing, Wanted};
 
 /// Where tensors of an [`Arena`] begin, in bytes: what kernels that load widely want.
 const ALIGNMENT: u64 = 256;
@@ -87,7 +87,7 @@ impl Memory {
             });
         }
         let mut held = Held::new(self, vec![block]);
-        held.ground().lend(
+        held.backing().lend(
             self.gpu.cuda(),
             Wanted {
                 offset: 0,
@@ -109,40 +109,41 @@ impl Memory {
 /// Blocks that stay until their last tensor has gone, whoever has it.
 pub(crate) struct Held {
     gpu: Gpu,
-    ground: Ground,
+    backing: Backing,
 }
 
 impl Held {
     pub(crate) fn new(memory: &Memory, blocks: Vec<Block>) -> Self {
         Self {
             gpu: memory.gpu.clone(),
-            ground: Ground::new(blocks),
+            backing: Backing::new(blocks),
         }
     }
 
-    pub(crate) fn ground(&mut self) -> &mut Ground {
-        &mut self.ground
+    pub(crate) fn backing(&mut self) -> &mut Backing {
+        &mut self.backing
     }
 
     pub(crate) fn blocks(&self) -> &[Block] {
-        self.ground.blocks()
+        self.backing.blocks()
     }
 
     /// Bytes of the blocks.
     pub(crate) fn bytes(&self) -> u64 {
-        self.ground.bytes()
+        self.backing.bytes()
     }
 
     /// Whether the blocks sleep.
     pub(crate) fn is_asleep(&self) -> bool {
-        self.ground.is_asleep()
+        self.backing.is_asleep()
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let nothing = Ground::new(Vec::new());
-        self.gpu.bury(std::mem::replace(&mut self.ground, nothing));
+        let nothing = Backing::new(Vec::new());
+        self.gpu
+            .keep_until_done(std::mem::replace(&mut self.backing, nothing));
     }
 }
 
@@ -207,7 +208,7 @@ impl Arena {
             return Err(TensorError::OutOfRange { offset, bytes, has });
         }
         let cuda = self.memory.gpu.cuda();
-        let tensor = self.held.ground().lend(
+        let tensor = self.held.backing().lend(
             cuda,
             Wanted {
                 offset,

@@ -33,8 +33,8 @@ use cuvmm_candle::{Gpu, Memory};
 
 use serve::batch::Next;
 use serve::cache::{self, Budget, Cache, Caches};
+use serve::cache_memory::{Asleep, CacheMemory, Elastic, Plain, Spec};
 use serve::decoder::{Decoder, bits};
-use serve::ground::{Asleep, Elastic, Ground, Plain, Spec};
 use serve::model::Model;
 use serve::modes::{self, Split};
 use serve::options::Sleep;
@@ -78,8 +78,8 @@ fn tinier() -> Spec {
 }
 
 fn decoder(spec: &Spec, slots: usize, device: &Device) -> Decoder {
-    let ground = Plain::new(device, &Budget::new(u64::MAX), spec).unwrap();
-    Decoder::load(&ground.var_builder(), &spec.config, slots).unwrap()
+    let cache_memory = Plain::new(device, &Budget::new(u64::MAX), spec).unwrap();
+    Decoder::load(&cache_memory.var_builder(), &spec.config, slots).unwrap()
 }
 
 fn tokens(count: usize, seed: u64) -> Vec<u32> {
@@ -104,10 +104,10 @@ fn step(decoder: &Decoder, token: u32, position: usize, caches: &mut Caches) -> 
 /// The logits behind a prompt and behind each of some tokens, against candle-transformers' own.
 fn same_as_llama(spec: &Spec, device: &Device, make: &dyn Fn() -> Box<dyn Cache>) {
     let config = &spec.config;
-    let ground = Plain::new(device, &Budget::new(u64::MAX), spec).unwrap();
-    let theirs = Llama::load(ground.var_builder(), config).unwrap();
+    let cache_memory = Plain::new(device, &Budget::new(u64::MAX), spec).unwrap();
+    let theirs = Llama::load(cache_memory.var_builder(), config).unwrap();
     let mut their_cache = llama::Cache::new(true, spec.dtype, config, device).unwrap();
-    let ours = Decoder::load(&ground.var_builder(), config, 3).unwrap();
+    let ours = Decoder::load(&cache_memory.var_builder(), config, 3).unwrap();
     let mut our_caches = caches(&ours, make);
     // Two pieces, of which the second is not whole.
     let (prompt, answer) = (tokens(700, 1), tokens(8, 2));
@@ -363,9 +363,9 @@ fn elastic(gpu: &Gpu, spec: &Spec, asleep: Asleep, mib: u64) -> (Pool, Memory, E
         .build()
         .unwrap();
     let memory = Memory::new(gpu, &pool.tenant("model").register().unwrap());
-    let ground = Elastic::new(&memory, spec, asleep).unwrap();
-    let decoder = Decoder::load(&ground.var_builder(), &spec.config, 2).unwrap();
-    (pool, memory, ground, decoder)
+    let cache_memory = Elastic::new(&memory, spec, asleep).unwrap();
+    let decoder = Decoder::load(&cache_memory.var_builder(), &spec.config, 2).unwrap();
+    (pool, memory, cache_memory, decoder)
 }
 
 #[test]
@@ -373,9 +373,9 @@ fn both_caches_give_the_same_bits_while_they_grow() {
     let Some((_turn, gpu)) = rig::gpu("both_caches_give_the_same_bits_while_they_grow") else {
         return;
     };
-    let (_pool, memory, ground, decoder) = elastic(&gpu, &tiny(), Asleep::Never, 96);
+    let (_pool, memory, cache_memory, decoder) = elastic(&gpu, &tiny(), Asleep::Never, 96);
     let (begun, mut seen) = (memory.tenant().stats().in_use, Vec::new());
-    let ours = generated(&decoder, &|| ground.cache(), |_| {
+    let ours = generated(&decoder, &|| cache_memory.cache(), |_| {
         let caches = memory.tenant().stats().in_use - begun;
         if seen.last() != Some(&caches) {
             seen.push(caches);
@@ -396,21 +396,21 @@ fn a_generation_sleeps_and_goes_on() {
         .build()
         .unwrap();
     let asleep = Asleep::Keep(Rc::new(store));
-    let (_pool, memory, ground, decoder) = elastic(&gpu, &tiny(), asleep, 96);
+    let (_pool, memory, cache_memory, decoder) = elastic(&gpu, &tiny(), asleep, 96);
     let expected = generated(&decoder, &cache::candle, |_| {});
     let mut slept = 0;
-    let ours = generated(&decoder, &|| ground.cache(), |index| {
+    let ours = generated(&decoder, &|| cache_memory.cache(), |index| {
         // Before the cache grows and afterwards.
         if index % 25 == 10 {
-            assert!(ground.sleep().unwrap() && ground.is_asleep());
+            assert!(cache_memory.sleep().unwrap() && cache_memory.is_asleep());
             assert_eq!(memory.tenant().stats().committed, 0);
             // Somebody else has all of the memory meanwhile, and writes to it.
             gpu.device().synchronize().unwrap();
             let other = memory.tenant().allocate_on(gpu.stream(), 80 << 20).unwrap();
             other.write(0, &vec![0xff; 80 << 20]).unwrap();
-            assert!(!ground.wake().unwrap(), "there was room");
+            assert!(!cache_memory.wake().unwrap(), "there was room");
             drop(other);
-            assert!(ground.wake().unwrap() && !ground.is_asleep());
+            assert!(cache_memory.wake().unwrap() && !cache_memory.is_asleep());
             slept += 1;
         }
     });

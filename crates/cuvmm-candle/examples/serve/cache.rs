@@ -160,9 +160,9 @@ impl Budget {
         })
     }
 
-    pub(crate) fn room(&self) -> u64 {
+    pub(crate) fn headroom(&self) -> u64 {
         let own = self.limit.saturating_sub(self.held.get());
-        let whole = self.whole.as_ref().map(|whole| whole.room());
+        let whole = self.whole.as_ref().map(|whole| whole.headroom());
         whole.unwrap_or(own).min(own)
     }
 
@@ -194,10 +194,10 @@ impl Charge {
     }
 
     pub(crate) fn new(budget: &Rc<Budget>, bytes: u64) -> std::result::Result<Self, OverLimit> {
-        if bytes > budget.room() {
+        if bytes > budget.headroom() {
             return Err(OverLimit {
                 asked: bytes,
-                held: budget.limit - budget.room(),
+                held: budget.limit - budget.headroom(),
                 limit: budget.limit,
             });
         }
@@ -327,7 +327,7 @@ mod tests {
         let refused = root.fork(STEP + 1).err().unwrap();
         assert!(is_shortage(&refused), "{refused}");
         let short = root.fork(STEP).unwrap();
-        assert_eq!(budget.room(), 0);
+        assert_eq!(budget.headroom(), 0);
         drop((root, short));
         assert_eq!(budget.held(), 2 * STEP as u64 * 10);
         drop(fork);
@@ -341,16 +341,16 @@ mod tests {
         let mut cache = counted(&budget, 10);
         let many = tokens(STEP);
         cache.append(&many, &many).unwrap();
-        assert_eq!(budget.room(), 2 * STEP as u64 * 10);
+        assert_eq!(budget.headroom(), 2 * STEP as u64 * 10);
         cache.append(&tokens(1), &tokens(1)).unwrap();
-        assert_eq!(budget.room(), STEP as u64 * 10);
+        assert_eq!(budget.headroom(), STEP as u64 * 10);
         let refused = cache.append(&many, &many).unwrap_err();
         assert!(is_shortage(&refused), "{refused}");
         assert!(refused.to_string().contains("15360"), "{refused}");
         let (k, _) = cache.append(&tokens(1), &tokens(1)).unwrap();
         assert_eq!(k.dim(TOKENS).unwrap(), STEP + 2);
         drop(cache);
-        assert_eq!(budget.room(), 3 * STEP as u64 * 10);
+        assert_eq!(budget.headroom(), 3 * STEP as u64 * 10);
         assert!(!is_shortage(&Error::Msg("something else".into())));
     }
 
@@ -367,6 +367,6 @@ mod tests {
             "2 bytes more than the 9 held are over the limit of 10"
         );
         drop(charge);
-        assert_eq!((one.held(), other.room(), whole.held()), (0, 7, 3));
+        assert_eq!((one.held(), other.headroom(), whole.held()), (0, 7, 3));
     }
 }

@@ -8,10 +8,10 @@ use cuvmm_candle::{Gpu, Memory};
 
 use super::batch::Next;
 use super::cache::{self, Cache, Caches};
+use super::cache_memory::Plain;
 use super::decoder::{Decoder, bits};
 use super::figures::{self, median};
 use super::forks;
-use super::ground::Plain;
 use super::model::{Model, names};
 use super::modes::{self, Split};
 use super::options::{Mode, Options, PROMPT, STEPS};
@@ -185,16 +185,16 @@ pub(crate) fn models(
     println!(
         "  {} models of {} MiB of weights under {} MiB, {} MiB for a sequence of up to {} tokens",
         models.len(),
-        models[0].ground.weights() >> 20,
+        models[0].cache_memory.weights() >> 20,
         limit >> 20,
-        models[0].ground.sequence(1) >> 20,
+        models[0].cache_memory.sequence(1) >> 20,
         longest(&models[0]),
     );
     if options.system_prompt > 0 {
         println!(
             "  {} tokens of system prompt, {} MiB",
             options.system_prompt,
-            models[0].ground.sequence(options.system_prompt) >> 20,
+            models[0].cache_memory.sequence(options.system_prompt) >> 20,
         );
     }
     Ok((models, mode != Mode::Static))
@@ -202,8 +202,8 @@ pub(crate) fn models(
 
 /// How many tokens a sequence may have for what one takes.
 fn longest(model: &Model) -> usize {
-    let one = model.ground.sequence(1);
+    let one = model.cache_memory.sequence(1);
     (1..)
-        .take_while(|&tokens| model.ground.sequence(tokens) == one)
+        .take_while(|&tokens| model.cache_memory.sequence(tokens) == one)
         .count()
 }

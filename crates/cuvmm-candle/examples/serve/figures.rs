@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use comfy_table::{Table, presets};
 use hdrhistogram::Histogram;
 
-use super::ground::Held;
+use super::cache_memory::Held;
 use super::prefix::Uses;
 
 /// How far samples lie apart at least.

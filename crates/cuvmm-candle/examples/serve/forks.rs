@@ -8,9 +8,9 @@ use cuvmm_candle::{Gpu, Memory};
 
 use super::batch::Next;
 use super::cache::{self, Budget, Cache, Caches};
+use super::cache_memory::Spec;
 use super::decoder::{Decoder, bits};
 use super::figures::median;
-use super::ground::Spec;
 use super::options::Options;
 
 /// Caches for a layer, and what all of them have in bytes.

@@ -9,8 +9,8 @@ use cuvmm::{HostStore, Limit, Pool};
 use cuvmm_candle::{Gpu, Memory};
 
 use super::cache::Budget;
+use super::cache_memory::{Asleep, CacheMemory, Elastic, Plain, Spec};
 use super::decoder::Decoder;
-use super::ground::{Asleep, Elastic, Ground, Plain, Spec};
 use super::model::Model;
 use super::options::Sleep;
 
@@ -29,12 +29,12 @@ fn model(
     spec: &Spec,
     slots: usize,
     vb: &VarBuilder<'_>,
-    ground: impl Ground + 'static,
+    cache_memory: impl CacheMemory + 'static,
 ) -> anyhow::Result<Model> {
     Ok(Model {
         name: name(index),
         decoder: Decoder::load(vb, &spec.config, slots)?,
-        ground: Box::new(ground),
+        cache_memory: Box::new(cache_memory),
         words: spec.config.vocab_size,
         system: spec.system.clone(),
     })
@@ -67,8 +67,8 @@ pub(crate) fn pooled(
     for (index, spec) in specs.iter().enumerate() {
         // Whoever is there already makes room for its weights, where all have what they need.
         let others = models.iter().filter(|_| !matches!(asleep, Asleep::Never));
-        for other in others.filter(|other| !other.ground.is_asleep()) {
-            other.ground.sleep()?;
+        for other in others.filter(|other| !other.cache_memory.is_asleep()) {
+            other.cache_memory.sleep()?;
         }
         let tenant = pool.tenant(name(index));
         let (tenant, most) = match split {
@@ -76,9 +76,15 @@ pub(crate) fn pooled(
             Split::Elastic(_) => (tenant, limit),
         };
         let memory = Memory::new(gpu, &tenant.register()?);
-        let ground =
+        let cache_memory =
             Elastic::new(&memory, spec, asleep.clone()).with_context(|| weights_in(index, most))?;
-        models.push(model(index, spec, slots, &ground.var_builder(), ground)?);
+        models.push(model(
+            index,
+            spec,
+            slots,
+            &cache_memory.var_builder(),
+            cache_memory,
+        )?);
     }
     Ok(models)
 }
@@ -102,8 +108,15 @@ pub(crate) fn plain(
     let budget = Budget::new(limit);
     let mut models = Vec::new();
     for (index, spec) in specs.iter().enumerate() {
-        let ground = Plain::new(device, &budget, spec).with_context(|| weights_in(index, limit))?;
-        models.push(model(index, spec, slots, &ground.var_builder(), ground)?);
+        let cache_memory =
+            Plain::new(device, &budget, spec).with_context(|| weights_in(index, limit))?;
+        models.push(model(
+            index,
+            spec,
+            slots,
+            &cache_memory.var_builder(),
+            cache_memory,
+        )?);
     }
     Ok(models)
 }

@@ -10,7 +10,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
 
 use super::cache::STEP;
-use super::ground::Spec;
+use super::cache_memory::Spec;
 use super::system::SystemPrompt;
 use super::trace::{self, Drawn, Request, Row, Turns};
 use super::weights::{Source, small};

@@ -33,7 +33,7 @@ impl<'a> Prefix<'a> {
         Self {
             model,
             caches: Caches::new(),
-            fork: model.ground.forked(model.system.tokens.len()),
+            fork: model.cache_memory.forked(model.system.tokens.len()),
             read: 0,
             hits: 0,
         }
@@ -54,13 +54,17 @@ impl<'a> Prefix<'a> {
 
     /// What it takes to begin a sequence of so many tokens besides the system prompt, in bytes.
     pub(crate) fn wanted(&self, tokens: usize, may_fork: bool) -> u64 {
-        let Model { ground, system, .. } = self.model;
+        let Model {
+            cache_memory,
+            system,
+            ..
+        } = self.model;
         let before = system.tokens.len();
-        let all = ground.sequence(before + tokens);
+        let all = cache_memory.sequence(before + tokens);
         match (self.forks(may_fork), self.is_there()) {
             (false, _) => all,
             (true, false) => all + self.fork,
-            (true, true) => (all + self.fork).saturating_sub(ground.sequence(before)),
+            (true, true) => (all + self.fork).saturating_sub(cache_memory.sequence(before)),
         }
     }
 
@@ -70,7 +74,11 @@ impl<'a> Prefix<'a> {
     /// What the decoder and the caches say. If there was no memory for the fork, the prefix is there all the
     /// same.
     pub(crate) fn begin(&mut self, may_fork: bool) -> Result<Caches> {
-        let Model { ground, system, .. } = self.model;
+        let Model {
+            cache_memory,
+            system,
+            ..
+        } = self.model;
         if !self.forks(may_fork) {
             return self.read();
         }
@@ -80,9 +88,9 @@ impl<'a> Prefix<'a> {
         }
         self.caches = self.read()?;
         self.read += 1;
-        let held = ground.held().caches;
+        let held = cache_memory.held().caches;
         let forked = fork(&mut self.caches, before)?;
-        self.fork = ground.held().caches.saturating_sub(held);
+        self.fork = cache_memory.held().caches.saturating_sub(held);
         Ok(forked)
     }
 

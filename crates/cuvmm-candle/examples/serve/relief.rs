@@ -20,16 +20,16 @@ impl Server<'_> {
         id: Id,
         may_fork: bool,
     ) -> anyhow::Result<bool> {
-        let ground = &self.models[model].ground;
+        let cache_memory = &self.models[model].cache_memory;
         let sequence = self.prefixes[model].wanted(self.jobs[id].tokens.len() + 1, may_fork);
         loop {
-            let asleep = ground.asleep();
-            if ground.headroom()? >= sequence + asleep {
+            let asleep = cache_memory.asleep();
+            if cache_memory.headroom()? >= sequence + asleep {
                 if asleep == 0 {
                     return Ok(true);
                 }
                 let begun = Instant::now();
-                if ground.wake()? {
+                if cache_memory.wake()? {
                     self.figures.woken.push(begun.elapsed());
                     return Ok(true);
                 }
@@ -57,10 +57,10 @@ impl Server<'_> {
         idle.sort_by_key(|&other| self.busy[other]);
         for other in idle {
             let begun = Instant::now();
-            let ground = &self.models[other].ground;
-            if ground.sleep()? {
+            let cache_memory = &self.models[other].cache_memory;
+            if cache_memory.sleep()? {
                 self.figures.slept.push(begun.elapsed());
-                if !ground.keeps_caches() {
+                if !cache_memory.keeps_caches() {
                     self.prefixes[other].give_up();
                 }
                 return Ok(true);
@@ -87,7 +87,7 @@ impl Server<'_> {
             .filter(move |&other| other != model);
         others
             .filter(|&other| self.schedule.running(other).is_empty())
-            .filter(|&other| !self.models[other].ground.is_asleep())
+            .filter(|&other| !self.models[other].cache_memory.is_asleep())
     }
 
     /// Gets memory for a step.
@@ -104,7 +104,7 @@ impl Server<'_> {
                 return Err(error).context("a request has all memory there is, and wants more");
             }
         }
-        self.models[model].ground.settle()
+        self.models[model].cache_memory.settle()
     }
 
     fn throw_out(&mut self, model: usize, id: Id) {

@@ -201,7 +201,7 @@ impl<'a> Server<'a> {
                 // It takes more than was thought.
                 self.take_unused(model)?;
             }
-            self.models[model].ground.settle()?;
+            self.models[model].cache_memory.settle()?;
             break;
         }
         Ok(any)
@@ -324,8 +324,8 @@ impl<'a> Server<'a> {
                 self.schedule.running(index).len(),
             );
             Sample {
-                held: model.ground.held(),
-                asleep: model.ground.is_asleep(),
+                held: model.cache_memory.held(),
+                asleep: model.cache_memory.is_asleep(),
                 waiting,
                 running,
             }

@@ -7,7 +7,7 @@ use std::fmt;
 
 use candle_core::Tensor;
 use cuvmm::error::AllocateError;
-use cuvmm::{Block, Access};
+use cuvmm::{Access, Block};
 
 use super::geometry::{Geometry, Order, distance_of};
 use crate::error::CacheError;
@@ -242,13 +242,13 @@ impl Store {
         let mut held = Held::new(memory, blocks);
         let wanted = Wanted {
             offset: 0,
-            bytes: held.ground().span(),
+            bytes: held.backing().span(),
             dtype: geometry.dtype,
             shape: geometry.stored(tokens),
             // What is written lies behind what is shared, or the cache moves to rows of its own first.
             access: Access::Read,
         };
-        let all = held.ground().lend(memory.gpu().cuda(), wanted)?;
+        let all = held.backing().lend(memory.gpu().cuda(), wanted)?;
         Ok(Self {
             geometry,
             all,
@@ -257,7 +257,7 @@ impl Store {
     }
 
     pub(super) fn blocks_mut(&mut self) -> &mut [Block] {
-        self.held.ground().blocks_mut()
+        self.held.backing().blocks_mut()
     }
 
     /// Writes tokens behind so many, which must have memory.

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use super::serve::cache::Charge;
-use super::serve::ground::Held;
+use super::serve::cache_memory::Held;
 use super::*;
 
 /// What a model has that sleeping gives up, in bytes.
@@ -19,7 +19,7 @@ struct Drowsy {
     unsure: bool,
 }
 
-impl Ground for Drowsy {
+impl CacheMemory for Drowsy {
     fn cache(&self) -> Box<dyn Cache> {
         assert!(!self.is_asleep(), "a cache of a model that sleeps");
         self.plain.cache()
@@ -39,7 +39,7 @@ impl Ground for Drowsy {
         }
     }
 
-    fn room(&self) -> anyhow::Result<u64> {
+    fn headroom(&self) -> anyhow::Result<u64> {
         self.plain.headroom()
     }
 
@@ -95,7 +95,7 @@ pub fn over(specs: &[Spec], slots: usize, limit: u64, keeps: bool, unsure: bool)
             decoder: Decoder::load(&plain.var_builder(), &spec.config, slots).unwrap(),
             words: spec.config.vocab_size,
             system: spec.system.clone(),
-            ground: Box::new(Drowsy {
+            cache_memory: Box::new(Drowsy {
                 plain,
                 whole: Rc::clone(&whole),
                 awake: RefCell::new(None),

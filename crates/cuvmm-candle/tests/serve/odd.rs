@@ -53,7 +53,7 @@ fn whoever_is_served_alone_is_served_among_others() {
             };
             let served = Server::serve(&models, true, asked);
             for model in &models {
-                assert_eq!(model.ground.held().caches, 0, "round {round}");
+                assert_eq!(model.cache_memory.held().caches, 0, "round {round}");
             }
             served
         };

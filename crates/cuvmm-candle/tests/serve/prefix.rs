@@ -2,7 +2,7 @@
 //! memory of what they begin with is there once.
 
 use super::rig::G;
-use super::serve::ground::Held;
+use super::serve::cache_memory::Held;
 use super::serve::prefix::Prefix;
 use super::*;
 
@@ -257,21 +257,21 @@ fn on_a_gpu_branches_share_memory_and_compute_the_same() {
         return;
     };
     let [spec, _] = long(true);
-    let (_pool, memory, ground, decoder) = elastic(&gpu, &spec, Asleep::Never, 192);
+    let (_pool, memory, cache_memory, decoder) = elastic(&gpu, &spec, Asleep::Never, 192);
     let begun = memory.tenant().stats().in_use;
     let mut seen = Vec::new();
     branches(
         &decoder,
-        &|| ground.cache(),
+        &|| cache_memory.cache(),
         3,
         || seen.push(memory.tenant().stats().shared),
-        || ground.settle().unwrap(),
+        || cache_memory.settle().unwrap(),
     );
     // Two whole granules of each row, by three sequences; later a part of them.
     assert_eq!((seen.len(), seen[0]), (2, 4 * 2 * G));
     assert!(seen[1] > 0);
-    ground.settle().unwrap();
-    assert!(ground.headroom().unwrap() > 0);
+    cache_memory.settle().unwrap();
+    assert!(cache_memory.headroom().unwrap() > 0);
     let stats = memory.tenant().stats();
     assert_eq!((stats.in_use, stats.shared), (begun, 0));
     assert_eq!(gpu.device().drop_failures(), 0);
@@ -288,10 +288,10 @@ fn branches_sleep_and_go_on() {
         .unwrap();
     let [spec, _] = long(true);
     let asleep = Asleep::Keep(Rc::new(store));
-    let (_pool, memory, ground, decoder) = elastic(&gpu, &spec, asleep, 192);
+    let (_pool, memory, cache_memory, decoder) = elastic(&gpu, &spec, asleep, 192);
     let mut slept = 0;
     let between = || {
-        assert!(ground.sleep().unwrap() && ground.is_asleep());
+        assert!(cache_memory.sleep().unwrap() && cache_memory.is_asleep());
         assert_eq!(memory.tenant().stats().committed, 0);
         // Somebody else has the memory meanwhile, and writes to it.
         let other = memory
@@ -300,11 +300,11 @@ fn branches_sleep_and_go_on() {
             .unwrap();
         other.write(0, &vec![0xff; 160 << 20]).unwrap();
         drop(other);
-        assert!(ground.wake().unwrap() && !ground.is_asleep());
+        assert!(cache_memory.wake().unwrap() && !cache_memory.is_asleep());
         slept += 1;
     };
-    let settle = || ground.settle().unwrap();
-    branches(&decoder, &|| ground.cache(), 3, between, settle);
+    let settle = || cache_memory.settle().unwrap();
+    branches(&decoder, &|| cache_memory.cache(), 3, between, settle);
     assert_eq!(slept, 2);
     assert_eq!(gpu.device().drop_failures(), 0);
 }
@@ -317,12 +317,12 @@ fn the_memory_of_a_prefix_is_there_once_and_goes_back() {
     let specs = long(true);
     let split = Split::Elastic(Sleep::Never);
     let models = modes::pooled(&gpu, &specs[..1], 4, 192 << 20, split).unwrap();
-    let ground = &models[0].ground;
+    let cache_memory = &models[0].cache_memory;
     // Granules of caches, and of those that several have.
     let held = || {
-        ground.settle().unwrap();
-        assert!(ground.headroom().unwrap() > 0);
-        let Held { caches, shared, .. } = ground.held();
+        cache_memory.settle().unwrap();
+        assert!(cache_memory.headroom().unwrap() > 0);
+        let Held { caches, shared, .. } = cache_memory.held();
         (caches / G, shared / G)
     };
     assert_eq!(held(), (0, 0));
@@ -385,9 +385,9 @@ fn servers_of_all_kinds_share_a_prompt() {
         assert_eq!(!figures.slept.is_empty(), sleeps, "{split:?}: {figures:?}");
         assert_eq!(!figures.woken.is_empty(), sleeps, "{split:?}: {figures:?}");
         for model in &models {
-            model.ground.settle().unwrap();
-            model.ground.headroom().unwrap();
-            let held = model.ground.held();
+            model.cache_memory.settle().unwrap();
+            model.cache_memory.headroom().unwrap();
+            let held = model.cache_memory.held();
             assert_eq!((held.caches, held.shared), (0, 0), "{split:?}: {held:?}");
         }
     }

@@ -38,7 +38,7 @@ pub(super) mod sealed {
 
     /// Where memory lies, and who is waited for.
     #[derive(Debug)]
-    pub struct Ground {
+    pub struct Backing {
         pub(in crate::cudarc) address: u64,
         pub(in crate::cudarc) len: usize,
         /// The home stream first.
@@ -46,7 +46,7 @@ pub(super) mod sealed {
     }
 
     pub trait Place<T> {
-        fn ground(&self) -> Result<Ground, LendRefusal>;
+        fn backing(&self) -> Result<Backing, LendRefusal>;
     }
 
     pub trait Notes {
@@ -54,10 +54,10 @@ pub(super) mod sealed {
     }
 }
 
-use sealed::{Ground, Notes, Place};
+use sealed::{Backing, Notes, Place};
 
 /// So many bytes as elements.
-fn elements<T>(address: u64, bytes: u64, streams: Vec<Stream>) -> Result<Ground, LendRefusal> {
+fn elements<T>(address: u64, bytes: u64, streams: Vec<Stream>) -> Result<Backing, LendRefusal> {
     let (element, alignment) = (size_of::<T>(), align_of::<T>());
     if element == 0 {
         return Err(LendRefusal::ZeroSizedElements);
@@ -67,7 +67,7 @@ fn elements<T>(address: u64, bytes: u64, streams: Vec<Stream>) -> Result<Ground,
     }
     let odd = LendRefusal::OddSize { bytes, element };
     match usize::try_from(bytes) {
-        Ok(bytes) if bytes.is_multiple_of(element) => Ok(Ground {
+        Ok(bytes) if bytes.is_multiple_of(element) => Ok(Backing {
             address,
             len: bytes / element,
             streams,
@@ -77,8 +77,8 @@ fn elements<T>(address: u64, bytes: u64, streams: Vec<Stream>) -> Result<Ground,
 }
 
 impl<T> Place<T> for View<'_, T> {
-    fn ground(&self) -> Result<Ground, LendRefusal> {
-        Ok(Ground {
+    fn backing(&self) -> Result<Backing, LendRefusal> {
+        Ok(Backing {
             address: self.address().0,
             len: self.len(),
             streams: self.streams().cloned().collect(),
@@ -87,14 +87,14 @@ impl<T> Place<T> for View<'_, T> {
 }
 
 impl<T> Place<T> for ViewMut<'_, T> {
-    fn ground(&self) -> Result<Ground, LendRefusal> {
-        View::ground(self)
+    fn backing(&self) -> Result<Backing, LendRefusal> {
+        View::backing(self)
     }
 }
 
 impl<T> Place<T> for DeviceRead<'_, T> {
-    fn ground(&self) -> Result<Ground, LendRefusal> {
-        Ok(Ground {
+    fn backing(&self) -> Result<Backing, LendRefusal> {
+        Ok(Backing {
             address: self.address().0,
             len: self.len(),
             streams: vec![self.stream().clone()],
@@ -103,14 +103,14 @@ impl<T> Place<T> for DeviceRead<'_, T> {
 }
 
 impl<T> Place<T> for DeviceMut<'_, T> {
-    fn ground(&self) -> Result<Ground, LendRefusal> {
-        DeviceRead::ground(self)
+    fn backing(&self) -> Result<Backing, LendRefusal> {
+        DeviceRead::backing(self)
     }
 }
 
 impl<T: Pod> Place<T> for DeviceVec<T> {
-    fn ground(&self) -> Result<Ground, LendRefusal> {
-        self.view().ground()
+    fn backing(&self) -> Result<Backing, LendRefusal> {
+        self.view().backing()
     }
 }
 
@@ -162,7 +162,7 @@ impl From<Block> for Leased {
 }
 
 impl<T: Pod> Place<T> for Leased {
-    fn ground(&self) -> Result<Ground, LendRefusal> {
+    fn backing(&self) -> Result<Backing, LendRefusal> {
         // This lease keeps what the gate found.
         let size = self.lease.size();
         drop(self.lease.admit(Use::Lend(Access::ReadWrite), 0..size)?);
@@ -223,7 +223,7 @@ impl<'a> Committed<'a> {
 }
 
 impl<T: Pod> Place<T> for Committed<'_> {
-    fn ground(&self) -> Result<Ground, LendRefusal> {
+    fn backing(&self) -> Result<Backing, LendRefusal> {
         let Range { start, end } = self.bytes;
         let base = self.region.address();
         let address = base.checked_add(start).unwrap_or(base);

@@ -19,7 +19,7 @@ use bytemuck::Pod;
 
 use super::code;
 use super::known::Known;
-use super::memory::sealed::Ground;
+use super::memory::sealed::Backing;
 use super::memory::{Memory, MemoryMut, Owner};
 use super::part::{Part, PartMut};
 use crate::device::Device;
@@ -59,7 +59,7 @@ impl<T> Loan<T> {
     /// # Safety
     /// The elements stay where they are until this is dropped, and every bit pattern is a `T`.
     unsafe fn new(
-        ground: &Ground,
+        backing: &Backing,
         home: &Arc<CudaStream>,
         device: &Device,
     ) -> Result<Self, LendRefusal> {
@@ -71,7 +71,7 @@ impl<T> Loan<T> {
             drop(context.new_event(None).map_err(refused)?);
         }
         // SAFETY: the caller's promise; and the slice is taken apart before the memory goes.
-        let slice = unsafe { home.upgrade_device_ptr(ground.address, ground.len) };
+        let slice = unsafe { home.upgrade_device_ptr(backing.address, backing.len) };
         Ok(Self {
             slice: ManuallyDrop::new(slice),
             device: device.clone(),
@@ -124,15 +124,15 @@ impl<T: Pod, M: Memory<T>> Slice<T, M> {
     }
 
     fn borrow(memory: &M) -> Result<(Loan<T>, Known), LendRefusal> {
-        let mut ground = memory.ground()?;
-        let streams = std::mem::take(&mut ground.streams);
+        let mut backing = memory.backing()?;
+        let streams = std::mem::take(&mut backing.streams);
         let device = streams.first().map(|home| home.device().clone());
         let device = device.ok_or(LendRefusal::NoHomeStream)?;
         let known = Known::new(streams)?;
         device.usable()?;
         // SAFETY: the memory stays where it is for as long as `memory` does, which goes after the loan;
         // and any bits are an element.
-        let mut loan = unsafe { Loan::new(&ground, known.home(), &device) }?;
+        let mut loan = unsafe { Loan::new(&backing, known.home(), &device) }?;
         // What cudarc has not seen of the home stream's work comes before the first use too.
         drop(loan.slice.device_ptr_mut(known.home()));
         Ok((loan, known))

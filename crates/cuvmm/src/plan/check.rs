@@ -255,9 +255,9 @@ impl<'a> Check<'a> {
         offset: Option<u64>,
         size: u64,
     ) -> Result<Act<'a>, PlanError> {
-        let ground = self.things.committed(within)?;
-        let behind = ground.granule.round_up(ground.asked.end());
-        let offset = offset.or(behind).unwrap_or(ground.size);
+        let committable = self.things.committed(within)?;
+        let behind = committable.granule.round_up(committable.asked.end());
+        let offset = offset.or(behind).unwrap_or(committable.size);
         let range = self.things.range(within, offset, size)?;
         let asked = offset..offset + size;
         self.things.committed(within)?.asked.add(asked.clone());
@@ -289,8 +289,8 @@ impl<'a> Check<'a> {
     fn decommit(&mut self, within: &'a str, offset: u64, size: u64) -> Result<Act<'a>, PlanError> {
         let step = self.things.step;
         let range = self.things.range(within, offset, size)?;
-        let ground = self.things.committed(within)?;
-        if !ground.asked.covers(&range) {
+        let committable = self.things.committed(within)?;
+        if !committable.asked.covers(&range) {
             return Err(PlanError::NotCommitted {
                 step,
                 name: within.to_owned(),
@@ -298,7 +298,7 @@ impl<'a> Check<'a> {
                 size: range.end - range.start,
             });
         }
-        ground.asked.remove(range.clone());
+        committable.asked.remove(range.clone());
         Ok(Act::Decommit { within, range })
     }
 

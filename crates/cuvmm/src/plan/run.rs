@@ -85,7 +85,7 @@ enum Made {
         mappings: BTreeMap<u64, Mapping>,
         reservation: Reservation,
     },
-    Committed(Box<Grounds>),
+    Committed(Box<RegionRun>),
     Physical {
         asked: u64,
         physical: Physical,
@@ -93,7 +93,7 @@ enum Made {
 }
 
 /// A region, and what was asked for in it.
-struct Grounds {
+struct RegionRun {
     region: Region,
     asked: Asked,
     committed: Counted,
@@ -133,7 +133,7 @@ impl<'a> Run<'a> {
                         reservation: Reservation::new(device, size)?,
                     }
                 } else {
-                    Made::Committed(Box::new(Grounds::new(Region::reserve(device, size)?)))
+                    Made::Committed(Box::new(RegionRun::new(Region::reserve(device, size)?)))
                 };
                 self.made.insert(name, made);
             }
@@ -183,14 +183,14 @@ impl<'a> Run<'a> {
                 ref range,
                 ref asked,
             } => {
-                let grounds = self.grounds(step, within)?;
-                grounds.region.commit(range.clone())?;
-                grounds.committed.add(range.clone());
-                grounds.asked.add(asked.clone());
+                let region_run = self.region_run(step, within)?;
+                region_run.region.commit(range.clone())?;
+                region_run.committed.add(range.clone());
+                region_run.asked.add(asked.clone());
             }
-            Act::Grow { within, to, by } => self.grounds(step, within)?.grow(to, by)?,
+            Act::Grow { within, to, by } => self.region_run(step, within)?.grow(to, by)?,
             Act::Decommit { within, ref range } => {
-                self.grounds(step, within)?.decommit(range.clone())?;
+                self.region_run(step, within)?.decommit(range.clone())?;
             }
             Act::Stripe {
                 name,
@@ -209,10 +209,11 @@ impl<'a> Run<'a> {
                     step,
                     what: "the number of devices",
                 })?;
-                let mut grounds = Grounds::new(striped(home, guests, &places, (size, unit))?);
-                grounds.committed.add(0..grounds.region.size());
-                grounds.asked.add(0..asked);
-                self.made.insert(name, Made::Committed(Box::new(grounds)));
+                let mut region_run = RegionRun::new(striped(home, guests, &places, (size, unit))?);
+                region_run.committed.add(0..region_run.region.size());
+                region_run.asked.add(0..asked);
+                self.made
+                    .insert(name, Made::Committed(Box::new(region_run)));
             }
             Act::Release { name } => {
                 let made = self.made.remove(name).ok_or_else(|| unknown(step, name))?;
@@ -240,9 +241,9 @@ impl<'a> Run<'a> {
         devices.iter().map(one).collect()
     }
 
-    fn grounds(&mut self, step: usize, name: &str) -> Result<&mut Grounds, Error> {
+    fn region_run(&mut self, step: usize, name: &str) -> Result<&mut RegionRun, Error> {
         match self.made.get_mut(name) {
-            Some(Made::Committed(grounds)) => Ok(grounds),
+            Some(Made::Committed(region_run)) => Ok(region_run),
             _ => Err(unknown(step, name)),
         }
     }
@@ -267,7 +268,7 @@ impl<'a> Run<'a> {
     }
 }
 
-impl Grounds {
+impl RegionRun {
     fn new(region: Region) -> Self {
         Self {
             asked: Asked::new(region.device().granule()),
@@ -327,10 +328,10 @@ impl Made {
                 addresses: reservation.size(),
                 ..none
             },
-            Self::Committed(grounds) => {
-                let Grounds { region, asked, .. } = &**grounds;
+            Self::Committed(region_run) => {
+                let RegionRun { region, asked, .. } = &**region_run;
                 let (bytes, covered) = (asked.bytes(), asked.covered());
-                let committed = grounds.committed.bytes();
+                let committed = region_run.committed.bytes();
                 InUse {
                     asked: bytes,
                     padding: covered - bytes,
@@ -363,7 +364,9 @@ impl Made {
                 let freed = reservation.close().map_err(|failed| failed.reason);
                 refusal.or(freed.err()).map_or(Ok(()), Err)
             }
-            Self::Committed(grounds) => grounds.region.close().map_err(|failed| failed.reason),
+            Self::Committed(region_run) => {
+                region_run.region.close().map_err(|failed| failed.reason)
+            }
             Self::Physical { physical, .. } => physical.close().map_err(|failed| failed.reason),
         }
     }

@@ -64,7 +64,7 @@ pub(super) struct Things<'a> {
 }
 
 /// Addresses that are committed in.
-pub(super) struct Ground<'c> {
+pub(super) struct Committable<'c> {
     pub(super) size: u64,
     pub(super) granule: Granularity,
     pub(super) asked: &'c mut Asked,
@@ -171,7 +171,7 @@ impl<'a> Things<'a> {
     }
 
     /// Addresses that are committed in.
-    pub(super) fn committed(&mut self, name: &str) -> Result<Ground<'_>, PlanError> {
+    pub(super) fn committed(&mut self, name: &str) -> Result<Committable<'_>, PlanError> {
         let fits = |used: &Use<'_>| !matches!(used, Use::Mapped(_));
         let (_, size) = self.addresses(name, fits, TO_COMMIT_IN)?;
         let granule = self.granule_of(name)?;
@@ -183,7 +183,7 @@ impl<'a> Things<'a> {
             *used = Use::Committed(Asked::new(granule));
         }
         match used {
-            Use::Committed(asked) => Ok(Ground {
+            Use::Committed(asked) => Ok(Committable {
                 size,
                 granule,
                 asked,
@@ -234,8 +234,8 @@ impl<'a> Things<'a> {
         size: u64,
     ) -> Result<Range<u64>, PlanError> {
         let step = self.step;
-        let ground = self.committed(name)?;
-        let (within, granule) = (ground.size, ground.granule);
+        let committable = self.committed(name)?;
+        let (within, granule) = (committable.size, committable.granule);
         self.not_zero(size, "the size")?;
         self.aligned(name, offset)?;
         let whole = granule.round_up(size);

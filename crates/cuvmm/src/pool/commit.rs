@@ -277,7 +277,7 @@ impl State {
             return Err(AllocateError::Capturing(self.shortage(id, bytes, 0)).into());
         }
         self.zero(slot, start, end - start, fit.home)?;
-        // Margin that is being zeroed must not be unmapped under the fill.
+        // Precommitted memory that is being zeroed must not be unmapped under the fill.
         if let Some(home) = fit.home.filter(|_| end > fit.to) {
             slot.fence.merge(Fence::stream(home.clone()));
         }

@@ -229,7 +229,7 @@ impl State {
             Err(error) => return Err(CompactError::Create(Box::new(error))),
         };
         let count = physicals.len() as u64;
-        self.rouse_for(run.size);
+        self.return_resting_for(run.size);
         let room = count < run.extents.len() as u64
             && count <= self.budget.mappings_left()
             && run.size <= self.budget.addresses_left();

@@ -205,12 +205,12 @@ impl Core {
         state
     }
 
-    /// Lets the lock go, and rings for the mapper if somebody asked for it.
+    /// Lets the lock go, and wakes the mapper if an operation asked for that.
     pub(super) fn let_go(mut state: Locked<'_>) {
         let waker = state.take_urgency();
         drop(state);
-        if let Some((waker, ring)) = waker {
-            waker.wake(ring);
+        if let Some((waker, urgency)) = waker {
+            waker.wake(urgency);
         }
     }
 

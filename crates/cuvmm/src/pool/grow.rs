@@ -302,7 +302,7 @@ impl State {
         let precommit = granule.step(step.to / part.max(1), step.largest);
         let room = step.most.saturating_sub(begun);
         let wished = need.max(precommit).min(room);
-        // Margin is made of what nobody else has.
+        // Precommitted memory is made of what nobody else has.
         if wished > need && wished <= self.budget.available_to(id) {
             wished
         } else {

@@ -321,7 +321,7 @@ impl<'a> PoolBuilder<'a> {
             None => None,
         };
         if hardened.is_some() {
-            // Margin is mapped memory behind a block's end.
+            // Precommitted memory is mapped memory behind a block's end.
             policy.growth = Growth::Exact;
         }
         let budget = Budget::new(Limits {

@@ -32,12 +32,12 @@ impl Default for Growth {
 #[derive(Debug)]
 pub(crate) struct Precommit {
     pub(crate) waker: Waker,
-    /// What the bell knows the pool as.
+    /// The number by which the waker knows the pool.
     pub(crate) attached: u64,
     /// Blocks whose precommitted memory runs out.
     pub(crate) growing: VecDeque<(TenantId, usize)>,
-    /// Whether to ring once the lock is let go.
-    ring: Option<Urgency>,
+    /// How soon to wake the mapper once the lock is released.
+    urgency: Option<Urgency>,
     /// Bytes of physical memory to keep ready.
     pub(crate) free_target: u64,
 }
@@ -101,19 +101,19 @@ impl Precommit {
             waker,
             attached,
             growing: VecDeque::new(),
-            ring: None,
+            urgency: None,
             free_target,
         }
     }
 
     /// Has the mapper called when the lock is let go.
-    pub(crate) fn call(&mut self, ring: Urgency) {
-        self.ring = self.ring.max(Some(ring));
+    pub(crate) fn call(&mut self, urgency: Urgency) {
+        self.urgency = self.urgency.max(Some(urgency));
     }
 
-    /// The bell, if it is to be rung.
+    /// The waker, if the mapper is to be woken.
     pub(crate) fn take_urgency(&mut self) -> Option<(Waker, Urgency)> {
-        let ring = self.ring.take()?;
-        Some((self.waker.clone(), ring))
+        let urgency = self.urgency.take()?;
+        Some((self.waker.clone(), urgency))
     }
 }

@@ -33,7 +33,7 @@ struct Job {
     size: u64,
     /// From the free list; created if there is none.
     unmapped: Option<Unmapped>,
-    ground: Target,
+    target: Target,
 }
 
 impl Precommit {
@@ -131,7 +131,7 @@ impl State {
         self.budget.charge_mappings(id, 1);
         let mut slot = self.take_slot(id, index)?;
         slot.coming = step;
-        let ground = slot.space.target();
+        let target = slot.space.target();
         self.put_slot(id, index, slot);
         Some(Job {
             tenant: id,
@@ -139,7 +139,7 @@ impl State {
             offset,
             size: step,
             unmapped,
-            ground,
+            target,
         })
     }
 
@@ -168,7 +168,7 @@ impl State {
                         self.budget.released(size);
                         tracing::debug!(%error, size, "nothing could be created ahead");
                     }
-                    Failure::SlotId(failed) => {
+                    Failure::Place(failed) => {
                         let PlaceFailure {
                             error,
                             physicals,
@@ -213,14 +213,14 @@ impl State {
         for id in draining {
             self.collect_if_draining(id);
         }
-        let retired = self.purge_some() > 0;
+        let purged = self.purge_some() > 0;
         let lacking = self.lacks_free().min(self.policy.largest_extent);
         if lacking == 0 {
-            return retired;
+            return purged;
         }
         // Nobody in particular asks, so everybody's guarantee counts.
         match self.take_back_any(TenantId(u64::MAX), lacking) {
-            Ok(got) => retired || got > 0,
+            Ok(got) => purged || got > 0,
             Err(error) => {
                 tracing::warn!(%error, "idle memory stays mapped for now");
                 false
@@ -233,7 +233,7 @@ impl State {
         let draining = |tenancy: &Tenancy| {
             !tenancy.registered && tenancy.next_giving(Give::Cached, None).is_some()
         };
-        if self.has_retiring() || self.tenants.values().any(draining) {
+        if self.has_purging() || self.tenants.values().any(draining) {
             Some(LOOK_AGAIN)
         } else {
             (self.lacks_free() > 0).then_some(LOOK_FOR_MORE)
@@ -244,7 +244,7 @@ impl State {
 /// Why nothing was placed.
 enum Failure {
     Create(CreateError),
-    SlotId(Box<PlaceFailure>),
+    Place(Box<PlaceFailure>),
 }
 
 impl Job {
@@ -254,14 +254,14 @@ impl Job {
             Some(unmapped) => unmapped,
             None => Unmapped::fresh(policy.create(device, self.size).map_err(Failure::Create)?),
         };
-        self.ground
+        self.target
             .place(self.offset, unmapped)
-            .map_err(|failed| Failure::SlotId(Box::new(failed)))
+            .map_err(|failed| Failure::Place(Box::new(failed)))
     }
 }
 
 impl Core {
-    /// Has a mapper do the pool's chores.
+    /// Attaches a mapper to the pool.
     pub(crate) fn attach(core: &Arc<Self>, waker: Waker, free_target: u64) {
         core.device.count_apart(waker.thread());
         let weak = Arc::downgrade(core);

@@ -66,9 +66,9 @@ impl State {
     /// Puts a slot in its place, and has it looked after, sooner than those that wait already, if
     /// it has memory or addresses that are not to be kept.
     pub(crate) fn lay_down(&mut self, id: TenantId, index: usize, mut slot: Box<Slot>) {
-        if self.is_to_purge(&slot) && !slot.retiring {
-            slot.retiring = true;
-            self.retiring.push_front((id, index));
+        if self.is_to_purge(&slot) && !slot.purging {
+            slot.purging = true;
+            self.purging.push_front((id, index));
         }
         self.put_slot(id, index, slot);
     }
@@ -86,7 +86,7 @@ impl State {
     /// done with. What is left is the mapper's to look after.
     #[inline]
     pub(crate) fn purge_some(&mut self) -> usize {
-        if self.retiring.is_empty() {
+        if self.purging.is_empty() {
             return 0;
         }
         self.purge(LOOKS)
@@ -98,8 +98,8 @@ impl State {
     }
 
     /// Whether something waits for its fence.
-    pub(crate) fn has_retiring(&self) -> bool {
-        !self.retiring.is_empty()
+    pub(crate) fn has_purging(&self) -> bool {
+        !self.purging.is_empty()
     }
 
     fn purge(&mut self, looks: usize) -> usize {
@@ -109,8 +109,8 @@ impl State {
         }
         let mut done = 0;
         let round = Round::begin(&self.device);
-        for _ in 0..looks.min(self.retiring.len()) {
-            let Some((id, index)) = self.retiring.pop_front() else {
+        for _ in 0..looks.min(self.purging.len()) {
+            let Some((id, index)) = self.purging.pop_front() else {
                 break;
             };
             let outcome = self.purge_slot(id, index, &round);
@@ -119,14 +119,14 @@ impl State {
                 continue;
             }
             // To the end of the queue, so that one that waits long holds up no other.
-            self.retiring.push_back((id, index));
+            self.purging.push_back((id, index));
             if let Err(error) = outcome {
                 // It stays charged to its tenant.
                 tracing::warn!(%error, "memory that was given up stays mapped for now");
                 break;
             }
         }
-        if self.has_retiring()
+        if self.has_purging()
             && let Some(precommit) = &mut self.precommit
         {
             precommit.call(Urgency::Soon);
@@ -144,7 +144,7 @@ impl State {
             // Nobody else shows its memory any more, or a lease keeps it, whose end lists the slot
             // again.
             if let Some(slot) = self.slot_mut(id, index) {
-                slot.retiring = false;
+                slot.purging = false;
             }
             self.collect_if_draining(id);
             return Ok(true);
@@ -157,7 +157,7 @@ impl State {
             return Ok(false);
         }
         // Another slot may have its number by now.
-        let Some(slot) = tenancy.slot_mut(index).filter(|slot| slot.retiring) else {
+        let Some(slot) = tenancy.slot_mut(index).filter(|slot| slot.purging) else {
             return Ok(true);
         };
         let gives = slot.has_spare() || slot.has_parting();
@@ -174,7 +174,7 @@ impl State {
             }
             None => Ok(()),
         };
-        slot.retiring = outcome.is_err();
+        slot.purging = outcome.is_err();
         if slot.is_vacant() && slot.space.bytes() == 0 {
             self.put_away(id, index, slot);
             self.forget_if_drained(id);
@@ -196,7 +196,7 @@ impl State {
         }
         self.budget.disown_addresses(id, slot.space.addresses());
         hardening.resting.add(slot.space);
-        while self.rests_too_much() && self.rouse_one() {}
+        while self.rests_too_much() && self.return_oldest_resting() {}
     }
 
     fn rests_too_much(&self) -> bool {
@@ -205,7 +205,7 @@ impl State {
     }
 
     /// Gives the addresses that have rested longest back to the driver; false if there are none.
-    fn rouse_one(&mut self) -> bool {
+    fn return_oldest_resting(&mut self) -> bool {
         let hardening = self.hardening.as_mut();
         let Some(space) = hardening.and_then(|hardening| hardening.resting.oldest()) else {
             return false;
@@ -216,8 +216,8 @@ impl State {
     }
 
     /// Gives resting addresses back until `bytes` may be reserved, or none rest.
-    pub(crate) fn rouse_for(&mut self, bytes: u64) {
-        while self.budget.addresses_left() < bytes && self.rouse_one() {}
+    pub(crate) fn return_resting_for(&mut self, bytes: u64) {
+        while self.budget.addresses_left() < bytes && self.return_oldest_resting() {}
     }
 
     /// Reserves so many ranges side by side, whose addresses were charged. Where the driver has none
@@ -231,7 +231,7 @@ impl State {
         loop {
             match Space::row(&self.device, size, guard, count) {
                 Err(ReserveError::Call { cause, .. })
-                    if cause.is_out_of_memory() && self.rouse_one() => {}
+                    if cause.is_out_of_memory() && self.return_oldest_resting() => {}
                 outcome => return outcome,
             }
         }

@@ -397,6 +397,6 @@ impl State {
         for id in ids {
             self.drop_empty_slots(id, bytes);
         }
-        self.rouse_for(bytes);
+        self.return_resting_for(bytes);
     }
 }

@@ -1,6 +1,6 @@
 //! Whether a block has its memory, and what of that is neither in its slot nor given up.
 //!
-//! What brings a block from one state to another is [falling](super::sleep) and [waking](super::wake).
+//! What brings a block from one state to another is [sleep](super::sleep) and [waking](super::wake).
 
 use crate::own::Access;
 use crate::region::{Fence, Unmapped};

@@ -76,7 +76,7 @@ pub(crate) struct Slot {
     /// above.
     pub(crate) lent: u64,
     /// Whether it is listed to be unmapped.
-    pub(crate) retiring: bool,
+    pub(crate) purging: bool,
     /// Bytes that the mapper is putting behind what is there, charged already. Until it is done
     /// the memory in the slot neither grows nor is taken back.
     pub(crate) coming: u64,
@@ -157,7 +157,7 @@ impl Slot {
             exported: false,
             shared: 0,
             lent: 0,
-            retiring: false,
+            purging: false,
             coming: 0,
             sleep_state: SleepState::Awake,
         }

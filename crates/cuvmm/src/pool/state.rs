@@ -76,7 +76,7 @@ pub(crate) struct State {
     /// What it knows besides if it is hardened.
     pub(crate) hardening: Option<Box<Hardening>>,
     /// Slots with memory that is to be unmapped once their fences have passed.
-    pub(crate) retiring: VecDeque<(TenantId, usize)>,
+    pub(crate) purging: VecDeque<(TenantId, usize)>,
     next_tenant: u64,
     scrubber: Option<Stream>,
 }
@@ -96,7 +96,7 @@ impl State {
             refusals: 0,
             precommit: None,
             hardening: None,
-            retiring: VecDeque::new(),
+            purging: VecDeque::new(),
             next_tenant: 0,
             scrubber: None,
         }

@@ -13,7 +13,7 @@ use crate::region::Unmapped;
 const WORTH_MAPPING: u64 = 4;
 
 impl State {
-    /// Pieces of at most `largest` that make up `bytes` (whole granules), which the tenant has been charged; taken from
+    /// Unmapped physicals of at most `largest` that make up `bytes` (whole granules), which the tenant has been charged; taken from
     /// others if it `claims` them and the driver has no more. On failure nothing has changed,
     /// except that the driver may have got memory of the free list back.
     pub(crate) fn gather(

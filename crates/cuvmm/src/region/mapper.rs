@@ -1,7 +1,7 @@
 //! The thread that maps ahead and unmaps behind, one for a device.
 //!
-//! It knows neither pools nor blocks: those who have chores for it attach, ring when there is
-//! something to do, and are called on its thread. More threads would gain nothing, since the
+//! It knows neither pools nor blocks: whoever has work for it attaches, wakes it when there
+//! is something to do, and is called on its thread. More threads would gain nothing, since the
 //! driver holds a lock while it maps. Everything works without it.
 
 use std::fmt;
@@ -15,13 +15,13 @@ use crate::sync::thread::{self, JoinHandle, ThreadId};
 use crate::sync::{Condvar, Mutex, MutexGuard, TIMES_OUT};
 
 /// Waking a thread costs whoever does it several microseconds. So the mapper's thread looks up by
-/// itself this often, as long as it is rung for, and those who can wait so long need not wake it.
+/// itself this often, as long as somebody wakes it now and then, and those who can wait so long need not wake it.
 const LOOKS_UP: Duration = Duration::from_millis(1);
 
-/// How long after the last ring it does so.
+/// How long after the last waking it does so.
 const STAYS_UP: Duration = Duration::from_secs(1);
 
-/// How soon whoever rings wants to be heard.
+/// How soon the mapper is to look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Urgency {
     /// Within a millisecond or two.
@@ -30,7 +30,7 @@ pub(crate) enum Urgency {
     Now,
 }
 
-/// Nobody has rung: below any [`Urgency`].
+/// Nobody has woken it: below any [`Urgency`].
 const QUIET: u8 = 0;
 
 impl Urgency {
@@ -45,7 +45,7 @@ impl Urgency {
 /// Work for the mapper's thread.
 pub(crate) trait MapperWork: Send + Sync {
     /// Does what there is to do, until `stop` says that it should not go on. Returns after what
-    /// time it wants to be called again if nobody rings.
+    /// time it wants to be called again if nobody wakes it.
     fn work(&self, stop: &AtomicBool) -> Option<Duration>;
 }
 
@@ -67,8 +67,8 @@ struct Shared {
     /// Told when the thread is done with somebody's chores.
     done: Condvar,
     stop: AtomicBool,
-    /// The most urgent ring that is still unheard.
-    ringing: AtomicU8,
+    /// The most urgent waking that the thread has not seen yet.
+    wanted: AtomicU8,
     /// Whether the thread sleeps until somebody wakes it.
     sleeps: AtomicBool,
 }
@@ -91,7 +91,7 @@ impl Shared {
         let mut woken = Instant::now();
         while !self.stop.load(Ordering::Acquire) {
             self.sleep(again, woken);
-            if self.ringing.swap(QUIET, Ordering::SeqCst) != QUIET {
+            if self.wanted.swap(QUIET, Ordering::SeqCst) != QUIET {
                 woken = Instant::now();
             }
             again = None;
@@ -108,7 +108,7 @@ impl Shared {
         }
     }
 
-    /// Waits until somebody rings, or for so long. Whether somebody has is looked at now and then as
+    /// Waits until the mapper is woken, or for so long. Whether somebody has is looked at now and then as
     /// long as it is not long ago that somebody had `woken`.
     fn sleep(&self, long: Option<Duration>, woken: Instant) {
         let begun = Instant::now();
@@ -118,8 +118,8 @@ impl Shared {
             let left = long.map(|long| long.saturating_sub(now.duration_since(begun)));
             let up = TIMES_OUT && now.duration_since(woken) < STAYS_UP;
             self.sleeps.store(!up, Ordering::SeqCst);
-            // Asked after that was said: who rings says so first, and looks then whether to wake it.
-            let called = self.ringing.load(Ordering::SeqCst) != QUIET
+            // Asked after that was said: who wakes it says so first, and looks then whether to wake it.
+            let called = self.wanted.load(Ordering::SeqCst) != QUIET
                 || self.stop.load(Ordering::SeqCst)
                 || left == Some(Duration::ZERO);
             if called {
@@ -175,7 +175,7 @@ impl Mapper {
             woken: Condvar::new(),
             done: Condvar::new(),
             stop: AtomicBool::new(false),
-            ringing: AtomicU8::new(QUIET),
+            wanted: AtomicU8::new(QUIET),
             sleeps: AtomicBool::new(false),
         });
         let for_thread = Arc::clone(&shared);
@@ -206,7 +206,7 @@ impl Mapper {
         drop(self);
     }
 
-    /// What lets somebody ring for it.
+    /// What wakes it.
     pub(crate) fn waker(&self) -> Option<Waker> {
         Some(Waker {
             shared: Arc::clone(&self.shared),
@@ -276,11 +276,11 @@ impl Waker {
 
     /// There is something to do. Only the first of several that is so urgent wakes the thread, and
     /// only if it must.
-    pub(crate) fn wake(&self, ring: Urgency) {
+    pub(crate) fn wake(&self, urgency: Urgency) {
         let shared = &self.shared;
-        let before = shared.ringing.fetch_max(ring.as_u8(), Ordering::SeqCst);
-        let must = ring == Urgency::Now || shared.sleeps.load(Ordering::SeqCst);
-        if before < ring.as_u8() && must {
+        let before = shared.wanted.fetch_max(urgency.as_u8(), Ordering::SeqCst);
+        let must = urgency == Urgency::Now || shared.sleeps.load(Ordering::SeqCst);
+        if before < urgency.as_u8() && must {
             shared.wake();
         }
     }

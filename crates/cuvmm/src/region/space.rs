@@ -307,7 +307,7 @@ impl Space {
         }
     }
 
-    /// Takes in an extent that was placed on this space's ground.
+    /// Takes in an extent that was placed in a [`Target`] of this space.
     pub(crate) fn adopt(&mut self, placed: Placed) {
         self.bytes += placed.mapping.size();
         self.extents.insert(placed.mapping.offset(), placed);

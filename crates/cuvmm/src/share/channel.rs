@@ -46,7 +46,7 @@ pub struct Channel {
     sent: u32,
     received: u32,
     broken: bool,
-    /// Once it is rung, the peer is not waited for any more.
+    /// Once it is woken, the peer is not waited for any more.
     stop: Option<Arc<Waker>>,
 }
 
@@ -131,7 +131,7 @@ impl Channel {
         })
     }
 
-    /// Waits for the peer only until `stop` is rung; then it has [closed](ChannelError::Closed).
+    /// Waits for the peer only until `stop` is woken; then it has [closed](ChannelError::Closed).
     pub(super) fn until(mut self, stop: Arc<Waker>) -> Self {
         self.stop = Some(stop);
         self

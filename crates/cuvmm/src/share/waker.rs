@@ -9,7 +9,7 @@ use super::system::system;
 use crate::error::ChannelError;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// Can be read once it was rung, until it is silenced.
+/// Can be read once it was woken, until it is silenced.
 #[derive(Debug)]
 pub(super) struct Waker {
     event: OwnedFd,
@@ -26,11 +26,11 @@ impl Waker {
 
     pub(super) fn wake(&self) {
         self.woken.store(true, Ordering::Release);
-        // One that is full rings already.
+        // One that is full wakes already.
         let _ = retry_on_intr(|| write(&self.event, &1u64.to_ne_bytes()));
     }
 
-    /// Whether it was rung, for a thread that cannot wait for it.
+    /// Whether it was woken, for a thread that cannot wait for it.
     pub(super) fn is_rung(&self) -> bool {
         self.woken.load(Ordering::Acquire)
     }

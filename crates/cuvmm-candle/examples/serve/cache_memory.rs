@@ -30,7 +30,7 @@ pub(crate) struct Held {
 }
 
 /// A model's memory.
-pub(crate) trait Ground {
+pub(crate) trait CacheMemory {
     /// An empty cache for a layer of a sequence.
     fn cache(&self) -> Box<dyn Cache>;
 
@@ -41,7 +41,7 @@ pub(crate) trait Ground {
     fn forked(&self, tokens: usize) -> u64;
 
     /// What it can have besides what it has, in bytes.
-    fn room(&self) -> anyhow::Result<u64>;
+    fn headroom(&self) -> anyhow::Result<u64>;
 
     /// Waits until what was given up can be had.
     fn settle(&self) -> anyhow::Result<()>;
@@ -168,7 +168,7 @@ impl Elastic {
     }
 }
 
-impl Ground for Elastic {
+impl CacheMemory for Elastic {
     fn cache(&self) -> Box<dyn Cache> {
         let most = self.spec.config.max_position_embeddings;
         match self.spec.system.is_shared() {
@@ -188,7 +188,7 @@ impl Ground for Elastic {
             .boundary(tokens, self.memory.gpu().device().granularity())
     }
 
-    fn room(&self) -> anyhow::Result<u64> {
+    fn headroom(&self) -> anyhow::Result<u64> {
         self.memory.gpu().sweep();
         Ok(self.tenant().headroom()?.taking_back)
     }
@@ -289,7 +289,7 @@ impl Plain {
     }
 }
 
-impl Ground for Plain {
+impl CacheMemory for Plain {
     fn cache(&self) -> Box<dyn Cache> {
         cache::counted(&self.budget, self.spec.token())
     }
@@ -303,7 +303,7 @@ impl Ground for Plain {
         self.sequence(tokens)
     }
 
-    fn room(&self) -> anyhow::Result<u64> {
+    fn headroom(&self) -> anyhow::Result<u64> {
         Ok(self.budget.headroom())
     }
 

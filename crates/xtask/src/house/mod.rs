@@ -2,17 +2,23 @@
 //! from the source and stays absent.
 //!
 //! The plan is in [`plan`]; [`crates`] reads the manifests, [`tree`] and [`mentions`] the source,
-//! and [`arrows`] and [`habits`] judge it. Nothing here is mended, only reported.
+//! and [`arrows`] and [`habits`] judge it. [`circles`] finds the files of a crate that use each
+//! other, by their [`calls`] of [`methods`] and their [`uses`] of paths. Nothing here is mended, only
+//! reported.
 
 mod arrows;
+mod calls;
+mod circles;
 mod crates;
 mod habits;
 mod mentions;
+mod methods;
 mod plan;
 mod tree;
+mod uses;
 mod words;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -23,14 +29,16 @@ use crates::{Metadata, Package};
 use plan::Place;
 use tree::Module;
 
-/// Check that no arrow between crates or rooms runs up, and that no file does what the house
-/// does not do.
+/// Check that no arrow between crates or rooms runs up, that no new circle of files is there, and
+/// that no file does what the house does not do.
 #[derive(Debug, clap::Args)]
 pub(crate) struct House {}
 
 impl House {
     pub(crate) fn run(self) -> Result<()> {
-        let Inspection { files, complaints } = inspect()?;
+        let Inspection {
+            files, complaints, ..
+        } = inspect()?;
         for complaint in &complaints {
             eprintln!("{complaint}");
         }
@@ -82,6 +90,8 @@ impl fmt::Display for Complaint {
 struct Inspection {
     files: usize,
     complaints: Vec<Complaint>,
+    /// The methods that the crates so far show, and those of the crates below them.
+    shown: BTreeMap<&'static str, BTreeSet<String>>,
 }
 
 /// Crates of the house that are workspaces of their own.
@@ -118,9 +128,13 @@ fn inspect() -> Result<Inspection> {
             .packages
             .extend(self::metadata(&root.join(manifest))?.packages);
     }
+    // From the bottom up, so that what a crate uses is known when its turn comes.
+    metadata
+        .packages
+        .sort_by_key(|package| plan::height(&package.name));
     let mut inspection = Inspection {
-        files: 0,
         complaints: crates::check(&metadata),
+        ..Inspection::default()
     };
     for package in &metadata.packages {
         inspection.read(package)?;
@@ -148,14 +162,22 @@ impl Inspection {
             let what = "does not take the workspace's lints";
             self.complaints.push(Complaint::in_file(manifest, what));
         }
-        let mut reached = BTreeSet::new();
+        let elsewhere = self.shown_by(place.uses);
+        let (mut reached, mut circles) = (BTreeSet::new(), Vec::new());
+        let mut shown = elsewhere.clone();
         for target in package.targets.iter().filter(|target| target.is_source()) {
             let modules = tree::modules(Path::new(&target.src_path), &mut self.complaints)?;
             self.files += modules.len();
             self.complaints.extend(arrows::check(place, &modules));
+            circles.extend(circles::find(place, &modules, &elsewhere));
+            shown.extend(calls::shown(&modules));
             self.complaints.extend(habits::check(place, &modules));
             reached.extend(modules.into_iter().map(|module| module.file));
         }
+        self.shown.insert(place.name, shown);
+        let listed = plan::circles(place.name);
+        self.complaints
+            .extend(circles::check(place.name, &circles, &listed));
         let folder = manifest.parent().context("a manifest lies in a folder")?;
         self.complaints
             .extend(tree::unreached(&folder.join("src"), &reached)?);
@@ -165,6 +187,16 @@ impl Inspection {
             }
         }
         Ok(())
+    }
+
+    /// The methods that any of these crates shows.
+    fn shown_by(&self, crates: &[&str]) -> BTreeSet<String> {
+        crates
+            .iter()
+            .filter_map(|name| self.shown.get(name))
+            .flatten()
+            .cloned()
+            .collect()
     }
 
     fn read_test(&mut self, place: &Place, file: &Path) -> Result<()> {

@@ -44,6 +44,14 @@ impl Module {
     }
 }
 
+/// Whether one of two modules, which are given by their paths, is in the other or is the other.
+///
+/// A module declares and shows what is in it, and what is in it uses what all there share. So
+/// their paths to each other are no circle.
+pub(crate) fn is_one_in_the_other(one: &[String], other: &[String]) -> bool {
+    one.starts_with(other) || other.starts_with(one)
+}
+
 /// All files of the crate whose root this is.
 pub(crate) fn modules(root: &Path, complaints: &mut Vec<Complaint>) -> Result<Vec<Module>> {
     let mut found = Vec::new();

@@ -1,0 +1,269 @@
+//! Which inherent methods a file defines and which methods it calls. No judgement is passed here.
+//!
+//! What is inside a macro is only tokens, so there calls are told by their shape.
+
+use std::collections::BTreeSet;
+
+use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
+use syn::Attribute;
+use syn::visit::{self, Visit};
+
+use super::tree::Module;
+use super::words::is_for_tests;
+
+/// A function in an `impl` of a type that is not of a trait.
+#[derive(Debug)]
+pub(crate) struct Function {
+    pub(crate) of: String,
+    pub(crate) name: String,
+    /// Whether it takes `self`, so that it can be called with a dot.
+    pub(crate) method: bool,
+    /// Whether other crates may call it, if they see its type.
+    pub(crate) public: bool,
+}
+
+/// How a call names what it calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    /// `Type::name`.
+    Path,
+    /// `Self::name`.
+    Own,
+    /// `.name()`.
+    Dot,
+}
+
+/// A call of a method or of a type's function.
+#[derive(Debug)]
+pub(crate) struct Call {
+    pub(crate) line: usize,
+    /// The type that is known from where the call stands.
+    pub(crate) of: Option<String>,
+    pub(crate) name: String,
+    pub(crate) how: How,
+}
+
+/// The methods that a file defines and calls.
+#[derive(Debug, Default)]
+pub(crate) struct Methods {
+    pub(crate) functions: Vec<Function>,
+    /// The names of functions of traits, and of those in macros.
+    pub(crate) shared: BTreeSet<String>,
+    pub(crate) calls: Vec<Call>,
+}
+
+/// What a file, unless it is for tests, defines and calls outside tests.
+pub(crate) fn read(module: &Module) -> Methods {
+    let mut reader = Reader::default();
+    if !module.test {
+        reader.visit_file(&module.syntax);
+    }
+    reader.found
+}
+
+/// Reads what a file defines and calls.
+#[derive(Default)]
+struct Reader {
+    found: Methods,
+    /// The type whose `impl` is being read.
+    this: Option<String>,
+}
+
+impl Reader {
+    fn say(&mut self, span: Span, of: Option<String>, name: String, how: How) {
+        self.found.calls.push(Call {
+            line: span.start().line,
+            of,
+            name,
+            how,
+        });
+    }
+
+    /// Says that a path's last two parts, if they are that, are a type and its function.
+    fn say_path(&mut self, span: Span, parts: &[String]) {
+        let [.., of, name] = parts else {
+            return;
+        };
+        let (of, how) = match &**of {
+            "Self" => (self.this.clone(), How::Own),
+            of => (
+                of.starts_with(char::is_uppercase).then(|| of.to_owned()),
+                How::Path,
+            ),
+        };
+        if of.is_some() {
+            self.say(span, of, name.clone(), how);
+        }
+    }
+
+    /// Reads what is inside a macro: calls, and functions, of which nobody knows whose they are.
+    fn say_tokens(&mut self, tokens: TokenStream) {
+        let tokens = Tokens(tokens.into_iter().collect());
+        let mut at = 0;
+        while let Some(token) = tokens.0.get(at) {
+            match token {
+                TokenTree::Group(group) => self.say_tokens(group.stream()),
+                TokenTree::Ident(ident) => {
+                    let before = at.checked_sub(1);
+                    let parts = tokens.path(at);
+                    at += 3 * (parts.len() - 1);
+                    if before.is_some_and(|before| tokens.is_word(before, "fn")) {
+                        self.found.shared.insert(ident.to_string());
+                    } else if parts.len() > 1 {
+                        self.say_path(ident.span(), &parts);
+                    } else if before.is_some_and(|before| tokens.is(before, '.'))
+                        && tokens.is_call(at + 1)
+                    {
+                        let own = tokens.is_own(at);
+                        let of = self.this.clone().filter(|_| own);
+                        self.say(ident.span(), of, ident.to_string(), How::Dot);
+                    }
+                }
+                TokenTree::Punct(_) | TokenTree::Literal(_) => {}
+            }
+            at += 1;
+        }
+    }
+
+    fn within(&mut self, this: Option<String>, read: impl FnOnce(&mut Self)) {
+        let before = std::mem::replace(&mut self.this, this);
+        read(self);
+        self.this = before;
+    }
+}
+
+/// What is inside a macro.
+struct Tokens(Vec<TokenTree>);
+
+impl Tokens {
+    fn is(&self, at: usize, wanted: char) -> bool {
+        matches!(self.0.get(at), Some(TokenTree::Punct(punct)) if punct.as_char() == wanted)
+    }
+
+    fn is_word(&self, at: usize, wanted: &str) -> bool {
+        matches!(self.0.get(at), Some(TokenTree::Ident(ident)) if ident == wanted)
+    }
+
+    /// Whether arguments are here, or the type parameters before them.
+    fn is_call(&self, at: usize) -> bool {
+        self.is(at, ':')
+            || matches!(self.0.get(at), Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Parenthesis)
+    }
+
+    /// Whether the method here is called on `self` and not on a field.
+    fn is_own(&self, at: usize) -> bool {
+        let behind = |back: usize| at.checked_sub(back);
+        behind(2).is_some_and(|at| self.is_word(at, "self"))
+            && !behind(3).is_some_and(|at| self.is(at, '.'))
+    }
+
+    /// The parts of the path that starts here.
+    fn path(&self, mut at: usize) -> Vec<String> {
+        let mut parts = Vec::new();
+        while let Some(TokenTree::Ident(ident)) = self.0.get(at) {
+            parts.push(ident.to_string());
+            if !(self.is(at + 1, ':') && self.is(at + 2, ':')) {
+                break;
+            }
+            at += 3;
+        }
+        parts
+    }
+}
+
+/// The name of a type without its path and parameters.
+fn name_of(of: &syn::Type) -> Option<String> {
+    match of {
+        syn::Type::Path(of) => of.path.segments.last().map(|last| last.ident.to_string()),
+        syn::Type::Reference(of) => name_of(&of.elem),
+        syn::Type::Paren(of) => name_of(&of.elem),
+        _ => None,
+    }
+}
+
+/// The attributes of an item that may hold calls.
+fn attributes(item: &syn::Item) -> &[Attribute] {
+    match item {
+        syn::Item::Const(item) => &item.attrs,
+        syn::Item::Fn(item) => &item.attrs,
+        syn::Item::Impl(item) => &item.attrs,
+        syn::Item::Macro(item) => &item.attrs,
+        syn::Item::Mod(item) => &item.attrs,
+        syn::Item::Static(item) => &item.attrs,
+        syn::Item::Trait(item) => &item.attrs,
+        _ => &[],
+    }
+}
+
+impl<'ast> Visit<'ast> for Reader {
+    fn visit_item(&mut self, item: &'ast syn::Item) {
+        if !is_for_tests(attributes(item)) {
+            visit::visit_item(self, item);
+        }
+    }
+
+    fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
+        let this = name_of(&item.self_ty);
+        for part in &item.items {
+            let syn::ImplItem::Fn(part) = part else {
+                continue;
+            };
+            if is_for_tests(&part.attrs) {
+                continue;
+            }
+            let name = part.sig.ident.to_string();
+            match &this {
+                Some(this) if item.trait_.is_none() => self.found.functions.push(Function {
+                    of: this.clone(),
+                    name,
+                    method: part.sig.receiver().is_some(),
+                    public: matches!(part.vis, syn::Visibility::Public(_)),
+                }),
+                _ => {
+                    self.found.shared.insert(name);
+                }
+            }
+        }
+        self.within(this, |reader| visit::visit_item_impl(reader, item));
+    }
+
+    fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
+        if !is_for_tests(&item.attrs) {
+            visit::visit_impl_item_fn(self, item);
+        }
+    }
+
+    fn visit_item_trait(&mut self, item: &'ast syn::ItemTrait) {
+        for part in &item.items {
+            if let syn::TraitItem::Fn(part) = part {
+                self.found.shared.insert(part.sig.ident.to_string());
+            }
+        }
+        self.within(None, |reader| visit::visit_item_trait(reader, item));
+    }
+
+    fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {
+        let own =
+            matches!(&*call.receiver, syn::Expr::Path(receiver) if receiver.path.is_ident("self"));
+        let of = self.this.clone().filter(|_| own);
+        self.say(call.method.span(), of, call.method.to_string(), How::Dot);
+        visit::visit_expr_method_call(self, call);
+    }
+
+    fn visit_expr_path(&mut self, expression: &'ast syn::ExprPath) {
+        let parts: Vec<String> = expression
+            .path
+            .segments
+            .iter()
+            .map(|segment| segment.ident.to_string())
+            .collect();
+        if let Some(last) = expression.path.segments.last() {
+            self.say_path(last.ident.span(), &parts);
+        }
+        visit::visit_expr_path(self, expression);
+    }
+
+    fn visit_macro(&mut self, item: &'ast syn::Macro) {
+        self.say_tokens(item.tokens.clone());
+    }
+}

@@ -86,7 +86,7 @@ impl Backing {
     }
 
     /// Returns the address of `bytes` bytes that begin `offset` bytes behind the first block's
-    /// beginning, to be used with a right.
+    /// beginning, to be used with this access.
     fn place(&self, offset: u64, bytes: u64, access: Access) -> Result<u64, TensorError> {
         let has = self.span();
         if offset.checked_add(bytes).is_none_or(|end| end > has) {

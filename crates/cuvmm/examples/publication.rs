@@ -1,4 +1,4 @@
-//! Weights that one process loads and several read: whole editions under a name, one after the other.
+//! Weights that one process loads and several read: whole versions under a name, one after the other.
 //!
 //! Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`. The readers are this program again, in
 //! processes of their own.
@@ -95,7 +95,7 @@ fn weights(device: &Device, step: u8) -> Result<(Manifest, Region), Box<dyn Erro
     Ok((manifest, region))
 }
 
-/// The other processes: read the first edition, wait for the second, and have both for a while.
+/// The other processes: read the first version, wait for the second, and have both for a while.
 fn read(device: &Device, socket: &Path) -> Result<(), Box<dyn Error>> {
     let stream = Stream::new(device)?;
     let how = Attachment::builder(device);

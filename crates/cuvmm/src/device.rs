@@ -48,7 +48,6 @@ struct Shared {
     /// Whether its memory can be made reachable for RDMA, once somebody has asked.
     rdma: OnceLock<bool>,
     drops: Drops,
-    /// What users' code is to be run once no pool of the device is locked.
     /// Whether a mapper runs for it.
     mapped_for: AtomicBool,
     /// Bytes that were dropped and stay mapped.
@@ -422,7 +421,8 @@ impl Device {
     /// cannot be given back, and try again later, close the owner instead of dropping it.
     ///
     /// Host memory of a [`HostStore`](crate::HostStore) that went while a copy may have been using it
-    /// counts here too, and not as a failed drop.
+    /// counts here too, and not as a failed drop. It stays allocated, with the allocation of the store
+    /// that it is a part of.
     #[must_use]
     pub fn leaked(&self) -> u64 {
         self.shared.leaked.load(Ordering::Relaxed)

@@ -51,6 +51,7 @@ pub struct SparseStats {
     /// Bytes that are committed.
     pub committed: u64,
     /// Bytes that were decommitted and wait for the work that may use them.
+    #[doc(alias = "limbo")]
     pub pending_free: u64,
     /// Bytes of addresses whose holes read as zero.
     pub zero_backed: u64,

@@ -293,7 +293,7 @@ on_both! {
         let writes = vec![(ours.address(), G, 1)];
         rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
         drop(ours);
-        assert_eq!(figures(), [8, 17, 21], "pending frees is not to be had");
+        assert_eq!(figures(), [8, 17, 21], "what is pending free is not to be had");
         rig.machine.let_go_all(D0);
         rig.device.synchronize().unwrap();
         assert_eq!(figures(), [8, 22, 26]);

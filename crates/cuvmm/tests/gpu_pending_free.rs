@@ -267,7 +267,7 @@ on_each! {
             let mut given = 0;
             gpu::eventually(|| {
                 given += region.purge().unwrap();
-                if given < 24 * g { Err("the work is done, and pending frees is not") } else { Ok(()) }
+                if given < 24 * g { Err("the work is done, and memory is still pending free") } else { Ok(()) }
             });
             assert_eq!((given, region.held()), (24 * g, 8 * g));
             stage.work().check(&stream, address, 8 * g, stamp);

@@ -239,9 +239,9 @@ fn waiting_for_ever_ends_with_an_edition_a_withdrawal_or_the_publisher() {
     });
 }
 
-/// A publisher that came after another at the same path has other versions, whatever their versions.
+/// A publisher that came after another at the same path has other versions, whatever their numbers.
 #[test]
-fn another_publisher_has_other_editions() {
+fn another_publisher_has_other_versions() {
     leaves_nothing_open(|| {
         let (writer, reader) = (common::host(), common::host());
         let (_folder, path, first) = publisher(&writer);

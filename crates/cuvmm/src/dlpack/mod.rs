@@ -19,7 +19,7 @@
 //!   memory's streams have queued.
 //! - *After its last*: consumers call the deleter while work that they queued is still running, on
 //!   streams that nobody told us. So memory that was exported counts as used by all work of the
-//!   device. A block waits for that pending free, and its deleter waits for nothing. A vector and a
+//!   device. A block is pending free until that has passed, and its deleter waits for nothing. A vector and a
 //!   region give their memory back to the driver, and their deleter waits for the device as their
 //!   drop does: where Python calls it, its lock is held meanwhile, and a host callback that wants
 //!   that lock would never return. Rather export blocks.

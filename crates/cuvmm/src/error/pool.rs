@@ -160,6 +160,7 @@ pub struct Shortage {
     /// What is kept for other tenants' guarantees.
     pub guaranteed_to_others: u64,
     /// What can be taken back once GPU work has passed.
+    #[doc(alias = "limbo")]
     pub pending_free: u64,
     /// What is withdrawn but leased.
     pub leased: u64,

@@ -119,7 +119,7 @@ pub enum GrantError {
     #[error("the region's own device has access to it for life")]
     OwnDevice,
     /// It would take something from the device: that is revoking.
-    #[error("the device has a higher right already, or none was asked for: revoke that first")]
+    #[error("the device has more access already, or none was asked for: revoke that first")]
     Lowers,
     /// Work of the device is running or queued, and may use the memory.
     #[error("work of {device} that may use the memory has not passed")]
@@ -398,7 +398,7 @@ pub enum CommitError {
     /// The range is wrong.
     #[error(transparent)]
     Range(#[from] RangeError),
-    /// A piece could not be taken back when an earlier call was undone; its place is quarantined
+    /// A physical could not be taken back when an earlier call was undone; its place is quarantined
     /// until the region is closed.
     #[error("the range {start}..{end} holds {bytes} quarantined bytes")]
     Quarantined {

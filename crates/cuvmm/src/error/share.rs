@@ -56,6 +56,7 @@ pub enum DescriptionError {
         most: u64,
     },
     /// It allows neither reading nor more.
+    #[doc(alias = "NoRight")]
     #[error("the description allows nothing that is known")]
     NoAccess,
     /// Its handles are of a type that is not known here.
@@ -456,7 +457,7 @@ pub enum SealError {
     /// Registrations of the region or vector may still write to it.
     #[error(transparent)]
     Registered(#[from] StillRegistered),
-    /// A device's right could not be lowered.
+    /// A device's access could not be lowered.
     #[error(transparent)]
     Access(#[from] AccessError),
     /// A driver call failed.

@@ -26,6 +26,7 @@ pub struct KvCacheStats {
     pub padding: u64,
     /// Of that, what was put ahead of their growth and never used; given up before anybody is
     /// refused.
+    #[doc(alias = "margin")]
     pub precommitted: u64,
     /// What lies ready for the next sequence, and for others who are short of memory: all that the
     /// tenant has idle, whatever it was used for before.

@@ -4,7 +4,7 @@ use cuvmm_driver::{AccessDesc, AccessFlags, Location};
 
 use crate::device::Device;
 
-/// A right to touch memory.
+/// How memory may be accessed.
 #[doc(alias = "Right")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
@@ -26,7 +26,7 @@ impl Access {
         }
     }
 
-    /// The right that a driver reported; whatever grants writing counts as read and write.
+    /// The access that a driver reported; whatever grants writing counts as read and write.
     pub(crate) const fn from_flags(flags: AccessFlags) -> Self {
         match flags {
             AccessFlags::NONE => Self::None,
@@ -36,7 +36,7 @@ impl Access {
     }
 }
 
-/// A right for a device or a host NUMA node.
+/// Access given to a device or a host NUMA node.
 #[doc(alias = "Access")]
 #[derive(Clone, Debug)]
 pub struct AccessGrant {
@@ -46,7 +46,7 @@ pub struct AccessGrant {
 }
 
 impl AccessGrant {
-    /// A right for a device.
+    /// Access for a device.
     #[must_use]
     pub fn device(device: &Device, access: Access) -> Self {
         Self {
@@ -56,7 +56,7 @@ impl AccessGrant {
         }
     }
 
-    /// A right for the processors of a host NUMA node; only host memory can be opened to them.
+    /// Access for the processors of a host NUMA node; only host memory can be opened to them.
     #[must_use]
     pub const fn host_numa(node: i32, access: Access) -> Self {
         Self {

@@ -1,8 +1,11 @@
 //! Bytes in and out of memory that is ours.
 //!
 //! `unsafe` here: the driver's copies take addresses. A [`Span`] is made only from a range that its
-//! maker keeps mapped for as long as the span lives, and every copy has ended when it returns. If the
-//! driver refuses to wait three times, [`CopyFailed`] says that the copy may still be running.
+//! maker keeps mapped for as long as the span lives. A copy has ended when it returns, unless the
+//! driver refused three times to wait for it: then [`CopyFailed::ended`] is false, and the caller
+//! keeps both ends. [`Span::write`] and [`Span::read`] borrow the caller's bytes and cannot keep them:
+//! there it is an error only. The driver is done with ordinary memory when the call that queues a copy
+//! returns; memory that the caller has page-locked would have to stay.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -102,7 +105,8 @@ impl<'a> Span<'a> {
             let to = self.at(stream, offset, size)?;
             self.device
                 // SAFETY: the bytes are borrowed and the range is mapped until the stream has been
-                // waited for below, or the context is lost and nothing runs on it.
+                // waited for below, the context is lost and nothing runs on it, or the caller is
+                // told that the copy has not ended.
                 .call(Call::MemcpyHtoDAsync, |driver, device| unsafe {
                     driver.copy_to_device_async(device, to, bytes.as_ptr(), size, handle)
                 })

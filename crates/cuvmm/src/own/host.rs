@@ -42,7 +42,7 @@ impl Drop for HostMemory {
             Origin::Pinned(device) => {
                 let base = self.base.as_ptr();
                 // SAFETY: the memory is ours, and with the last part the last reference into it has
-                // gone; copies were waited for.
+                // gone; copies were waited for, or the parts that they may use were forgotten.
                 let freed = device.give_back(Call::MemFreeHost, |driver, ordinal| unsafe {
                     driver.host_free(ordinal, base)
                 });

@@ -108,7 +108,7 @@ impl Mapping {
         self.placed.reserved.device()
     }
 
-    /// Sets the rights of those named; others keep theirs (`cuMemSetAccess`, one call).
+    /// Sets the access of those named; others keep theirs (`cuMemSetAccess`, one call).
     ///
     /// Access for a second device costs many times that for the first: name only who asked.
     ///
@@ -136,7 +136,7 @@ impl Mapping {
             .map_err(|cause| AccessError::Call { size, cause })
     }
 
-    /// The right that somebody has (`cuMemGetAccess`).
+    /// The access that somebody has (`cuMemGetAccess`).
     ///
     /// # Errors
     /// [`AccessError`] when another driver's device is named or the driver does not answer.

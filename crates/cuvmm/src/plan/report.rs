@@ -17,6 +17,7 @@ pub struct InUse {
     /// Bytes beside them because memory comes in whole granules.
     pub padding: u64,
     /// Bytes committed ahead of growth.
+    #[doc(alias = "margin")]
     pub precommitted: u64,
     /// Bytes that were withdrawn and stay because the rest of their extent is in use.
     pub kept: u64,

@@ -114,7 +114,7 @@ impl<'a> BlockBuilder<'a> {
         self
     }
 
-    /// Allocates, asking other tenants' pressure hooks and waiting until the deadline if memory
+    /// Allocates, asking other tenants' pressure hooks and waiting for at most the [timeout](Self::timeout) if memory
     /// is short. A request that no giving back could serve is refused at once: one above the
     /// tenant's own limit, or above what the guarantees of other tenants leave of the pool's.
     ///
@@ -134,7 +134,7 @@ impl<'a> BlockBuilder<'a> {
     /// (Without a home stream a scrub of memory that changes tenant is waited for, about 0.25 ms a
     /// GiB; with one it is ordered on that stream.)
     ///
-    /// Warm memory of the home stream: no driver call. Otherwise per extent `cuMemCreate` (or
+    /// Cached memory of the home stream: no driver call. Otherwise per extent `cuMemCreate` (or
     /// `cuMemUnmap` where it was idle), `cuMemMap` and `cuMemSetAccess`.
     ///
     /// # Errors

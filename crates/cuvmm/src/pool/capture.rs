@@ -8,7 +8,7 @@ use super::core::Core;
 /// While it lives, no thread of the pool queries, synchronises or records on the context, since
 /// each of these can break a capture.
 ///
-/// Warm memory of the home stream and fresh memory can still be allocated. Whatever would need a
+/// Cached memory of the home stream and fresh memory can still be allocated. Whatever would need a
 /// fence or a scrub is refused with the figures of pending frees, [`Block::free`](super::Block::free) on
 /// a capturing home stream hands the block back, and copies that wait are refused.
 ///

@@ -2,8 +2,8 @@
 //!
 //! A step takes one run of extents of one slot, at most as much as the largest extent. Under a
 //! block the bytes are copied to new extents, which then take the place of the old ones; idle
-//! memory that lies in physicals goes back to the pool. What is free is merged by giving small physicals
-//! to the driver, which makes large ones of them when they are wanted.
+//! memory that lies in small extents goes back to the pool. What is free is merged by giving small
+//! physicals to the driver, which makes large ones of them when they are wanted.
 
 use super::budget::TenantId;
 use super::core::Core;

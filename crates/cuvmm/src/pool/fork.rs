@@ -58,7 +58,7 @@ impl Tenant {
     /// at once, and ordered behind nothing: what writes to the prefix has to have passed. What was
     /// exported is copied as well.
     ///
-    /// A fork has its block's capacity, home stream, tag, growth and deadline, and is one like any
+    /// A fork has its block's capacity, home stream, tag, growth and timeout, and is one like any
     /// other: it grows and shrinks, is forked, sleeps and is dropped, in any order with the others. Forks
     /// of blocks that were [allocated side by side](super::BlockBuilder::allocate_adjacent), given in
     /// their order, lie side by side as well.

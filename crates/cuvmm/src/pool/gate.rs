@@ -22,9 +22,9 @@ use crate::own::Access;
 /// What the memory of a block is wanted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// A copy with this right, which is waited for.
+    /// A copy with this access, which is waited for.
     Copy(Access),
-    /// A use with this right through the block's addresses, for as long as the lease lives.
+    /// A use with this access through the block's addresses, for as long as the lease lives.
     Lend(Access),
     /// The memory itself goes to another process or device, which can write to it for good.
     Export,
@@ -54,7 +54,7 @@ impl Core {
 }
 
 impl Block {
-    /// A [lease](Self::lease) for a use of the whole block with this right: nothing puts the block
+    /// A [lease](Self::lease) for a use of the whole block with this access: nothing puts the block
     /// to sleep or moves it between the check and the lease.
     ///
     /// # Errors
@@ -64,7 +64,7 @@ impl Block {
         self.admit(Use::Lend(access), 0..self.size())
     }
 
-    /// Whether the whole block may be used with this right now. Nothing keeps it so but a lease:
+    /// Whether the whole block may be used with this access now. Nothing keeps it so but a lease:
     /// [`lease_for`](Self::lease_for) asks the same and takes one.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 //!
 //! Each block has addresses of its own with guards on either side. What it gives up is overwritten
 //! at once where its home stream alone used it, and unmapped as soon as its fence has passed: not
-//! kept warm. Its addresses then [rest](super::resting). Nothing here waits: a slot whose fence has
+//! kept cached. Its addresses then [rest](super::resting). Nothing here waits: a slot whose fence has
 //! not passed is looked at again by later operations, a few at a time, and by the mapper's thread
 //! if there is one.
 //!

@@ -48,7 +48,7 @@
 //!
 //! # What is not here
 //! No driver is named here, nothing is rounded here ([`size`](crate) does), and nothing waits but
-//! [`BlockBuilder::allocate`] and [`Block::grow_to`] with a deadline, and the end of the pool.
+//! [`BlockBuilder::allocate`] and [`Block::grow_to`] with a timeout, and the end of the pool.
 
 mod adjacent;
 mod allocate;
@@ -305,7 +305,7 @@ impl<'a> PoolBuilder<'a> {
             return bad("largest_extent", largest);
         }
         if free_target > bytes {
-            return bad("ready", free_target);
+            return bad("free_target", free_target);
         }
         if mapper.is_some_and(|mapper| !mapper.device().is_same(device)) {
             return Err(BuildPoolError::WrongMapper);

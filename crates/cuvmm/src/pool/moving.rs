@@ -97,8 +97,8 @@ impl MovingBlock {
     /// What is mapped there is for the device to copy in.
     pub(crate) fn span(&self) -> Span<'_> {
         // SAFETY: what is mapped under a moving block is unmapped by nobody but whoever moves it,
-        // who has waited for the copies before; and where nothing is mapped the driver refuses a
-        // copy, which harms nothing.
+        // who has waited for the copies before, or quarantines what they may write and keeps what
+        // they may read; and where nothing is mapped the driver refuses a copy, which harms nothing.
         unsafe { Span::new(self.lease.device(), self.lease.address(), self.bytes) }
     }
 }

@@ -1,4 +1,4 @@
-//! What a pool does not keep warm: all that it gives up when it is hardened, which is overwritten,
+//! What a pool does not keep cached: all that it gives up when it is hardened, which is overwritten,
 //! unmapped once its fence has passed, and its addresses put to rest; and in any pool what is left
 //! of a block that was [exported](super::exported), and what a block gives up of memory that
 //! [others show too](super::shared).
@@ -73,7 +73,7 @@ impl State {
         self.put_slot(id, index, slot);
     }
 
-    /// Whether a slot has something that is not to be kept warm.
+    /// Whether a slot has something that is not to be kept cached.
     fn is_to_purge(&self, slot: &Slot) -> bool {
         let gives = match self.hardening {
             Some(_) => slot.is_vacant() || slot.has_spare(),

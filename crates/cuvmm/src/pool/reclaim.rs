@@ -34,7 +34,7 @@ pub(super) struct Plan {
     gained: u64,
     /// Bytes taken, by owner.
     taken: BTreeMap<TenantId, u64>,
-    /// From where on slots are taken from already: a tenant's precommitted memory are looked at again if more than
+    /// From where on slots are taken from already: a tenant's precommitted memory is looked at again if more than
     /// its own limit asks for is wanted.
     from: BTreeMap<(TenantId, usize), u64>,
 }

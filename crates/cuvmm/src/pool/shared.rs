@@ -265,7 +265,7 @@ impl State {
 
     /// Copies bytes at an offset from one slot to the same place in another, behind what the stream
     /// of that other one's block has queued, or waits for the copy. The first is not unmapped before
-    /// that has passed; where the wait failed, [`CopyFailed::running`] has to keep the other one too.
+    /// that has passed; where the wait failed, [`Unfinished::running`] has to keep the other one too.
     pub(super) fn copy_between(
         &mut self,
         id: TenantId,

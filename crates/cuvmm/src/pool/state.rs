@@ -1,4 +1,4 @@
-//! What a pool knows, behind one lock: budget, stock, tenants and their slots.
+//! What a pool knows, behind one lock: budget, free list, tenants and their slots.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;

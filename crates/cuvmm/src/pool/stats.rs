@@ -11,7 +11,7 @@ use crate::calls::CallCounts;
 
 /// A pool's figures. Sizes in bytes.
 ///
-/// `committed = in_use + padding + precommitted + warm + pending_free + leased + shared`; what the driver gave is
+/// `committed = in_use + padding + precommitted + cached + pending_free + leased + shared`; what the driver gave is
 /// `committed + free + quarantined`.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -179,7 +179,7 @@ const SLOTS_AT_ONCE: usize = 256;
 
 impl Tenant {
     /// Bytes of its memory that no block uses or has ahead of its growth: what
-    /// [`stats`](Self::stats) show as warm, pending free and leased. The lock is let go of between parts.
+    /// [`stats`](Self::stats) show as cached, pending free and leased. The lock is let go of between parts.
     pub(crate) fn idle(&self) -> u64 {
         let (core, id) = (self.core(), self.id());
         let mut state = core.lock();

@@ -18,7 +18,7 @@ use crate::own::Stream;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
-/// Shelves of a tenant, a power of two.
+/// Stream caches of a tenant, a power of two.
 const STREAM_CACHES: usize = 64;
 
 /// Blocks in a stream cache. What comes after goes the long way.
@@ -172,7 +172,7 @@ impl fmt::Debug for Owner {
 
 impl fmt::Debug for StreamCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shelf")
+        f.debug_struct("StreamCache")
             .field("stocked", &self.stocked)
             .finish_non_exhaustive()
     }

@@ -177,10 +177,10 @@ impl State {
         let sleepers = self.choose(id, choice, |sleep_state| {
             matches!(sleep_state, SleepState::Asleep { .. })
         });
-        let risen = sleepers
+        let marked = sleepers
             .into_iter()
             .filter_map(|index| self.mark_one_for_wake(id, index));
-        Ok(Ok(risen.collect()))
+        Ok(Ok(marked.collect()))
     }
 
     /// Marks a sleeping block that was charged for as moving.

@@ -175,7 +175,7 @@ impl Region {
         self.shut_out(device)
     }
 
-    /// The right that a device has.
+    /// The access that a device has.
     #[doc(alias = "right_of")]
     #[must_use]
     pub fn access_of(&self, device: &Device) -> Access {

@@ -42,7 +42,7 @@ impl<'a> RegionBuilder<'a> {
     }
 
     /// The largest extent in bytes, a power of two granules; 1 GiB by default. Smaller extents
-    /// can be decommitted in smaller physicals and cost more driver calls.
+    /// can be decommitted in smaller parts and cost more driver calls.
     #[must_use]
     pub const fn largest_extent(mut self, bytes: u64) -> Self {
         self.largest = bytes;

@@ -76,7 +76,7 @@ impl Region {
     }
 
     /// The extents that are committed in a range, each with its memory, which counts as exported
-    /// from here on. Not what waits pending free: its owner has given it up. Nothing if the range has to be [unshared](Self::unshare) first.
+    /// from here on. Not what is pending free: its owner has given it up. Nothing if the range has to be [unshared](Self::unshare) first.
     pub(crate) fn promise(&self, range: Range<u64>) -> Option<Vec<(Extent, Physical)>> {
         if self.is_read_only(range.clone()) {
             return None;

@@ -108,8 +108,8 @@ impl Shared {
         }
     }
 
-    /// Waits until the mapper is woken, or for so long. Whether somebody has is looked at now and then as
-    /// long as it is not long ago that somebody had `woken`.
+    /// Waits until the mapper is woken, or for so long. Whether it was is looked at now and then, as
+    /// long as the last waking, at `woken`, is not long ago.
     fn sleep(&self, long: Option<Duration>, woken: Instant) {
         let begun = Instant::now();
         let mut state = self.lock();
@@ -298,6 +298,6 @@ impl Waker {
 
 impl fmt::Debug for Waker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Bell").field(&self.thread).finish()
+        f.debug_tuple("Waker").field(&self.thread).finish()
     }
 }

@@ -137,6 +137,7 @@ impl Region {
     }
 
     /// Bytes pending free.
+    #[doc(alias = "limbo")]
     #[must_use]
     pub fn pending_free(&self) -> u64 {
         debug_assert!(self.pending_is_true());
@@ -351,7 +352,7 @@ impl fmt::Debug for Region {
             .field("address", &self.address())
             .field("size", &self.size())
             .field("committed", &self.committed())
-            .field("pending frees", &self.pending_free())
+            .field("pending_free", &self.pending_free())
             .finish_non_exhaustive()
     }
 }

@@ -13,7 +13,7 @@ impl Region {
     /// Withdraws a range after all work of the devices that have access: extents with nothing committed left in
     /// them become pending free. Makes no driver call and never waits.
     ///
-    /// Reclaiming them later asks the driver to mark all work of the context, which breaks a
+    /// Purging them later asks the driver to mark all work of the context, which breaks a
     /// capture that is running on it; [`decommit_after`](Self::decommit_after) does not.
     ///
     /// # Errors

@@ -102,7 +102,7 @@ impl<'a> AttachmentBuilder<'a> {
             stream,
             others: self.others.iter().map(|&other| other.clone()).collect(),
             places: places.collect::<Result<_, _>>()?,
-            pieces: vec![],
+            physicals: vec![],
         })
     }
 
@@ -129,18 +129,18 @@ pub(super) struct Arriving {
     /// One for each extent.
     places: Vec<Place>,
     /// What has come, from the first extent on.
-    pieces: Vec<Unmapped>,
+    physicals: Vec<Unmapped>,
 }
 
 impl Arriving {
     /// How many handles have come.
     pub(super) fn arrived(&self) -> usize {
-        self.pieces.len()
+        self.physicals.len()
     }
 
     /// Whether all have.
     pub(super) fn is_complete(&self) -> bool {
-        self.pieces.len() == self.places.len()
+        self.physicals.len() == self.places.len()
     }
 
     /// Imports the next handles. They may be closed afterwards.
@@ -154,7 +154,7 @@ impl Arriving {
         }
         for handle in handles {
             let unmapped = self.import(self.arrived(), handle)?;
-            self.pieces.push(unmapped);
+            self.physicals.push(unmapped);
         }
         Ok(())
     }
@@ -198,7 +198,7 @@ impl Arriving {
     pub(super) fn map(self) -> Result<Attachment, AttachError> {
         if !self.is_complete() {
             return Err(AttachError::Handles {
-                handles: self.pieces.len(),
+                handles: self.physicals.len(),
                 extents: self.places.len(),
             });
         }
@@ -207,7 +207,7 @@ impl Arriving {
             .iter()
             .map(|other| AccessGrant::device(other, self.access));
         let mut space = Space::reserve(&self.home, self.description.size())?.open_to(guests);
-        for (extent, unmapped) in self.description.extents().iter().zip(self.pieces) {
+        for (extent, unmapped) in self.description.extents().iter().zip(self.physicals) {
             let placed = space.place_for(extent.offset, vec![unmapped], self.access);
             if let Err(PlaceError { error, .. }) = placed {
                 // The addresses were shown to nothing that could use them.
@@ -455,7 +455,7 @@ impl fmt::Debug for Attachment {
             .field("address", &self.address())
             .field("size", &self.size())
             .field("held", &self.held())
-            .field("right", &self.access)
+            .field("access", &self.access)
             .finish_non_exhaustive()
     }
 }

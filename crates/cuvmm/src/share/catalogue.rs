@@ -43,9 +43,9 @@ struct Catalogue {
     newest: BTreeMap<String, Arc<Published>>,
     /// The last version of each name that there ever was.
     versions: BTreeMap<String, u64>,
-    /// Rung when anything is published or withdrawn: one for each reader that waits.
-    bells: BTreeMap<u64, Arc<Waker>>,
-    /// How many bells there ever were.
+    /// Woken when anything is published or withdrawn: one for each reader that waits.
+    wakers: BTreeMap<u64, Arc<Waker>>,
+    /// How many wakers there ever were.
     hung: u64,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct Shared {
     /// Tells this publisher from others, and from one before it at the same path.
     pub(super) id: u64,
     catalogue: Mutex<Catalogue>,
-    /// Rung once it is over.
+    /// Woken once it is over.
     pub(super) stop: Arc<Waker>,
     /// For what readers have done wrong, who decide how often.
     pub(super) log: LogLimit,
@@ -62,7 +62,7 @@ pub(super) struct Shared {
 
 impl Catalogue {
     fn wake(&self) {
-        self.bells.values().for_each(|waker| waker.wake());
+        self.wakers.values().for_each(|waker| waker.wake());
     }
 }
 
@@ -82,7 +82,7 @@ impl Shared {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a version the newest of its name, and returns its version.
+    /// Makes this the newest version of its name, and returns its number.
     pub(super) fn add(&self, name: &str, new: New) -> u64 {
         let described = new.offer.description();
         let mut published = Published {
@@ -137,7 +137,7 @@ impl Shared {
     }
 }
 
-/// A waker that hangs for as long as somebody waits for it.
+/// A waker that is listed for as long as somebody waits for it.
 pub(super) struct Hung<'a> {
     shared: &'a Shared,
     number: u64,
@@ -150,7 +150,7 @@ impl<'a> Hung<'a> {
         let mut catalogue = shared.lock();
         catalogue.hung += 1;
         let number = catalogue.hung;
-        catalogue.bells.insert(number, Arc::clone(&waker));
+        catalogue.wakers.insert(number, Arc::clone(&waker));
         Ok(Self {
             shared,
             number,
@@ -161,7 +161,7 @@ impl<'a> Hung<'a> {
 
 impl Drop for Hung<'_> {
     fn drop(&mut self) {
-        self.shared.lock().bells.remove(&self.number);
+        self.shared.lock().wakers.remove(&self.number);
     }
 }
 

@@ -76,7 +76,7 @@ impl Publisher {
     /// 1 for each name.
     ///
     /// Waits for the devices that have access (`cuCtxSynchronize`), so that all that was written is
-    /// there, and lowers their right to reading (`cuMemSetAccess` for each extent).
+    /// there, and lowers their access to reading (`cuMemSetAccess` for each extent).
     ///
     /// # Errors
     /// [`PublishError`] with the memory in it, as it was, save that it may count as exported. While

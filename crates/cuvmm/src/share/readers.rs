@@ -54,7 +54,7 @@ pub(super) fn accept_all(shared: &Arc<Shared>, listener: &Listener, bounds: Boun
         (shared.stop.as_fd(), PollFlags::IN),
         (listener.as_fd(), PollFlags::IN),
     ];
-    while !shared.stop.is_rung() {
+    while !shared.stop.is_woken() {
         let waited = wait_for(&wanted, Some(Deadline::after(FRESH)));
         listener.refresh();
         serving

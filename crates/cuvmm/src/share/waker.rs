@@ -26,12 +26,12 @@ impl Waker {
 
     pub(super) fn wake(&self) {
         self.woken.store(true, Ordering::Release);
-        // One that is full wakes already.
+        // One that is full is readable already.
         let _ = retry_on_intr(|| write(&self.event, &1u64.to_ne_bytes()));
     }
 
     /// Whether it was woken, for a thread that cannot wait for it.
-    pub(super) fn is_rung(&self) -> bool {
+    pub(super) fn is_woken(&self) -> bool {
         self.woken.load(Ordering::Acquire)
     }
 

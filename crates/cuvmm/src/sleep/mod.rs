@@ -181,8 +181,8 @@ impl<'a> Blocks<'a> {
     /// Wakes those of them that sleep. What was kept is there when this returns, and is kept no
     /// more; zeros that are owed are ordered on each block's home stream.
     ///
-    /// Per extent `cuMemMap` and `cuMemSetAccess`, with `cuMemCreate` where the pool has nothing in
-    /// stock, and `cuMemcpyHtoDAsync` for each 2 MiB of contents.
+    /// Per extent `cuMemMap` and `cuMemSetAccess`, with `cuMemCreate` where the pool's free list
+    /// has nothing, and `cuMemcpyHtoDAsync` for each 2 MiB of contents.
     ///
     /// # Errors
     /// [`WakeError`] when there is not enough memory, with the figures, or the driver refuses. All

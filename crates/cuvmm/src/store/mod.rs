@@ -149,12 +149,21 @@ impl Shared {
 
     /// Takes back the parts that were set aside and that no copy uses any more.
     fn recover(&self) {
-        let unfinished = std::mem::take(&mut *self.unfinished());
-        for (streams, parts) in unfinished {
-            match streams.iter().all(is_done) {
-                true => self.take_back(parts),
-                false => self.set_aside(streams, parts),
-            }
+        let waits: Vec<Vec<Stream>> = self.unfinished().iter().map(|it| it.0.clone()).collect();
+        let done: Vec<Vec<Stream>> = waits
+            .into_iter()
+            .filter(|streams| streams.iter().all(is_done))
+            .collect();
+        if done.is_empty() {
+            return;
+        }
+        let (ended, left) = std::mem::take(&mut *self.unfinished())
+            .into_iter()
+            .partition(|(streams, _)| done.contains(streams));
+        self.unfinished().extend::<Vec<_>>(left);
+        let ended: Vec<(Vec<Stream>, Vec<HostPart>)> = ended;
+        for (_, parts) in ended {
+            self.take_back(parts);
         }
     }
 
@@ -239,7 +248,7 @@ impl fmt::Debug for HostStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HostStore")
             .field("capacity", &self.capacity())
-            .field("free", &self.free())
+            .field("free", &self.shared.free().len())
             .finish_non_exhaustive()
     }
 }

@@ -99,7 +99,7 @@ on_both! {
         assert!(matches!(built, Err(BuildPoolError::WrongMapper)));
         let mapper = Mapper::start(&rig.device).unwrap();
         let built = Pool::builder(&rig.device).limit(Limit::Bytes(G)).mapper(&mapper).free_target(2 * G).build();
-        assert!(matches!(built, Err(BuildPoolError::BadOption { option: "ready", .. })));
+        assert!(matches!(built, Err(BuildPoolError::BadOption { option: "free_target", .. })));
     }
 
     fn margin_made_ahead_goes_to_whoever_needs_memory(rig) {

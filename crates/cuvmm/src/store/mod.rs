@@ -90,11 +90,10 @@ impl HostStore {
     /// which is asked here (`cuStreamQuery`).
     #[must_use]
     pub fn free(&self) -> u64 {
-        if self.shared.device.is_forked() {
-            return 0;
+        if !self.shared.device.is_forked() {
+            self.shared.recover();
         }
-        self.shared.recover();
-        self.shared.free().iter().map(bytes_of).sum()
+        self.shared.free_bytes()
     }
 
     /// A number that no other store has.
@@ -134,6 +133,14 @@ impl Shared {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Bytes that nothing is kept in now; 0 in a forked child, where the lock may be held for good.
+    fn free_bytes(&self) -> u64 {
+        match self.device.is_forked() {
+            true => 0,
+            false => self.free().iter().map(bytes_of).sum(),
+        }
+    }
+
     fn unfinished(&self) -> MutexGuard<'_, Vec<(Vec<Stream>, Vec<HostPart>)>> {
         self.unfinished
             .lock()
@@ -149,19 +156,13 @@ impl Shared {
 
     /// Takes back the parts that were set aside and that no copy uses any more.
     fn recover(&self) {
-        let waits: Vec<Vec<Stream>> = self.unfinished().iter().map(|it| it.0.clone()).collect();
-        let done: Vec<Vec<Stream>> = waits
+        // Under the lock: a copy that is set aside meanwhile may be on a stream that was just done.
+        let mut unfinished = self.unfinished();
+        let (ended, left): (Vec<_>, Vec<_>) = std::mem::take(&mut *unfinished)
             .into_iter()
-            .filter(|streams| streams.iter().all(is_done))
-            .collect();
-        if done.is_empty() {
-            return;
-        }
-        let (ended, left) = std::mem::take(&mut *self.unfinished())
-            .into_iter()
-            .partition(|(streams, _)| done.contains(streams));
-        self.unfinished().extend::<Vec<_>>(left);
-        let ended: Vec<(Vec<Stream>, Vec<HostPart>)> = ended;
+            .partition(|(streams, _)| streams.iter().all(is_done));
+        *unfinished = left;
+        drop(unfinished);
         for (_, parts) in ended {
             self.take_back(parts);
         }
@@ -248,7 +249,7 @@ impl fmt::Debug for HostStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HostStore")
             .field("capacity", &self.capacity())
-            .field("free", &self.shared.free().len())
+            .field("free", &self.shared.free_bytes())
             .finish_non_exhaustive()
     }
 }

@@ -96,6 +96,8 @@ const NAMES: &[&str] = &[
     "take_back_16GiB_scrub",
     "drop_under_kernel",
     "lease_beside_waiter",
+    "lease_beside_take_back",
+    "alloc_beside_take_back",
     "launch_with_mapper",
     "launch_with_mapper_vs_idle",
     "metadata",

@@ -16,6 +16,8 @@ type Call = Box<dyn FnOnce()>;
 struct Here {
     /// Sections, one inside another.
     depth: Cell<u32>,
+    /// How many of them have let their lock go for now.
+    unlocked: Cell<u32>,
     /// Without a destructor, so that it is there for what other thread-locals drop at a thread's
     /// end. Outside of sections it is empty.
     calls: RefCell<ManuallyDrop<Vec<Call>>>,
@@ -25,6 +27,7 @@ thread_local! {
     static HERE: Here = const {
         Here {
             depth: Cell::new(0),
+            unlocked: Cell::new(0),
             calls: RefCell::new(ManuallyDrop::new(Vec::new())),
         }
     };
@@ -41,6 +44,29 @@ impl Section {
         HERE.with(|here| here.depth.set(here.depth.get() + 1));
         Self(())
     }
+
+    /// Notes that the section's lock is let go while the value that is returned lives. What was put
+    /// off stays so: the section's work is half done.
+    pub(crate) fn unlocked(&self) -> Unlocked {
+        HERE.with(|here| here.unlocked.set(here.unlocked.get() + 1));
+        Unlocked(())
+    }
+}
+
+/// A part of a section in which its lock is let go. It is dropped on the section's thread, after the
+/// lock was taken again.
+#[derive(Debug)]
+pub(crate) struct Unlocked(());
+
+impl Drop for Unlocked {
+    fn drop(&mut self) {
+        HERE.with(|here| here.unlocked.set(here.unlocked.get() - 1));
+    }
+}
+
+/// Whether the calling thread has locked something.
+pub(crate) fn is_locked() -> bool {
+    HERE.with(|here| here.depth.get() > here.unlocked.get())
 }
 
 impl Drop for Section {
@@ -132,6 +158,24 @@ mod tests {
         });
         drop(section);
         assert_eq!(calls.get(), 1);
+    }
+
+    #[test]
+    fn a_section_that_lets_its_lock_go_puts_calls_off_all_the_same() {
+        let calls = Rc::default();
+        let section = Section::enter();
+        assert!(is_locked());
+        let unlocked = section.unlocked();
+        assert!(!is_locked());
+        count(&calls);
+        assert_eq!(calls.get(), 0);
+        let inner = Section::enter();
+        assert!(is_locked());
+        drop(inner);
+        drop(unlocked);
+        assert!(is_locked() && calls.get() == 0);
+        drop(section);
+        assert!(!is_locked() && calls.get() == 1);
     }
 
     #[test]

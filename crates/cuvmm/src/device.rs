@@ -16,7 +16,7 @@ use cuvmm_driver::{
 };
 
 use crate::calls::{CallCounts, Calls};
-use crate::deferred::defer;
+use crate::deferred::{defer, is_locked};
 use crate::drops::{DropFailure, DropHook, Drops};
 use crate::error::{CallError, OpenError};
 use crate::fork::Birthplace;
@@ -387,6 +387,10 @@ impl Device {
         if let Some(forked) = self.forked() {
             return Err(forked);
         }
+        debug_assert!(
+            !(takes_long(call) && is_locked()),
+            "{call:?} is called while a pool is locked"
+        );
         let_others_run();
         let begun = Instant::now();
         let answer = make(&*self.shared.driver, self.shared.ordinal);
@@ -454,4 +458,20 @@ impl fmt::Debug for Device {
             .field("name", &self.shared.name)
             .finish_non_exhaustive()
     }
+}
+
+/// Whether a call changes page tables or waits for the GPU: no pool is locked while it runs.
+const fn takes_long(call: Call) -> bool {
+    matches!(
+        call,
+        Call::MemCreate
+            | Call::MemRelease
+            | Call::MemMap
+            | Call::MemUnmap
+            | Call::MemSetAccess
+            | Call::MemAddressReserve
+            | Call::MemAddressFree
+            | Call::StreamSynchronize
+            | Call::CtxSynchronize
+    )
 }

@@ -21,11 +21,12 @@ use std::time::Duration;
 
 use common::books::{books, figures};
 use common::{D0, Rig, manner};
-use cuvmm::driver::Driver;
 use cuvmm::driver::host::{HostDriver, HostMemory, HostOptions};
 use cuvmm::driver::model::{Backing, Machine, ModelDriver, Nothing};
+use cuvmm::driver::{Call, Driver};
 use cuvmm::error::{
     AllocateError, BlockRefusal, BuildPoolError, CompactError, CopyError, GrowAllError, SleepError,
+    WakeError,
 };
 use cuvmm::pool::PoolBuilder;
 use cuvmm::{Block, Contents, Growth, Hardened, Limit, Mapper, Pool, PoolStats, Stream, Tenant};
@@ -1085,4 +1086,216 @@ fn all_who_wait_are_served_in_the_end() {
         drop(tenants);
         scene.end();
     });
+}
+
+/// A block comes back for what it gave up while that is being taken from it.
+#[test]
+fn a_block_grows_again_while_its_end_is_taken_back() {
+    explore(2000, || {
+        let scene = scene(6);
+        let (a, b) = (scene.tenant("a"), scene.tenant("b"));
+        let stream = scene.stream();
+        let block = a.block(4 * G).largest_extent(G).home_stream(&stream);
+        let mut block = scene.claim(block.try_allocate().unwrap());
+        block.shrink_to(G).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for granules in [4, 2, 4] {
+                    let before = block.size();
+                    match block.try_grow_to(granules * G) {
+                        Ok(()) => assert_eq!(block.extents().len() as u64, granules),
+                        Err(AllocateError::OutOfMemory(_)) => assert_eq!(block.size(), before),
+                        Err(AllocateError::WouldShrink { .. }) => {}
+                        Err(error) => panic!("{error}"),
+                    }
+                    scene.launch(&block, &stream);
+                    scene.is_whole();
+                }
+                drop(block);
+            });
+            scope.spawn(|| {
+                for granules in [4, 3] {
+                    let got = b.block(granules * G).home_stream(&stream).try_allocate();
+                    if let Some(block) = scene.had(got) {
+                        scene.launch(&block, &stream);
+                    }
+                    scene.look();
+                }
+            });
+            scope.spawn(|| {
+                for _ in 0..2 {
+                    scene.pool.trim(0).unwrap();
+                    scene.look();
+                }
+            });
+        });
+        drop((a, b, stream));
+        scene.end();
+    });
+}
+
+/// Batches are had whole or not at all, while others want the same memory, move it, and put the
+/// blocks to sleep.
+#[test]
+fn batches_meet_those_who_take_move_and_sleep() {
+    explore(2000, || {
+        let scene = Scene::new(model(), 8, |builder| builder.largest_extent(2 * G).build());
+        let (a, b) = (scene.tenant("a"), scene.tenant("b"));
+        let stream = scene.stream();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let block = || a.block(G).capacity(8 * G).home_stream(&stream);
+                let Ok(blocks) = block().try_allocate_many(2) else {
+                    return;
+                };
+                let mut blocks: Vec<Used<'_>> =
+                    blocks.into_iter().map(|it| scene.claim(it)).collect();
+                for size in [2 * G, 3 * G, 4 * G] {
+                    let before: Vec<u64> = blocks.iter().map(|block| block.size()).collect();
+                    let mut steps: Vec<(&mut Block, u64)> = blocks
+                        .iter_mut()
+                        .map(|block| (&mut **block, size))
+                        .collect();
+                    let grown = a.try_grow_all(&mut steps);
+                    let sizes: Vec<u64> = blocks.iter().map(|block| block.size()).collect();
+                    match grown {
+                        Ok(()) => assert_eq!(sizes, [size, size]),
+                        Err(GrowAllError::Refused { cause, .. }) => {
+                            let asleep = matches!(cause, AllocateError::Asleep { .. });
+                            assert!(asleep || cause.is_shortage(), "{cause}");
+                            assert_eq!(sizes, before);
+                        }
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+                loop {
+                    match a.blocks().wake() {
+                        Ok(_) => break,
+                        Err(WakeError::Busy { .. }) => yield_now(),
+                        // The other tenant has the memory.
+                        Err(WakeError::Memory { .. }) => return,
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+                for block in &blocks {
+                    scene.launch(block, &stream);
+                }
+            });
+            scope.spawn(|| {
+                let row = b.block(2 * G).capacity(4 * G).home_stream(&stream);
+                if let Ok(row) = row.try_allocate_adjacent(2) {
+                    let row: Vec<Used<'_>> = row.into_iter().map(|it| scene.claim(it)).collect();
+                    for block in &row {
+                        scene.launch(block, &stream);
+                    }
+                }
+                drop(scene.had(b.block(6 * G).home_stream(&stream).try_allocate()));
+                scene.look();
+            });
+            scope.spawn(|| {
+                scene.pool.compact(|_| true).unwrap();
+                match a.blocks().sleep(Contents::Discard) {
+                    Ok(_) => {}
+                    Err(SleepError::Busy { .. } | SleepError::Leased { .. }) => {}
+                    Err(error) => panic!("{error}"),
+                }
+                scene.look();
+            });
+        });
+        drop((a, b, stream));
+        scene.end();
+    });
+}
+
+/// Blocks that share memory become their own, each copied from another, while they are forked,
+/// moved and dropped.
+#[test]
+fn forks_become_their_own_while_others_fork_and_go() {
+    explore(1500, || {
+        let scene = Scene::new(host(), 12, |builder| {
+            builder.growth(Growth::Exact).largest_extent(2 * G).build()
+        });
+        let a = scene.tenant("a");
+        let streams = [scene.stream(), scene.stream(), scene.stream()];
+        let root = a.block(2 * G).capacity(4 * G).largest_extent(2 * G);
+        let root = root.home_stream(&streams[0]);
+        let root = root.try_allocate().unwrap();
+        root.write(0, &7u64.to_le_bytes()).unwrap();
+        let mut one = root.fork(2 * G, 2 * G).unwrap();
+        let mut two = root.fork(2 * G, 2 * G).unwrap();
+        let own = |block: &mut Block, owner: u64| {
+            block.shrink_to(G).unwrap();
+            match block.try_grow_to(2 * G) {
+                Ok(()) => {
+                    verified_at(block, 0, 7);
+                    block.write(G, &owner.to_le_bytes()).unwrap();
+                    verified_at(block, G, owner);
+                }
+                Err(AllocateError::SharedInUse { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| own(&mut one, 1));
+            scope.spawn(|| own(&mut two, 2));
+            scope.spawn(|| {
+                match root.try_fork(2 * G, 3 * G) {
+                    Ok(three) => verified_at(&three, 0, 7),
+                    Err(error) => panic!("{error}"),
+                }
+                scene.pool.compact(|_| true).unwrap();
+                scene.look();
+            });
+        });
+        for block in [&root, &one, &two] {
+            verified_at(block, 0, 7);
+        }
+        drop((root, one, two, a, streams));
+        scene.end();
+    });
+}
+
+/// A guard of captures is there only when nobody is at the driver any more, and while it lives nobody
+/// asks it.
+#[test]
+fn a_guard_of_captures_waits_for_what_is_in_flight() {
+    explore(2000, || {
+        let scene = scene(4);
+        let (a, b) = (scene.tenant("a"), scene.tenant("b"));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..2 {
+                    // Without a home stream what it had is zeroed for the next, and waited for.
+                    for tenant in [&a, &b] {
+                        match tenant.try_allocate(3 * G) {
+                            // What the other one's block held cannot be zeroed now.
+                            Err(AllocateError::Capturing(_)) => {}
+                            got => drop(scene.had(got)),
+                        }
+                    }
+                }
+            });
+            scope.spawn(|| {
+                let guard = scene.pool.capture_guard();
+                let asked = || {
+                    let calls = scene.rig.device.calls();
+                    calls.count(Call::StreamSynchronize) + calls.count(Call::CtxSynchronize)
+                };
+                let before = asked();
+                for _ in 0..8 {
+                    yield_now();
+                }
+                assert_eq!(asked(), before, "waited under a guard");
+                drop(guard);
+            });
+        });
+        drop((a, b));
+        scene.end();
+    });
+}
+
+fn verified_at(block: &Block, offset: u64, owner: u64) {
+    let mut bytes = [0; 8];
+    block.read(offset, &mut bytes).unwrap();
+    assert_eq!(u64::from_le_bytes(bytes), owner, "at {offset}");
 }

@@ -809,6 +809,36 @@ fn programs_on_the_model() {
     run(8000, |steps| program(common::model(), steps, PLAIN));
 }
 
+/// What lay idle behind the first blocks of a row was not taken back for the last.
+#[test]
+fn a_row_has_what_lies_idle_in_its_own_slots() {
+    let allocate = |tenant, granules, spare| Step::Allocate {
+        tenant,
+        granules,
+        spare,
+        stream: 0,
+        home: false,
+        zeroed: false,
+    };
+    let adjacent = |granules, zeroed| Step::Adjacent {
+        tenant: 0,
+        granules,
+        count: 3,
+        stream: 0,
+        zeroed,
+    };
+    let steps = [
+        allocate(2, 6, 2),
+        allocate(0, 5, 0),
+        Step::Drop { block: 5 },
+        Step::Grow { block: 0, by: 2 },
+        allocate(2, 4, 0),
+        adjacent(3, true),
+        adjacent(2, false),
+    ];
+    program(common::model(), &steps, PLAIN);
+}
+
 #[test]
 fn programs_on_the_host() {
     run(2500, |steps| program(common::host(), steps, PLAIN));

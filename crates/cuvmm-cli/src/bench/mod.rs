@@ -7,6 +7,7 @@
 //! for each kind of row, `prices` for the table of costs, and `foreseen` for what plans expect by it.
 //! `nccl` is a command of its own.
 
+mod beside_taking;
 mod beside_waiter;
 mod busy;
 mod by_hand;
@@ -171,6 +172,10 @@ fn groups() -> Vec<Group> {
     }));
     groups.push(Group::one(drop_under::NAME, drop_under::measure));
     groups.push(Group::one(beside_waiter::NAME, beside_waiter::measure));
+    let names = [beside_taking::LEASE, beside_taking::ALLOCATE].map(str::to_owned);
+    groups.push(Group::new(names.to_vec(), |stage, _, report| {
+        beside_taking::measure(stage, report)
+    }));
     let names = [launch::NAME, launch::IDLE].map(str::to_owned).to_vec();
     groups.push(Group::new(names, |stage, _, report| {
         launch::measure(stage, report)

@@ -9,7 +9,9 @@
 
 use super::allocate::{CANDIDATES, Moved, Needs};
 use super::budget::TenantId;
-use super::core::Wanted;
+use super::core::{Attempt, Core, Wanted};
+use super::grow::gone;
+use super::locked::Locked;
 use super::slot::{Slot, SlotId};
 use super::state::State;
 use super::tenancy::Tenancy;
@@ -20,51 +22,136 @@ use crate::own::Stream;
 /// pass, how long the row is that it is cut from, and how much more or less memory there is.
 type Rank = (bool, bool, usize, u64);
 
-impl State {
+/// Slots side by side that blocks are put in, in their places.
+struct Lot {
+    /// In the order of their addresses.
+    places: Vec<SlotId>,
+    needs: Needs,
+    /// The slots were opened for it.
+    new: bool,
+}
+
+impl Core {
     /// Places for `count` blocks side by side: all of them, or everything is as before.
-    pub(super) fn allocate_adjacent(
+    pub(super) fn line_up<'a>(
+        &'a self,
+        mut state: Locked<'a>,
+        id: TenantId,
+        wanted: &Wanted<'_>,
+        count: usize,
+    ) -> Attempt<'a, Vec<SlotId>> {
+        let lot = match state.find_lot(id, wanted, count) {
+            Ok(lot) => lot,
+            Err(error) => return (state, Err(error)),
+        };
+        let mut moved: Vec<Moved> = Vec::with_capacity(count);
+        let mut outcome = Ok(());
+        for place in &lot.places {
+            // Another operation may take memory from a slot that has no block yet.
+            state = self.await_slots(state, std::iter::once((*place, u64::MAX)));
+            match state.move_in_pinned(place, wanted, &lot.needs) {
+                Ok(done) => moved.push(done),
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
+            }
+        }
+        for (index, place) in lot.places.iter().enumerate().rev() {
+            state = self.await_slots(state, std::iter::once((*place, u64::MAX)));
+            match (&outcome, moved.get(index)) {
+                (Ok(()), Some(moved)) => state.settle(place, moved.given.begun),
+                (_, moved) => state.move_out_of(place, moved, wanted.home),
+            }
+        }
+        if lot.new {
+            state.keep_row(id, &lot.places);
+        }
+        (state, outcome.map(|()| lot.places))
+    }
+}
+
+impl Locked<'_> {
+    /// Slots side by side, pinned, for so many blocks.
+    fn find_lot(
         &mut self,
         id: TenantId,
         wanted: &Wanted<'_>,
         count: usize,
-    ) -> Result<Vec<SlotId>, AllocateError> {
+    ) -> Result<Lot, AllocateError> {
         let needs = self.needs_apart(id, wanted)?;
         self.purge_some();
         // A stream cache hands out single blocks: what lies there is to be had for this only from the pool.
         self.sweep(id);
-        let picked = self.pick_row(id, &needs, wanted.home, count)?;
-        let new = picked.is_none();
-        let mut slots = match picked {
-            Some(row) => self.take_row(id, &needs, row)?,
+        let row = self.pick_row(id, &needs, wanted.home, count);
+        let new = row.is_none();
+        let slots: Vec<(usize, Box<Slot>)> = match row {
+            Some(row) => {
+                let take = |index| Some((index, self.take_slot(id, index)?));
+                row.into_iter().filter_map(take).collect()
+            }
             None => self.open_slots(id, needs.class, count)?,
         };
-        let mut moved: Vec<Moved> = Vec::with_capacity(count);
-        for (_, slot) in &mut slots {
-            match self.move_in(id, slot, wanted, &needs) {
-                Ok(done) => moved.push(done),
-                Err(error) => {
-                    for ((_, slot), moved) in slots.iter_mut().zip(&moved) {
-                        self.move_out(id, slot, moved, wanted.home);
-                    }
-                    self.put_row(id, slots, new);
-                    return Err(error);
-                }
-            }
+        let mut places = Vec::with_capacity(count);
+        for (index, mut slot) in slots {
+            places.push(SlotId {
+                tenant: id,
+                slot: index,
+                address: slot.space.address(),
+                capacity: wanted.capacity,
+            });
+            slot.pinned = true;
+            self.put_slot(id, index, slot);
         }
-        for ((_, slot), moved) in slots.iter_mut().zip(&moved) {
-            slot.space.settle(moved.given.begun);
-        }
-        let place = |(index, slot): &(usize, Box<Slot>)| SlotId {
-            tenant: id,
-            slot: *index,
-            address: slot.space.address(),
-            capacity: wanted.capacity,
-        };
-        let places = slots.iter().map(place).collect();
-        self.put_row(id, slots, new);
-        Ok(places)
+        Ok(Lot { places, needs, new })
     }
 
+    /// Puts a block in a slot that is in its place.
+    fn move_in_pinned(
+        &mut self,
+        place: &SlotId,
+        wanted: &Wanted<'_>,
+        needs: &Needs,
+    ) -> Result<Moved, AllocateError> {
+        let at = (place.tenant, place.slot);
+        let mut slot = self.take_out(at.0, at.1).ok_or_else(gone)?;
+        let permitted = self.permit_reuse(at.0, slot.space.bytes().min(needs.used));
+        let moved = permitted.and_then(|()| self.move_in(at, &mut slot, wanted, needs));
+        self.put_slot(at.0, at.1, slot);
+        moved
+    }
+
+    /// Makes a slot that is in its place what it was before a block was put in it, if one was.
+    fn move_out_of(&mut self, place: &SlotId, moved: Option<&Moved>, home: Option<&Stream>) {
+        let at = (place.tenant, place.slot);
+        let Some(mut slot) = self.take_out(at.0, at.1) else {
+            return;
+        };
+        slot.pinned = false;
+        if let Some(moved) = moved {
+            self.move_out(at, &mut slot, moved, home);
+        }
+        self.lay_down(at.0, at.1, slot);
+    }
+
+    /// Notes that new slots lie side by side, or gives their addresses back if they are of no use.
+    fn keep_row(&mut self, id: TenantId, places: &[SlotId]) {
+        // Memory without a block is just being zeroed, and stays where it is until that has passed.
+        let is_bare = |place: &SlotId| self.slot(id, place.slot).is_some_and(Slot::is_bare);
+        if places.iter().all(is_bare) {
+            for place in places {
+                if let Some(slot) = self.take_out(id, place.slot) {
+                    self.drop_slot(id, place.slot, slot);
+                }
+            }
+        } else if let Some(tenancy) = self.tenants.get_mut(&id) {
+            let slots = places.iter().map(|place| place.slot);
+            tenancy.rows.add(slots.collect());
+        }
+    }
+}
+
+impl State {
     /// What blocks need that lie at the distance which is wanted.
     fn needs_apart(&self, id: TenantId, wanted: &Wanted<'_>) -> Result<Needs, AllocateError> {
         if wanted.stride == 0 {
@@ -88,10 +175,8 @@ impl State {
         needs: &Needs,
         home: Option<&Stream>,
         count: usize,
-    ) -> Result<Option<Vec<usize>>, AllocateError> {
-        let Some(tenancy) = self.tenants.get(&id) else {
-            return Ok(None);
-        };
+    ) -> Option<Vec<usize>> {
+        let tenancy = self.tenants.get(&id)?;
         let mut candidates: Vec<(Rank, Vec<usize>)> = tenancy
             .rows
             .iter()
@@ -106,47 +191,10 @@ impl State {
                 ready = ready && self.is_ready_for(id, index, home);
             }
             if ready {
-                return Ok(Some(part));
+                return Some(part);
             }
         }
-        Ok(None)
-    }
-
-    /// Takes slots out, whose memory is to be in use again.
-    fn take_row(
-        &mut self,
-        id: TenantId,
-        needs: &Needs,
-        row: Vec<usize>,
-    ) -> Result<Vec<(usize, Box<Slot>)>, AllocateError> {
-        let revived = |&index: &usize| {
-            let slot = self.slot(id, index);
-            slot.map_or(0, |slot| slot.space.bytes().min(needs.used))
-        };
-        let revived = row.iter().map(revived).sum();
-        self.permit_reuse(id, revived)?;
-        let take = |index| Some((index, self.take_slot(id, index)?));
-        Ok(row.into_iter().filter_map(take).collect())
-    }
-
-    /// Puts slots where they were taken out. Those of a new row that nobody moved into go again.
-    fn put_row(&mut self, id: TenantId, slots: Vec<(usize, Box<Slot>)>, new: bool) {
-        // Memory without a block is just being zeroed, and stays where it is until that has passed.
-        let of_use =
-            |(_, slot): &(usize, Box<Slot>)| slot.block.is_some() || slot.space.bytes() > 0;
-        if new && !slots.iter().any(of_use) {
-            for (index, slot) in slots {
-                self.drop_slot(id, index, slot);
-            }
-            return;
-        }
-        let indices = slots.iter().map(|&(index, _)| index).collect();
-        for (index, slot) in slots {
-            self.lay_down(id, index, slot);
-        }
-        if let Some(tenancy) = self.tenants.get_mut(&id).filter(|_| new) {
-            tenancy.rows.add(indices);
-        }
+        None
     }
 }
 

@@ -3,6 +3,8 @@
 use super::budget::TenantId;
 use super::commit::{Fit, Furnished};
 use super::core::{Grain, Wanted};
+use super::grow::gone;
+use super::locked::Locked;
 use super::pace::{Growth, Pace};
 use super::slot::{Class, Occupant, Slot, SlotId};
 use super::state::State;
@@ -46,70 +48,187 @@ pub(super) struct Allocated {
     pub(super) new: bool,
 }
 
-impl State {
+impl Locked<'_> {
+    /// Makes a place for a block.
     pub(crate) fn allocate(
         &mut self,
         id: TenantId,
         wanted: &Wanted<'_>,
     ) -> Result<SlotId, AllocateError> {
-        let allocated = self.allocate_unsettled(id, wanted)?;
-        self.settle(&allocated.place, allocated.moved.given.begun);
-        Ok(allocated.place)
+        let (Allocated { place, moved, .. }, mut slot) = self.allocate_slot(id, wanted)?;
+        slot.space.settle(moved.given.begun);
+        self.put_slot(id, place.slot, slot);
+        Ok(place)
     }
 
-    /// The same, and what it took can still be told from what was there.
-    pub(super) fn allocate_unsettled(
+    /// Makes a place for a block in a slot that stays out, so that what it took can still be told
+    /// from what was there.
+    pub(super) fn allocate_slot(
         &mut self,
         id: TenantId,
         wanted: &Wanted<'_>,
-    ) -> Result<Allocated, AllocateError> {
+    ) -> Result<(Allocated, Box<Slot>), AllocateError> {
         let needs = self.needs(id, wanted)?;
-        let (class, used, home) = (needs.class, needs.used, wanted.home);
         self.purge_some();
-        let mut picked = self.pick(id, &needs, home);
-        let lacks = |index| {
-            self.slot(id, index)
-                .is_none_or(|slot| slot.space.bytes() < used)
+        let (index, mut slot, new) = match self.find_slot(id, &needs, wanted.home) {
+            Some((index, slot)) => (index, slot, false),
+            None => {
+                let opened = self.open_slots(id, needs.class, 1)?.pop();
+                let (index, slot) = opened.ok_or(AllocateError::TooLarge {
+                    size: wanted.capacity,
+                })?;
+                (index, slot, true)
+            }
         };
-        // What was freed a moment ago may have all that is wanted.
-        if picked.is_none_or(lacks) && self.sweep(id) {
-            picked = self.pick(id, &needs, home);
-        }
-        if let Some(index) = picked {
-            let revived = self.slot(id, index).map_or(0, |slot| slot.space.bytes());
-            self.permit_reuse(id, revived.min(used))?;
-        }
-        let new = picked.is_none();
-        let found = match picked {
-            Some(index) => self.take_slot(id, index).map(|slot| (index, slot)),
-            None => self.open_slots(id, class, 1)?.pop(),
-        };
-        let Some((index, mut slot)) = found else {
-            return Err(AllocateError::TooLarge {
-                size: wanted.capacity,
-            });
-        };
-        let moved = match self.move_in(id, &mut slot, wanted, &needs) {
-            Ok(moved) => moved,
+        // Of a new slot nothing is used again.
+        let revived = slot.space.bytes().min(needs.used);
+        let permitted = self.permit_reuse(id, revived);
+        let moved = permitted.and_then(|()| self.move_in((id, index), &mut slot, wanted, &needs));
+        match moved {
+            Ok(moved) => {
+                let place = SlotId {
+                    tenant: id,
+                    slot: index,
+                    address: slot.space.address(),
+                    capacity: wanted.capacity,
+                };
+                Ok((Allocated { place, moved, new }, slot))
+            }
             Err(error) => {
                 if new {
                     self.drop_slot(id, index, slot);
                 } else {
                     self.put_slot(id, index, slot);
                 }
-                return Err(error);
+                Err(error)
             }
-        };
-        let place = SlotId {
-            tenant: id,
-            slot: index,
-            address: slot.space.address(),
-            capacity: wanted.capacity,
-        };
-        self.put_slot(id, index, slot);
-        Ok(Allocated { place, moved, new })
+        }
     }
 
+    /// Takes the slot that serves best of those that can be reused, if there is one: out of its place
+    /// if the lock may be let go for it.
+    fn find_slot(
+        &mut self,
+        id: TenantId,
+        needs: &Needs,
+        home: Option<&Stream>,
+    ) -> Option<(usize, Box<Slot>)> {
+        let mut picked = self.pick(id, needs, home);
+        let lacks = |state: &State, index| {
+            let slot = state.slot(id, index);
+            slot.is_none_or(|slot| slot.space.bytes() < needs.used)
+        };
+        // What was freed a moment ago may have all that is wanted.
+        if picked.is_none_or(|index| lacks(self, index)) && self.sweep(id) {
+            picked = self.pick(id, needs, home);
+        }
+        let index = picked?;
+        // The usual case makes no driver call that the lock is let go for.
+        let slot = match home.is_some() && !lacks(self, index) && !self.budget.is_overdrawn() {
+            true => self.take_slot(id, index),
+            false => self.take_out(id, index),
+        };
+        Some((index, slot?))
+    }
+
+    /// Puts a block in a slot that is out, and memory under it; or the slot is as before.
+    #[inline(always)]
+    pub(super) fn move_in(
+        &mut self,
+        (id, index): (TenantId, usize),
+        slot: &mut Slot,
+        wanted: &Wanted<'_>,
+        needs: &Needs,
+    ) -> Result<Moved, AllocateError> {
+        let &Wanted {
+            size, home, zeroed, ..
+        } = wanted;
+        let used = needs.used;
+        let given = self.furnish((id, index), slot, &Fit::new(used, home, zeroed))?;
+        let noted = slot.space.note_writer(0, used, id.0);
+        let touched = std::mem::replace(&mut slot.touched, self.tick());
+        slot.block = Some(Occupant {
+            requested: size,
+            ever: size,
+            used,
+            most: needs.most,
+            reach: slot.space.bytes(),
+            noted,
+            growth: self.growth(wanted.grain),
+            pace: Pace::default(),
+            home: home.cloned(),
+            uses: Uses::none(),
+            tag: wanted.tag.clone(),
+            zeroed,
+        });
+        Ok(Moved { given, touched })
+    }
+
+    /// Makes a slot that is out what it was before a block was put in it. Memory that is being
+    /// zeroed on its home stream stays.
+    pub(super) fn move_out(
+        &mut self,
+        at: (TenantId, usize),
+        slot: &mut Slot,
+        moved: &Moved,
+        home: Option<&Stream>,
+    ) {
+        slot.block = None;
+        slot.touched = moved.touched;
+        if moved.given.filled {
+            let zeros = Fence::streams(home.into_iter().cloned().collect());
+            slot.fence.merge(zeros);
+        } else {
+            self.give_back_from(at, slot, moved.given.begun);
+        }
+    }
+
+    /// Addresses for new slots side by side, which are out.
+    pub(super) fn open_slots(
+        &mut self,
+        id: TenantId,
+        class: Class,
+        count: usize,
+    ) -> Result<Vec<(usize, Box<Slot>)>, AllocateError> {
+        let (guard, count) = (self.guard(), count as u64);
+        let each = class.size.saturating_add(guard).saturating_add(guard);
+        let addresses = each.saturating_mul(count);
+        self.make_address_room(addresses);
+        if self.budget.addresses_left() < addresses {
+            return Err(AllocateError::OutOfAddresses {
+                wanted: addresses,
+                held: self.budget.addresses(),
+                limit: self.budget.limits().addresses,
+            });
+        }
+        // From here on the tenant is not empty, and cannot be forgotten.
+        let flight = self.flight();
+        let tenancy = self.tenants.get_mut(&id).ok_or_else(gone)?;
+        let indices: Vec<usize> = (0..count).map(|_| tenancy.vacancy(flight)).collect();
+        self.budget.charge_addresses(id, addresses);
+        let reserved = self.reserve(class.size, guard, count);
+        let (now, single) = (self.now(), self.hardening.is_some());
+        match reserved {
+            Ok(spaces) => {
+                let open = |space| Box::new(Slot::new(space, class, now, single));
+                Ok(indices
+                    .into_iter()
+                    .zip(spaces.into_iter().map(open))
+                    .collect())
+            }
+            Err(error) => {
+                self.budget.refund_addresses(id, addresses);
+                if let Some(tenancy) = self.tenants.get_mut(&id) {
+                    let unused = indices.into_iter().rev();
+                    unused.for_each(|index| tenancy.vacate(index));
+                }
+                Err(error.into())
+            }
+        }
+    }
+}
+
+impl State {
     /// What a block asks of its slot, if it may be at all.
     #[inline(always)]
     pub(super) fn needs(&self, id: TenantId, wanted: &Wanted<'_>) -> Result<Needs, AllocateError> {
@@ -148,58 +267,6 @@ impl State {
             most,
             strands,
         })
-    }
-
-    /// Puts a block in a slot that was taken out, and memory under it; or the slot is as before.
-    #[inline(always)]
-    pub(super) fn move_in(
-        &mut self,
-        id: TenantId,
-        slot: &mut Slot,
-        wanted: &Wanted<'_>,
-        needs: &Needs,
-    ) -> Result<Moved, AllocateError> {
-        let &Wanted {
-            size, home, zeroed, ..
-        } = wanted;
-        let used = needs.used;
-        let given = self.furnish(id, slot, &Fit::new(used, home, zeroed))?;
-        let noted = slot.space.note_writer(0, used, id.0);
-        let touched = std::mem::replace(&mut slot.touched, self.tick());
-        slot.block = Some(Occupant {
-            requested: size,
-            ever: size,
-            used,
-            most: needs.most,
-            reach: slot.space.bytes(),
-            noted,
-            growth: self.growth(wanted.grain),
-            pace: Pace::default(),
-            home: home.cloned(),
-            uses: Uses::none(),
-            tag: wanted.tag.clone(),
-            zeroed,
-        });
-        Ok(Moved { given, touched })
-    }
-
-    /// Makes a slot that was taken out what it was before a block was put in it. Memory that is
-    /// being zeroed on its home stream stays.
-    pub(super) fn move_out(
-        &mut self,
-        id: TenantId,
-        slot: &mut Slot,
-        moved: &Moved,
-        home: Option<&Stream>,
-    ) {
-        slot.block = None;
-        slot.touched = moved.touched;
-        if moved.given.filled {
-            let zeros = Fence::streams(home.into_iter().cloned().collect());
-            slot.fence.merge(zeros);
-        } else {
-            self.take_out(id, slot, moved.given.begun);
-        }
     }
 
     /// The largest extent under a block.
@@ -302,44 +369,5 @@ impl State {
             tracing::debug!(%error, "a fence could not be asked: the slot is passed over");
             false
         })
-    }
-
-    /// Addresses for new slots side by side, not yet in their places.
-    pub(super) fn open_slots(
-        &mut self,
-        id: TenantId,
-        class: Class,
-        count: usize,
-    ) -> Result<Vec<(usize, Box<Slot>)>, AllocateError> {
-        let (guard, count) = (self.guard(), count as u64);
-        let each = class.size.saturating_add(guard).saturating_add(guard);
-        let addresses = each.saturating_mul(count);
-        self.make_address_room(addresses);
-        if self.budget.addresses_left() < addresses {
-            return Err(AllocateError::OutOfAddresses {
-                wanted: addresses,
-                held: self.budget.addresses(),
-                limit: self.budget.limits().addresses,
-            });
-        }
-        self.budget.charge_addresses(id, addresses);
-        let spaces = match self.reserve(class.size, guard, count) {
-            Ok(spaces) => spaces,
-            Err(error) => {
-                self.budget.refund_addresses(id, addresses);
-                return Err(error.into());
-            }
-        };
-        let (now, single) = (self.now(), self.hardening.is_some());
-        let Some(tenancy) = self.tenants.get_mut(&id) else {
-            return Err(AllocateError::Unregistered {
-                tenant: String::new(),
-            });
-        };
-        let open = |space| {
-            let slot = Slot::new(space, class, now, single);
-            (tenancy.vacancy(), Box::new(slot))
-        };
-        Ok(spaces.into_iter().map(open).collect())
     }
 }

@@ -11,6 +11,7 @@ use super::block::{Block, after};
 use super::budget::TenantId;
 use super::commit::Furnished;
 use super::core::{Attempt, Core, Locked, Wanted};
+use super::grow::gone;
 use super::relief::Demand;
 use super::slot::{Slot, SlotId};
 use super::state::State;
@@ -36,9 +37,14 @@ struct Grown {
     given: Option<Furnished>,
 }
 
-/// Makes places for so many blocks of a kind, all or none.
-pub(super) type Make =
-    fn(&mut State, TenantId, &Wanted<'_>, usize) -> Result<Vec<SlotId>, AllocateError>;
+/// How several blocks of a kind lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Placement {
+    /// Wherever there is a place for each.
+    Anywhere,
+    /// Side by side.
+    Adjacent,
+}
 
 impl Tenant {
     /// Grows several of the tenant's blocks in place, to the size given with each, in one call: all
@@ -134,11 +140,13 @@ impl Core {
         }
         let forked = |cause: CallError| refused(steps, 0, cause.into());
         self.device.own_process().map_err(forked)?;
+        let state = self.await_slots(state, steps.iter().copied());
         let state = self
             .try_unshare_cuts(state, tenant, steps)
             .map_err(|Refused { index, cause }| refused(steps, index, cause))?;
         let failed = Cell::new(0);
-        let (mut state, outcome) = self.attempt_to_grow_all(state, steps, &failed);
+        let attempt = |state| self.attempt_to_grow_all(state, steps, &failed);
+        let (mut state, outcome) = self.beside_others(state, &attempt);
         let demand = Demand::Growth(steps);
         let outcome = outcome.map_err(|error| state.refuse(tenant, demand, error));
         Self::let_go(state);
@@ -159,6 +167,7 @@ impl Core {
         let forked = |cause: CallError| refused(steps, 0, cause.into());
         self.device.own_process().map_err(forked)?;
         let until = until();
+        let state = self.await_slots(state, steps.iter().copied());
         let state = self
             .unshare_cuts(state, tenant, steps, until)
             .map_err(|Refused { index, cause }| refused(steps, index, cause))?;
@@ -177,6 +186,8 @@ impl Core {
         steps: &[Step],
         failed: &Cell<usize>,
     ) -> Attempt<'a, ()> {
+        state.purge_some();
+        state = self.await_slots(state, steps.iter().copied());
         let mut grown = Vec::with_capacity(steps.len());
         let mut lacking = Vec::new();
         for (index, step) in steps.iter().enumerate() {
@@ -185,36 +196,28 @@ impl Core {
                 None => lacking.push((index, step)),
             }
         }
-        if lacking.is_empty() {
-            return (state, Ok(()));
-        }
-        // Whoever waits lets the lock go, and the mapper may turn to another of them.
-        let waits = |state: &State| {
-            let mut steps = lacking.iter().map(|&(_, step)| *step);
-            steps.find(|(place, size)| state.waits_for_mapper(place.tenant, place.slot, *size))
-        };
-        while let Some((place, size)) = waits(&state) {
-            state = self.behind_mapper(state, &place, size);
-        }
-        // The lock is not let go from here on.
+        let mut outcome = Ok(());
         for (index, step) in lacking {
+            // Another operation may take what lies behind its end meanwhile, and the mapper place more.
+            state = self.await_slots(state, std::iter::once(*step));
             match state.step_far(step) {
                 Ok(done) => grown.push(done),
                 Err(error) => {
                     failed.set(index);
-                    grown.into_iter().rev().for_each(|done| state.ungrow(done));
-                    return (state, Err(error));
+                    outcome = Err(error);
+                    break;
                 }
             }
         }
-        for done in grown {
-            if let Some(given) = done.given {
-                state.settle(&done.place, given.begun);
-                state.ask_precommit(done.place.tenant, done.place.slot);
+        for done in grown.into_iter().rev() {
+            state = self.await_slots(state, std::iter::once((done.place, u64::MAX)));
+            match &outcome {
+                Ok(()) => state.settle_grown(&done),
+                Err(_) => state.ungrow(done),
             }
         }
         state.look_behind();
-        (state, Ok(()))
+        (state, outcome)
     }
 
     pub(super) fn try_allocate_many(
@@ -222,11 +225,10 @@ impl Core {
         tenant: TenantId,
         wanted: &Wanted<'_>,
         count: usize,
-        make: Make,
+        placement: Placement,
     ) -> Result<Vec<SlotId>, AllocateError> {
-        let state = self.lock();
-        let (mut state, outcome) =
-            Self::attempt_to_allocate_many(state, tenant, wanted, count, make);
+        let attempt = |state| self.attempt_to_place_many(state, tenant, wanted, (count, placement));
+        let (mut state, outcome) = self.beside_others(self.lock(), &attempt);
         let demand = self.demand_of_many(wanted, count);
         let outcome = outcome.map_err(|error| state.refuse(tenant, demand, error));
         Self::let_go(state);
@@ -239,11 +241,11 @@ impl Core {
         wanted: &Wanted<'_>,
         count: usize,
         until: Option<Instant>,
-        make: Make,
+        placement: Placement,
     ) -> Result<Vec<SlotId>, AllocateError> {
         let demand = self.demand_of_many(wanted, count);
         self.insist(tenant, demand, until, |state| {
-            Self::attempt_to_allocate_many(state, tenant, wanted, count, make)
+            self.attempt_to_place_many(state, tenant, wanted, (count, placement))
         })
     }
 
@@ -252,21 +254,25 @@ impl Core {
         Demand::Bytes(each.unwrap_or(u64::MAX).saturating_mul(count as u64))
     }
 
-    fn attempt_to_allocate_many<'a>(
-        mut state: Locked<'a>,
+    fn attempt_to_place_many<'a>(
+        &'a self,
+        state: Locked<'a>,
         tenant: TenantId,
         wanted: &Wanted<'_>,
-        count: usize,
-        make: Make,
+        (count, placement): (usize, Placement),
     ) -> Attempt<'a, Vec<SlotId>> {
-        let mut outcome = make(&mut state, tenant, wanted, count);
+        let place = |state: Locked<'a>, wanted| match placement {
+            Placement::Anywhere => self.scatter(state, tenant, wanted, count),
+            Placement::Adjacent => self.line_up(state, tenant, wanted, count),
+        };
+        let (mut state, mut outcome) = place(state, wanted);
         if count > 1 && matches!(&outcome, Err(error) if error.is_shortage()) {
             // What is left over behind each of them may be what the last one lacks.
             let snug = Wanted {
                 snug: true,
                 ..wanted.clone()
             };
-            outcome = make(&mut state, tenant, &snug, count);
+            (state, outcome) = place(state, &snug);
         }
         state.look_behind();
         (state, outcome)
@@ -281,30 +287,46 @@ fn refused(steps: &[Step], index: usize, cause: AllocateError) -> GrowAllError {
     }
 }
 
-impl State {
+impl Core {
     /// Places for `count` blocks, wherever there is one: all of them, or everything is as before.
-    pub(super) fn allocate_many(
-        &mut self,
+    pub(super) fn scatter<'a>(
+        &'a self,
+        mut state: Locked<'a>,
         tenant: TenantId,
         wanted: &Wanted<'_>,
         count: usize,
-    ) -> Result<Vec<SlotId>, AllocateError> {
+    ) -> Attempt<'a, Vec<SlotId>> {
         let mut made: Vec<Allocated> = Vec::with_capacity(count);
-        while made.len() < count {
-            match self.allocate_unsettled(tenant, wanted) {
+        let mut outcome = Ok(());
+        while outcome.is_ok() && made.len() < count {
+            match state.allocate_pinned(tenant, wanted) {
                 Ok(allocated) => made.push(allocated),
-                Err(error) => {
-                    for allocated in made.iter().rev() {
-                        self.unallocate(allocated, wanted.home);
-                    }
-                    return Err(error);
-                }
+                Err(error) => outcome = Err(error),
             }
         }
-        for allocated in &made {
-            self.settle(&allocated.place, allocated.moved.given.begun);
+        let places = made.iter().map(|allocated| allocated.place).collect();
+        for allocated in made.into_iter().rev() {
+            state = self.await_slots(state, std::iter::once((allocated.place, u64::MAX)));
+            match &outcome {
+                Ok(()) => state.settle(&allocated.place, allocated.moved.given.begun),
+                Err(_) => state.unallocate(&allocated, wanted.home),
+            }
         }
-        Ok(made.into_iter().map(|allocated| allocated.place).collect())
+        (state, outcome.map(|()| places))
+    }
+}
+
+impl Locked<'_> {
+    /// Makes a place for a block that may be taken back again.
+    fn allocate_pinned(
+        &mut self,
+        id: TenantId,
+        wanted: &Wanted<'_>,
+    ) -> Result<Allocated, AllocateError> {
+        let (allocated, mut slot) = self.allocate_slot(id, wanted)?;
+        slot.pinned = true;
+        self.put_slot(id, allocated.place.slot, slot);
+        Ok(allocated)
     }
 
     /// What a block is now.
@@ -325,29 +347,45 @@ impl State {
     /// Grows a block into what is there; nothing if that is not enough.
     fn step_within(&mut self, (place, size): &Step) -> Option<Grown> {
         let before = self.before(*place)?;
-        self.grow_within(place, *size).then_some(before)
+        if !self.grow_within(place, *size) {
+            return None;
+        }
+        if let Some(slot) = self.slot_mut(place.tenant, place.slot) {
+            slot.pinned = true;
+        }
+        Some(before)
     }
 
-    /// Grows a block, whatever it takes.
+    /// Grows a block, whose slot is in its place, whatever it takes.
     fn step_far(&mut self, (place, size): &Step) -> Result<Grown, AllocateError> {
-        let before = self.before(*place);
-        let given = self.grow_unsettled(place, *size)?;
-        before
-            .map(|before| Grown {
-                given: Some(given),
-                ..before
-            })
-            .ok_or_else(|| AllocateError::Unregistered {
-                tenant: String::new(),
-            })
+        let before = self.before(*place).ok_or_else(gone)?;
+        let mut slot = self.take_out(place.tenant, place.slot).ok_or_else(gone)?;
+        let given = self.grow_slot(place, &mut slot, *size);
+        slot.pinned = given.is_ok();
+        self.put_slot(place.tenant, place.slot, slot);
+        Ok(Grown {
+            given: Some(given?),
+            ..before
+        })
+    }
+
+    /// All blocks have grown.
+    fn settle_grown(&mut self, grown: &Grown) {
+        let place = &grown.place;
+        let bytes = grown.given.map_or(u64::MAX, |given| given.begun);
+        self.settle(place, bytes);
+        if grown.given.is_some() {
+            self.ask_precommit(place.tenant, place.slot);
+        }
     }
 
     /// Makes a block what it was.
     fn ungrow(&mut self, grown: Grown) {
         let (id, index) = (grown.place.tenant, grown.place.slot);
-        let Some(mut slot) = self.take_slot(id, index) else {
+        let Some(mut slot) = self.take_out(id, index) else {
             return;
         };
+        slot.pinned = false;
         let mut home = None;
         if let Some(block) = &mut slot.block {
             block.requested = grown.requested;
@@ -361,7 +399,7 @@ impl State {
             if given.filled {
                 slot.fence.merge(Fence::streams(home.into_iter().collect()));
             } else {
-                self.take_out(id, &mut slot, given.begun);
+                self.give_back_from((id, index), &mut slot, given.begun);
             }
         }
         self.put_slot(id, index, slot);
@@ -370,18 +408,19 @@ impl State {
     /// Makes everything what it was before a block was allocated.
     fn unallocate(&mut self, allocated: &Allocated, home: Option<&Stream>) {
         let (id, index) = (allocated.place.tenant, allocated.place.slot);
-        let Some(mut slot) = self.take_slot(id, index) else {
+        let Some(mut slot) = self.take_out(id, index) else {
             return;
         };
-        self.move_out(id, &mut slot, &allocated.moved, home);
+        slot.pinned = false;
+        self.move_out((id, index), &mut slot, &allocated.moved, home);
         if allocated.new && !allocated.moved.given.filled {
             return self.drop_slot(id, index, slot);
         }
         self.lay_down(id, index, slot);
     }
 
-    /// Gives back what was put behind `begun`.
-    pub(super) fn take_out(&mut self, id: TenantId, slot: &mut Slot, begun: u64) {
+    /// Gives back what was put behind `begun` in a slot that is out.
+    pub(super) fn give_back_from(&mut self, at: (TenantId, usize), slot: &mut Slot, begun: u64) {
         let (bytes, count) = slot
             .space
             .extents()
@@ -392,8 +431,18 @@ impl State {
             });
         self.uncommit(slot, begun, Some(Unused::never_used()));
         slot.receded();
-        self.budget.refund(id, bytes);
-        self.budget.refund_mappings(id, count);
+        self.refund_for(at, bytes);
+        self.budget.refund_mappings(at.0, count);
+    }
+}
+
+impl State {
+    /// An operation has succeeded as a whole, by which a block has what lies behind `begun`.
+    pub(super) fn settle(&mut self, place: &SlotId, begun: u64) {
+        if let Some(slot) = self.slot_mut(place.tenant, place.slot) {
+            slot.space.settle(begun);
+            slot.pinned = false;
+        }
     }
 }
 

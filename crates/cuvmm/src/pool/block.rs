@@ -164,7 +164,8 @@ impl Block {
     /// [`CallError::WrongDriver`] when the stream is another driver's.
     pub fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
         self.plain.store(false, Ordering::Relaxed);
-        self.core().lock().record_use(self.place(), stream)
+        let mut state = self.core().lock_with(self.place());
+        state.record_use(self.place(), stream)
     }
 
     /// Notes that work which is on no stream of this library uses the block too: that of another
@@ -172,14 +173,15 @@ impl Block {
     /// the device that is queued when it is freed.
     pub fn record_use_anywhere(&self) {
         self.plain.store(false, Ordering::Relaxed);
-        self.core().lock().record_use_anywhere(self.place());
+        let mut state = self.core().lock_with(self.place());
+        state.record_use_anywhere(self.place());
     }
 
     /// The streams whose work may use the block, the home first; nothing where that is all work of
     /// the device.
     #[must_use]
     pub fn streams(&self) -> Option<Vec<Stream>> {
-        self.core().lock().streams(self.place())
+        self.core().lock_with(self.place()).streams(self.place())
     }
 
     /// Keeps what lies under the block in place: while the lease lives, nothing under the block is

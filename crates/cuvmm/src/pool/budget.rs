@@ -52,6 +52,8 @@ pub(crate) struct Budget {
     addresses: u64,
     /// Bytes had from the driver: held by tenants, in the free list, in flight, quarantined.
     obtained: u64,
+    /// Bytes that went back to the driver, ever.
+    given_back: u64,
     peak: u64,
     /// Out of use for good: charged to nobody, and to everybody.
     quarantined: u64,
@@ -67,6 +69,7 @@ impl Budget {
             mappings: 0,
             addresses: 0,
             obtained: 0,
+            given_back: 0,
             peak: 0,
             quarantined: 0,
         }
@@ -91,6 +94,10 @@ impl Budget {
 
     pub(crate) const fn obtained(&self) -> u64 {
         self.obtained
+    }
+
+    pub(crate) const fn given_back(&self) -> u64 {
+        self.given_back
     }
 
     pub(crate) const fn peak(&self) -> u64 {
@@ -310,6 +317,12 @@ impl Budget {
 
     /// Bytes went back to the driver.
     pub(crate) const fn released(&mut self, bytes: u64) {
+        self.obtained -= bytes;
+        self.given_back += bytes;
+    }
+
+    /// Bytes that were to come from the driver did not.
+    pub(crate) const fn not_created(&mut self, bytes: u64) {
         self.obtained -= bytes;
     }
 

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::batch::Placement;
 use super::block::{Block, after};
 use super::budget::TenantId;
 use super::core::{Core, Grain, Wanted};
 use super::pace::Growth;
 use super::slot::SlotId;
-use super::state::State;
 use super::stream_cache::{Held, Owner, Shape};
 use crate::error::AllocateError;
 use crate::own::Stream;
@@ -157,7 +157,7 @@ impl<'a> BlockBuilder<'a> {
     pub fn allocate_many(self, count: usize) -> Result<Vec<Block>, AllocateError> {
         let until = self.wait.map(after);
         self.many(count, |core, tenant, wanted, missing| {
-            core.allocate_many(tenant, wanted, missing, until, State::allocate_many)
+            core.allocate_many(tenant, wanted, missing, until, Placement::Anywhere)
         })
     }
 
@@ -167,7 +167,7 @@ impl<'a> BlockBuilder<'a> {
     /// As [`Self::try_allocate`].
     pub fn try_allocate_many(self, count: usize) -> Result<Vec<Block>, AllocateError> {
         self.many(count, |core, tenant, wanted, missing| {
-            core.try_allocate_many(tenant, wanted, missing, State::allocate_many)
+            core.try_allocate_many(tenant, wanted, missing, Placement::Anywhere)
         })
     }
 
@@ -191,7 +191,7 @@ impl<'a> BlockBuilder<'a> {
     pub fn allocate_adjacent(self, count: usize) -> Result<Vec<Block>, AllocateError> {
         let until = self.wait.map(after);
         self.adjacent(count, |core, tenant, wanted| {
-            core.allocate_many(tenant, wanted, count, until, State::allocate_adjacent)
+            core.allocate_many(tenant, wanted, count, until, Placement::Adjacent)
         })
     }
 
@@ -201,7 +201,7 @@ impl<'a> BlockBuilder<'a> {
     /// As [`Self::try_allocate`].
     pub fn try_allocate_adjacent(self, count: usize) -> Result<Vec<Block>, AllocateError> {
         self.adjacent(count, |core, tenant, wanted| {
-            core.try_allocate_many(tenant, wanted, count, State::allocate_adjacent)
+            core.try_allocate_many(tenant, wanted, count, Placement::Adjacent)
         })
     }
 

@@ -22,7 +22,13 @@ pub struct CaptureGuard {
 
 impl CaptureGuard {
     pub(super) fn new(core: Arc<Core>) -> Self {
-        core.lock().capturing += 1;
+        let mut state = core.lock();
+        state.capturing += 1;
+        // What is in flight may ask the driver still.
+        while state.has_company() {
+            state = state.wait(&core.settled, None);
+        }
+        drop(state);
         Self { core }
     }
 }

@@ -1,8 +1,9 @@
 //! Putting memory under a slot: charge, gather, place, scrub; or nothing.
 
 use super::budget::TenantId;
+use super::locked::Locked;
 use super::slot::Slot;
-use super::state::{Scrub, State};
+use super::state::Scrub;
 use crate::error::{AllocateError, CallError, CommitError};
 use crate::own::Stream;
 #[cfg(doc)]
@@ -81,21 +82,21 @@ impl<E: Into<AllocateError>> From<E> for Unfinished {
     }
 }
 
-impl State {
-    /// Gets a slot, which has been taken out, ready for a block: memory where it is to be, no other
+impl Locked<'_> {
+    /// Gets a slot, which is out, ready for a block: memory where it is to be, no other
     /// tenant's data in it, and zeros where they are owed. On failure the slot is as before, except
     /// for what is quarantined. What it placed is [fresh](Space::settle) until the operation has
     /// succeeded as a whole.
     pub(crate) fn furnish(
         &mut self,
-        id: TenantId,
+        (id, index): (TenantId, usize),
         slot: &mut Slot,
         fit: &Fit<'_>,
     ) -> Result<Furnished, AllocateError> {
         let begun = slot.space.bytes();
         let bytes = fit.end.saturating_sub(begun);
         let count = if bytes > 0 {
-            self.commit(id, slot, begun, bytes, fit.claims())?
+            self.commit((id, index), slot, begun, bytes, fit.claims())?
         } else {
             0
         };
@@ -104,18 +105,18 @@ impl State {
             self.uncommit(slot, begun, running.proof());
             // What lay there before may be written to as well.
             slot.fence.merge(running);
-            self.budget.refund(id, bytes);
+            self.refund_for((id, index), bytes);
             self.budget.refund_mappings(id, count);
             error
         })?;
         Ok(Furnished { begun, filled })
     }
 
-    /// Charges for, gathers and places `bytes` behind the memory of a slot; returns how many
-    /// extents that took.
+    /// Charges for, gathers and places `bytes` behind the memory of a slot that is out; returns how
+    /// many extents that took.
     pub(super) fn commit(
         &mut self,
-        id: TenantId,
+        (id, index): (TenantId, usize),
         slot: &mut Slot,
         begun: u64,
         bytes: u64,
@@ -132,11 +133,15 @@ impl State {
             .into());
         }
         self.make_room(id, bytes)?;
-        self.budget.charge(id, bytes);
-        self.place(id, slot, begun, bytes, claims)
-            .inspect_err(|_| self.budget.refund(id, bytes))
+        self.charge_for((id, index), bytes);
+        let placed = self.place(id, slot, begun, bytes, claims);
+        if placed.is_err() {
+            self.refund_for((id, index), bytes);
+        }
+        placed
     }
 
+    /// Gathers and places `bytes` behind the memory of a slot that is out, which were charged for.
     pub(super) fn place(
         &mut self,
         id: TenantId,
@@ -152,11 +157,12 @@ impl State {
             return Err(error);
         }
         self.budget.charge_mappings(id, count);
+        let placed = self.unlocked(|| slot.space.place(begun, physicals));
         if let Err(PlaceError {
             error,
             physicals,
             stuck,
-        }) = slot.space.place(begun, physicals)
+        }) = placed
         {
             let stuck_count = count - physicals.len() as u64;
             self.budget.refund_mappings(id, count);
@@ -211,19 +217,25 @@ impl State {
             .map(|extent| extent.offset)
             .take_while(|&offset| offset >= begun)
             .collect();
-        for offset in offsets {
+        if offsets.is_empty() {
+            return;
+        }
+        let before = (slot.space.stuck_bytes(), slot.space.stuck_count());
+        let mut unmapped = Vec::with_capacity(offsets.len());
+        let withdraw = |offset| {
             let withdrawn = proof.ok_or(CallError::InUse);
             match withdrawn.and_then(|proof| slot.space.withdraw_back(offset, proof)) {
-                Ok(Some(unmapped)) => self.put_back(vec![unmapped]),
-                Ok(None) => {}
+                Ok(here) => unmapped.extend(here),
                 Err(error) => {
                     tracing::error!(%error, offset, "a roll-back could not unmap: quarantined");
-                    let before = slot.space.stuck_bytes();
                     slot.space.quarantine(offset);
-                    self.set_aside(slot, slot.space.stuck_bytes() - before, 1);
                 }
             }
-        }
+        };
+        self.unlocked(|| offsets.into_iter().for_each(withdraw));
+        let stuck = slot.space.stuck_bytes() - before.0;
+        self.set_aside(slot, stuck, slot.space.stuck_count() - before.1);
+        self.put_back(unmapped);
     }
 
     /// Books bytes that are stuck in a slot as quarantined.
@@ -300,10 +312,11 @@ impl State {
         slot.space
             .fill(&stream, offset, 0, size)
             .map_err(AllocateError::Zero)?;
-        match home {
-            Some(_) => Ok(()),
-            None => wait_for(&stream).map_err(|failed| Unfinished::of(failed, stream)),
+        if home.is_some() {
+            return Ok(());
         }
+        let waited = self.unlocked(|| wait_for(&stream));
+        waited.map_err(|failed| Unfinished::of(failed, stream))
     }
 }
 

@@ -7,6 +7,7 @@
 
 use super::budget::TenantId;
 use super::core::Core;
+use super::locked::Locked;
 use super::slot::Slot;
 use super::state::State;
 use crate::error::{CallError, CompactError};
@@ -94,7 +95,7 @@ impl Core {
     }
 }
 
-impl State {
+impl Locked<'_> {
     /// Does one step from the cursor on; false when there is none left.
     fn compact_step(
         &mut self,
@@ -127,7 +128,9 @@ impl State {
             }
         }
     }
+}
 
+impl State {
     /// The next run from the cursor on, which then points to its slot.
     fn next_run(&self, cursor: &mut Cursor) -> Option<Run> {
         for (&id, tenancy) in self.tenants.range(cursor.tenant..) {
@@ -181,17 +184,19 @@ impl State {
             })
         })
     }
+}
 
+impl Locked<'_> {
     fn compact_run(
         &mut self,
         id: TenantId,
         index: usize,
         run: &Run,
     ) -> Result<Moved, CompactError> {
-        let Some(mut slot) = self.take_slot(id, index) else {
+        let Some(mut slot) = self.take_out(id, index) else {
             return Ok(Moved::InUse);
         };
-        let moved = self.move_run(id, &mut slot, run);
+        let moved = self.move_run((id, index), &mut slot, run);
         slot.receded();
         self.put_slot(id, index, slot);
         moved
@@ -199,11 +204,11 @@ impl State {
 
     fn move_run(
         &mut self,
-        id: TenantId,
+        (id, index): (TenantId, usize),
         slot: &mut Slot,
         run: &Run,
     ) -> Result<Moved, CompactError> {
-        if slot.leases > 0 || slot.is_busy() || slot.broken {
+        if slot.leases > 0 || slot.is_busy() || slot.broken || slot.pinned {
             return Ok(Moved::InUse);
         }
         if slot.exported && slot.block.is_some() {
@@ -220,7 +225,7 @@ impl State {
             return Ok(Moved::InUse);
         };
         if slot.block.is_none() {
-            self.take_spare(id, slot, proof)?;
+            self.take_spare((id, index), slot, proof)?;
             return Ok(Moved::Copied(0));
         }
         let physicals = match self.gather(id, run.size, slot.class.largest, false) {
@@ -256,20 +261,21 @@ impl State {
                 return Err(error.into());
             }
         };
-        let mut copy = match Space::reserve(&self.device, run.size) {
+        let device = &self.core().device;
+        let mut copy = match self.unlocked(|| Space::reserve(device, run.size)) {
             Ok(space) => space,
             Err(error) => {
                 self.put_back(physicals);
                 return Err(error.into());
             }
         };
-        if let Err(failed) = copy.place(0, physicals) {
+        if let Err(failed) = self.unlocked(|| copy.place(0, physicals)) {
             self.put_back(failed.physicals);
             self.discard(copy);
             return Err(failed.error.into());
         }
         let queued = copy.copy_from(&stream, &slot.space, run.offset, run.size);
-        let waited = wait_for(&stream);
+        let waited = self.unlocked(|| wait_for(&stream));
         let error = match (queued, waited) {
             (Ok(()), Ok(())) => return Ok(copy),
             (_, Err(failed)) if !failed.ended => {
@@ -289,7 +295,8 @@ impl State {
     fn discard(&mut self, mut copy: Space) {
         let offsets: Vec<u64> = copy.extents().map(|extent| extent.offset).collect();
         for offset in offsets {
-            if let Ok(Some(unmapped)) = copy.withdraw_back(offset, Unused::never_used()) {
+            let withdrawn = self.unlocked(|| copy.withdraw_back(offset, Unused::never_used()));
+            if let Ok(Some(unmapped)) = withdrawn {
                 self.put_back(vec![unmapped]);
             }
         }
@@ -304,6 +311,8 @@ impl State {
             self.budget
                 .quarantine(if with_memory { bytes } else { 0 }, mappings);
             self.quarantine.1.push(copy);
+        } else {
+            self.unlocked(|| drop(copy));
         }
     }
 
@@ -318,7 +327,7 @@ impl State {
     ) -> Result<(), CompactError> {
         let mut old = vec![];
         for extent in &run.extents {
-            match slot.space.withdraw(extent.offset, proof) {
+            match self.unlocked(|| slot.space.withdraw(extent.offset, proof)) {
                 Ok(unmapped) => old.extend(unmapped),
                 Err(error) => {
                     let outcome = self.put_run_back(id, slot, run.offset, old);
@@ -329,7 +338,7 @@ impl State {
         }
         let new: Vec<Unmapped> = copy.clones(id.0).collect();
         let (count, stuck) = (new.len() as u64, slot.space.stuck_count());
-        if let Err(failed) = slot.space.place(run.offset, new) {
+        if let Err(failed) = self.unlocked(|| slot.space.place(run.offset, new)) {
             // They are the copy's physicals too, which it gives back itself. What is stuck of them is
             // charged with the copy's.
             drop(failed.physicals);
@@ -347,7 +356,8 @@ impl State {
         let offsets: Vec<u64> = copy.extents().map(|extent| extent.offset).collect();
         for offset in offsets {
             // The copy was waited for.
-            if let Err(error) = copy.withdraw_back(offset, Unused::never_used()) {
+            let withdrawn = self.unlocked(|| copy.withdraw_back(offset, Unused::never_used()));
+            if let Err(error) = withdrawn {
                 tracing::error!(%error, "a second mapping could not be unmapped: quarantined");
                 copy.quarantine(offset);
             }
@@ -368,7 +378,8 @@ impl State {
             (bytes + unmapped.size(), count + 1)
         });
         let before = slot.space.stuck_count();
-        let Err(failed) = slot.space.place_back(offset, old, Access::ReadWrite) else {
+        let placed = self.unlocked(|| slot.space.place_back(offset, old, Access::ReadWrite));
+        let Err(failed) = placed else {
             return Ok(());
         };
         self.budget.refund(id, bytes);
@@ -388,7 +399,8 @@ impl State {
     /// Gives free physicals that are smaller than the largest extent to the driver.
     fn release_small_free(&mut self) -> u64 {
         let mut released = 0;
-        while let Some(unmapped) = self.free_list.take_below(self.policy.largest_extent) {
+        let largest = self.policy.largest_extent;
+        while let Some(unmapped) = self.free_list.take_below(largest) {
             released += self.release(unmapped);
         }
         released

@@ -1,7 +1,7 @@
 //! The lock around a pool's state, and waiting, which happens here and nowhere below.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::budget::{Budget, TenantId};
@@ -22,6 +22,9 @@ use crate::sync::{Condvar, Mutex};
 /// what only the GPU can complete is worth no more of the pool's time.
 const ASK_AGAIN: (Duration, Duration) = (Duration::from_micros(100), Duration::from_micros(1600));
 
+/// How often an operation that finds too little waits for others that are in flight.
+const ATTEMPTS: usize = 8;
+
 pub(crate) struct Core {
     pub(crate) device: Device,
     pub(super) state: Mutex<State>,
@@ -31,8 +34,10 @@ pub(crate) struct Core {
     freed: Condvar,
     /// Those who wait for that.
     waiting: AtomicUsize,
-    /// Told when the mapper has placed something.
-    placed: Condvar,
+    /// Told when an operation that was in flight has ended, and when the mapper has placed something.
+    pub(super) settled: Condvar,
+    /// Held by whoever asks the driver what is free, and creates then.
+    pub(super) creating: Mutex<()>,
     /// How to call the pool's mapper, if it was built with one.
     pub(super) waker: OnceLock<Waker>,
 }
@@ -76,18 +81,17 @@ impl Core {
             childs: Mutex::new(childs),
             freed: Condvar::new(),
             waiting: AtomicUsize::new(0),
-            placed: Condvar::new(),
+            settled: Condvar::new(),
+            creating: Mutex::new(()),
             waker: OnceLock::new(),
         }
-    }
-
-    pub(crate) fn state_mut(&mut self) -> &mut State {
-        self.state.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Memory became idle: whoever waits may try again.
     pub(crate) fn announce(&self) {
         if self.is_awaited() {
+            // Under the lock, so that nobody who has just looked begins to wait after this.
+            self.lock().told += 1;
             self.freed.notify_all();
         }
     }
@@ -98,9 +102,50 @@ impl Core {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
-    /// An extent was placed ahead: whoever waits for it can go on.
-    pub(crate) fn placed(&self) {
-        self.placed.notify_all();
+    /// Locks, once no operation has the slot that a block is or was in.
+    pub(super) fn lock_with(&self, place: &SlotId) -> Locked<'_> {
+        let mut state = self.lock();
+        while state.is_out(place.tenant, place.slot) {
+            state = state.wait(&self.settled, None);
+        }
+        state
+    }
+
+    /// Waits until no operation has any of some slots, and the mapper has placed what they want if it
+    /// is just placing that: each is to have this number of bytes. Whoever calls has no slot out.
+    pub(super) fn await_slots<'a>(
+        &'a self,
+        mut state: Locked<'a>,
+        wanted: impl Iterator<Item = (SlotId, u64)> + Clone,
+    ) -> Locked<'a> {
+        let waits = |state: &State| {
+            wanted.clone().any(|(place, size)| {
+                let (id, index) = (place.tenant, place.slot);
+                state.is_out(id, index) || state.waits_for_mapper(id, index, size)
+            })
+        };
+        while waits(&state) {
+            state = state.wait(&self.settled, None);
+        }
+        state
+    }
+
+    /// Attempts something. Where it finds too little while other operations are in flight, which may
+    /// give back what they took, it is attempted again when one of them has ended.
+    pub(super) fn beside_others<'a, T>(
+        &'a self,
+        state: Locked<'a>,
+        attempt: &impl Fn(Locked<'a>) -> Attempt<'a, T>,
+    ) -> Attempt<'a, T> {
+        let (mut state, mut outcome) = attempt(state);
+        for _ in 0..ATTEMPTS {
+            if shortage_in(&outcome).is_none() || !state.has_company() {
+                break;
+            }
+            state = state.wait(&self.settled, None);
+            (state, outcome) = attempt(state);
+        }
+        (state, outcome)
     }
 
     pub(crate) fn try_allocate(
@@ -108,7 +153,8 @@ impl Core {
         tenant: TenantId,
         wanted: &Wanted<'_>,
     ) -> Result<SlotId, AllocateError> {
-        let (mut state, outcome) = self.attempt_to_allocate(self.lock(), tenant, wanted);
+        let attempt = |state| self.attempt_to_allocate(state, tenant, wanted);
+        let (mut state, outcome) = self.beside_others(self.lock(), &attempt);
         let demand = Demand::Bytes(wanted.size);
         let outcome = outcome.map_err(|error| state.refuse(tenant, demand, error));
         Self::let_go(state);
@@ -138,6 +184,7 @@ impl Core {
             return Ok(());
         }
         self.device.own_process()?;
+        let state = self.await_slots(state, std::iter::once((*place, size)));
         let state = self
             .unshare_cuts(state, place.tenant, &[(*place, size)], deadline)
             .map_err(|refused| refused.cause)?;
@@ -155,10 +202,12 @@ impl Core {
             return Ok(());
         }
         self.device.own_process()?;
+        let state = self.await_slots(state, std::iter::once((*place, size)));
         let state = self
             .try_unshare_cuts(state, place.tenant, &[(*place, size)])
             .map_err(|refused| refused.cause)?;
-        let (mut state, outcome) = self.attempt_to_grow(state, place, size);
+        let attempt = |state| self.attempt_to_grow(state, place, size);
+        let (mut state, outcome) = self.beside_others(state, &attempt);
         let demand = Demand::Growth(&[(*place, size)]);
         let outcome = outcome.map_err(|error| state.refuse(place.tenant, demand, error));
         Self::let_go(state);
@@ -183,26 +232,14 @@ impl Core {
         place: &SlotId,
         size: u64,
     ) -> Attempt<'a, ()> {
-        state = self.behind_mapper(state, place, size);
+        state.purge_some();
+        state = self.await_slots(state, std::iter::once((*place, size)));
         let outcome = state.grow(place, size);
         if outcome.is_ok() {
             state.ask_precommit(place.tenant, place.slot);
-            state.look_behind();
         }
+        state.look_behind();
         (state, outcome)
-    }
-
-    /// Waits for what the mapper is just placing, if it is what a block wants.
-    pub(super) fn behind_mapper<'a>(
-        &'a self,
-        mut state: Locked<'a>,
-        place: &SlotId,
-        size: u64,
-    ) -> Locked<'a> {
-        while state.waits_for_mapper(place.tenant, place.slot, size) {
-            state = state.wait(&self.placed, None);
-        }
-        state
     }
 
     /// Lets the lock go, and wakes the mapper if an operation asked for that.
@@ -237,7 +274,7 @@ impl Core {
         deadline: Option<Instant>,
         attempt: impl Fn(Locked<'a>) -> Attempt<'a, T>,
     ) -> Result<Attempt<'a, T>, CallError> {
-        let (mut state, mut outcome) = attempt(self.lock());
+        let (mut state, mut outcome) = self.beside_others(self.lock(), &attempt);
         let mut asked = Vec::new();
         while let Some(error) = shortage_in(&outcome) {
             if !state.can_be_given(tenant, demand, error) {
@@ -252,7 +289,7 @@ impl Core {
             hook(&pressure);
             // This may be the last owner by now.
             drop(hook);
-            (state, outcome) = attempt(self.lock());
+            (state, outcome) = self.beside_others(self.lock(), &attempt);
         }
         let waits = |error| state.can_ever(tenant, demand, error);
         let (Some(true), Some(deadline)) = (shortage_in(&outcome).map(waits), deadline) else {
@@ -261,22 +298,29 @@ impl Core {
         let _waiter = Waiter::of(&self.waiting);
         state.sweep_each();
         let mut nap = ASK_AGAIN.0;
+        let mut told = state.told;
         (state, outcome) = attempt(state);
         while let Some(error) = shortage_in(&outcome) {
             let left = deadline.checked_duration_since(Instant::now());
             let Some(left) = left.filter(|_| state.can_ever(tenant, demand, error)) else {
                 break;
             };
-            state = self.pause(state, left.min(nap))?;
+            (state, told) = self.pause(state, told, left.min(nap))?;
             nap = (2 * nap).min(ASK_AGAIN.1);
             (state, outcome) = attempt(state);
         }
         Ok((state, outcome))
     }
 
-    /// Waits for a moment, at most `left`: for memory to become idle, or for the device where only
-    /// that tells whether something has passed.
-    fn pause<'a>(&'a self, mut state: Locked<'a>, left: Duration) -> Result<Locked<'a>, CallError> {
+    /// Waits for a moment, at most `left`: for memory to become idle, unless that was told since the
+    /// count was `told`, or for the device where only that tells whether something has passed.
+    /// Returns the count, to be told the next time.
+    fn pause<'a>(
+        &'a self,
+        mut state: Locked<'a>,
+        told: u64,
+        left: Duration,
+    ) -> Result<(Locked<'a>, u64), CallError> {
         if state.needs_synchronise && state.capturing == 0 {
             drop(state);
             let waited = self.device.settle();
@@ -284,35 +328,43 @@ impl Core {
             match waited {
                 Ok(()) => {
                     state.needs_synchronise = false;
-                    return Ok(state);
+                    return Ok((state, told));
                 }
                 Err(error) if self.device.usable().is_err() => return Err(error),
                 // Another library captures, for instance. The caller tries again later.
                 Err(error) => tracing::debug!(%error, "the device could not be waited for"),
             }
         }
-        Ok(state.wait(&self.freed, Some(left)))
+        if state.told == told {
+            state = state.wait(&self.freed, Some(left));
+        }
+        let told = state.told;
+        Ok((state, told))
     }
 
     /// Tries until the deadline, as long as `again` says that trying again may help.
-    pub(super) fn until<T, E: From<CallError>>(
-        &self,
+    pub(super) fn until<'a, T, E: From<CallError>>(
+        &'a self,
         deadline: Option<Instant>,
-        attempt: impl Fn(&mut State) -> Result<T, E>,
+        attempt: impl Fn(Locked<'a>) -> (Locked<'a>, Result<T, E>),
         again: impl Fn(&E) -> bool,
     ) -> Result<T, E> {
-        let mut state = self.lock();
-        let mut outcome = attempt(&mut state);
+        let (mut state, mut outcome) = attempt(self.lock());
         if let Some(deadline) = deadline {
             let _waiter = Waiter::of(&self.waiting);
             let mut nap = ASK_AGAIN.0;
+            let mut told = state.told;
+            (state, outcome) = match outcome {
+                Err(error) if again(&error) => attempt(state),
+                outcome => (state, outcome),
+            };
             while matches!(&outcome, Err(error) if again(error)) {
                 let Some(left) = deadline.checked_duration_since(Instant::now()) else {
                     break;
                 };
-                state = self.pause(state, left.min(nap))?;
+                (state, told) = self.pause(state, told, left.min(nap))?;
                 nap = (2 * nap).min(ASK_AGAIN.1);
-                outcome = attempt(&mut state);
+                (state, outcome) = attempt(state);
             }
         }
         Self::let_go(state);
@@ -326,14 +378,14 @@ impl Core {
 
     /// Every extent of the slot that a block is or was in, in order.
     pub(crate) fn extents(&self, place: &SlotId) -> Vec<Extent> {
-        let state = self.lock();
+        let state = self.lock_with(place);
         let slot = state.slot(place.tenant, place.slot);
         slot.map_or_else(Vec::new, |slot| slot.space.extents().collect())
     }
 
     /// The same, each with what marks its memory as exported.
     pub(crate) fn marked_extents(&self, place: &SlotId) -> Vec<(Extent, ExportMark)> {
-        let state = self.lock();
+        let state = self.lock_with(place);
         let slot = state.slot(place.tenant, place.slot);
         slot.map_or_else(Vec::new, |slot| {
             slot.space.marked_in(0, slot.space.size()).collect()
@@ -341,14 +393,14 @@ impl Core {
     }
 
     pub(crate) fn free(&self, place: &SlotId) {
-        let mut state = self.lock();
+        let mut state = self.lock_with(place);
         state.free(place);
         Self::let_go(state);
         self.announce();
     }
 
     pub(crate) fn end_lease(&self, place: &SlotId) {
-        let mut state = self.lock();
+        let mut state = self.lock_with(place);
         let given = state.end_lease(place);
         Self::let_go(state);
         // Most leases end on blocks that live on: those who wait are not woken for nothing.
@@ -366,7 +418,8 @@ impl Core {
 
     pub(crate) fn shrink(&self, steps: &[(SlotId, u64)]) -> Result<(), ShrinkError> {
         self.device.own_process()?;
-        let mut state = self.lock();
+        let wanted = steps.iter().map(|(place, _)| (*place, 0));
+        let mut state = self.await_slots(self.lock(), wanted);
         let outcome = state.shrink(steps);
         Self::let_go(state);
         if outcome.is_ok() {

@@ -83,7 +83,7 @@ impl Parts {
     ) -> Result<Vec<(Extent, Exported)>, ExportError> {
         let physicals: Vec<&Physical> = self.list.iter().map(|(_, physical)| physical).collect();
         let handles = Physical::export_all(&physicals, handle_type)?;
-        let mut state = self.lease.core().lock();
+        let mut state = self.lease.core().lock_with(self.lease.place());
         state.note_export(self.lease.place());
         drop(state);
         let extents = self.list.iter().map(|(extent, _)| *extent);
@@ -96,7 +96,7 @@ impl Parts {
         for (_, physical) in &self.list {
             physical.mark_exported();
         }
-        let mut state = self.lease.core().lock();
+        let mut state = self.lease.core().lock_with(self.lease.place());
         state.note_export(self.lease.place());
         drop(state);
         (self.list, self.lease)
@@ -152,13 +152,14 @@ impl Block {
     /// if nothing was when the last lease has ended, all is as before.
     pub(crate) fn parts(&self) -> Result<Parts, BlockRefusal> {
         let lease = self.admit(Use::Export, 0..self.size())?;
-        let list = lease.core().lock().parts(lease.place());
+        let list = lease.core().lock_with(lease.place()).parts(lease.place());
         Ok(Parts { list, lease })
     }
 
     /// Whether nothing but the block itself may write to it.
     pub(crate) fn may_be_sealed(&self) -> Result<(), SealError> {
-        Ok(self.core().lock().check_unlent(self.place(), 0)?)
+        let state = self.core().lock_with(self.place());
+        Ok(state.check_unlent(self.place(), 0)?)
     }
 
     /// Waits for what writes to it, and lets nobody write any more to the extents that it has: for
@@ -167,7 +168,7 @@ impl Block {
     pub(crate) fn seal(&mut self) -> Result<(), SealError> {
         let core = self.core();
         core.device.settle()?;
-        core.lock().seal(self.place())
+        core.lock_with(self.place()).seal(self.place())
     }
 }
 

@@ -7,6 +7,7 @@
 //!
 //! Forks of blocks that lie side by side lie side by side.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::block::{Block, after};
@@ -32,10 +33,14 @@ pub(crate) struct Prefix {
     pub(crate) size: u64,
 }
 
-/// A block that was forked.
+/// The slots of the blocks that are forked, by their numbers, while they are out.
+type Sources = BTreeMap<usize, Box<Slot>>;
+
+/// A block that was forked, whose slot is out.
 #[derive(Debug)]
 struct Forked {
     place: SlotId,
+    slot: Box<Slot>,
     /// The slot of the other block.
     from: usize,
     /// Up to where they share memory.
@@ -178,7 +183,7 @@ impl Block {
     /// has shrunk since, what lies behind is its own.
     #[must_use]
     pub fn read_only(&self) -> u64 {
-        let state = self.core().lock();
+        let state = self.core().lock_with(self.place());
         let SlotId { tenant, slot, .. } = *self.place();
         let slot = state.slot(tenant, slot);
         slot.map_or(0, |slot| slot.bound().min(slot.requested()))
@@ -225,7 +230,8 @@ impl Core {
         prefix: Prefix,
     ) -> Result<Vec<SlotId>, AllocateError> {
         self.device.own_process()?;
-        let (mut state, outcome) = Self::attempt_to_fork(self.lock(), blocks, prefix);
+        let attempt = |state| self.attempt_to_fork(state, blocks, prefix);
+        let (mut state, outcome) = self.beside_others(self.lock(), &attempt);
         let demand = state.demand_of_forks(blocks, prefix);
         let outcome = outcome.map_err(|error| state.refuse(tenant, demand, error));
         Self::let_go(state);
@@ -240,17 +246,23 @@ impl Core {
         until: Option<Instant>,
     ) -> Result<Vec<SlotId>, AllocateError> {
         self.device.own_process()?;
-        let demand = self.lock().demand_of_forks(blocks, prefix);
+        let wanted = blocks.iter().map(|block| (*block, 0));
+        let state = self.await_slots(self.lock(), wanted);
+        let demand = state.demand_of_forks(blocks, prefix);
+        drop(state);
         self.insist(tenant, demand, until, |state| {
-            Self::attempt_to_fork(state, blocks, prefix)
+            self.attempt_to_fork(state, blocks, prefix)
         })
     }
 
     fn attempt_to_fork<'a>(
+        &'a self,
         mut state: Locked<'a>,
         blocks: &[SlotId],
         prefix: Prefix,
     ) -> Attempt<'a, Vec<SlotId>> {
+        state.purge_some();
+        state = self.await_slots(state, blocks.iter().map(|block| (*block, 0)));
         let outcome = state.fork_all(blocks, prefix);
         state.look_behind();
         (state, outcome)
@@ -269,25 +281,42 @@ impl State {
         };
         Demand::Bytes(blocks.iter().map(own).fold(0, u64::saturating_add))
     }
+}
 
+impl Locked<'_> {
+    /// Forks blocks, whose slots are in their places: all of them or none.
     fn fork_all(
         &mut self,
         blocks: &[SlotId],
         prefix: Prefix,
     ) -> Result<Vec<SlotId>, AllocateError> {
-        self.purge_some();
+        let mut sources = BTreeMap::new();
+        for block in blocks {
+            let source = self.take_out(block.tenant, block.slot);
+            sources.extend(source.map(|source| (block.slot, source)));
+        }
         let mut made = Vec::with_capacity(blocks.len());
-        let outcome = self.fork_each(blocks, prefix, &mut made);
-        if let Err(error) = outcome {
-            made.into_iter()
-                .rev()
-                .for_each(|forked| self.unfork(forked));
-            return Err(error);
+        let outcome = self.fork_each(blocks, prefix, &mut sources, &mut made);
+        let places = made.iter().map(|forked| forked.place).collect();
+        match outcome {
+            Ok(()) => {
+                for mut forked in made {
+                    let SlotId { tenant, slot, .. } = forked.place;
+                    forked.slot.space.settle(forked.shared);
+                    self.put_slot(tenant, slot, forked.slot);
+                }
+            }
+            Err(_) => {
+                let made = made.into_iter().rev();
+                made.for_each(|forked| self.unfork(forked));
+            }
         }
-        for forked in &made {
-            self.settle(&forked.place, forked.shared);
+        for (index, source) in sources {
+            if let Some(block) = blocks.first() {
+                self.put_slot(block.tenant, index, source);
+            }
         }
-        Ok(made.into_iter().map(|forked| forked.place).collect())
+        outcome.map(|()| places)
     }
 
     /// First all memory, then all copies: as long as none is running, all can be undone at once.
@@ -295,32 +324,19 @@ impl State {
         &mut self,
         blocks: &[SlotId],
         prefix: Prefix,
+        sources: &mut Sources,
         made: &mut Vec<Forked>,
     ) -> Result<(), AllocateError> {
         let mut left = blocks;
         while let Some(first) = left.first() {
-            let (side_by_side, rest) = left.split_at(self.side_by_side(first, left));
-            self.fork_run(side_by_side, prefix, made)?;
+            let guards = self.guard().saturating_mul(2);
+            let count = side_by_side(first, left, sources, guards);
+            let (side_by_side, rest) = left.split_at(count);
+            self.fork_run(side_by_side, prefix, sources, made)?;
             left = rest;
         }
         made.iter_mut()
-            .try_for_each(|forked| self.copy_rest(forked, prefix.bytes))
-    }
-
-    /// How many blocks, of which there is a first, lie side by side in their order. Their addresses
-    /// tell: of their row other slots may have gone.
-    fn side_by_side(&self, first: &SlotId, blocks: &[SlotId]) -> usize {
-        let class = |block: &SlotId| Some(self.slot(block.tenant, block.slot)?.class);
-        let first = class(first);
-        let guards = self.guard().saturating_mul(2);
-        let distance = first.map(|class| class.size.saturating_add(guards));
-        let next = |pair: &&[SlotId]| match pair {
-            [one, two] => {
-                class(two) == first && two.address.0.checked_sub(one.address.0) == distance
-            }
-            _ => false,
-        };
-        1 + blocks.windows(2).take_while(next).count()
+            .try_for_each(|forked| self.copy_rest(forked, prefix.bytes, sources))
     }
 
     /// Forks blocks that lie side by side, at least one, side by side.
@@ -328,6 +344,7 @@ impl State {
         &mut self,
         blocks: &[SlotId],
         prefix: Prefix,
+        sources: &mut Sources,
         made: &mut Vec<Forked>,
     ) -> Result<(), AllocateError> {
         let Some(&SlotId {
@@ -337,12 +354,12 @@ impl State {
             return Ok(());
         };
         self.check_usable(id)?;
-        let class = self.slot(id, slot).ok_or_else(gone)?.class;
+        let class = sources.get(&slot).ok_or_else(gone)?.class;
         let slots = self.open_slots(id, class, blocks.len())?;
         let row: Vec<usize> = slots.iter().map(|&(index, _)| index).collect();
         let mut slots = slots.into_iter();
         for (block, slot) in blocks.iter().zip(slots.by_ref()) {
-            match self.fork(block, slot, prefix) {
+            match self.fork(block, slot, prefix, sources) {
                 Ok(forked) => made.push(forked),
                 Err(error) => {
                     slots.for_each(|(index, slot)| self.drop_slot(id, index, slot));
@@ -363,49 +380,49 @@ impl State {
         block: &SlotId,
         (index, mut slot): (usize, Box<Slot>),
         prefix: Prefix,
+        sources: &mut Sources,
     ) -> Result<Forked, AllocateError> {
         let id = block.tenant;
-        let used = match self.room_for_fork(block, prefix.size) {
-            Ok(used) => used,
+        let lent = match sources.get_mut(&block.slot) {
+            Some(source) => self.room_for_fork(source, prefix.size).and_then(|used| {
+                let from = (block.slot, &mut **source);
+                self.lend(id, from, (index, &mut slot), prefix.bytes, used)
+            }),
+            None => Err(gone()),
+        };
+        let (given, used) = match lent {
+            Ok(lent) => lent,
             Err(error) => {
+                self.leave_shared(id, index, &mut slot, Some(Unused::never_used()));
                 self.drop_slot(id, index, slot);
                 return Err(error);
             }
         };
-        let given = self.lend(id, block.slot, (index, &mut slot), prefix.bytes, used);
-        let other = self
-            .slot(id, block.slot)
-            .and_then(|slot| slot.block.as_ref());
-        let (given, other) = match (given, other) {
-            (Ok(given), Some(other)) => (given, other),
-            (given, _) => {
-                self.leave_shared(id, index, &mut slot, Some(Unused::never_used()));
-                self.drop_slot(id, index, slot);
-                return Err(given.err().unwrap_or_else(gone));
-            }
-        };
-        slot.block = Some(Occupant {
-            requested: prefix.size,
-            ever: prefix.size,
-            used,
-            most: other.most,
-            reach: slot.space.bytes(),
-            noted: slot.space.note_writer(given.begun, used, id.0),
-            growth: other.growth,
-            pace: Pace::default(),
-            home: other.home.clone(),
-            uses: Uses::none(),
-            tag: other.tag.clone(),
-            zeroed: other.zeroed,
-        });
+        let source = sources.get(&block.slot);
+        if let Some(other) = source.and_then(|source| source.block.as_ref()) {
+            slot.block = Some(Occupant {
+                requested: prefix.size,
+                ever: prefix.size,
+                used,
+                most: other.most,
+                reach: slot.space.bytes(),
+                noted: slot.space.note_writer(given.begun, used, id.0),
+                growth: other.growth,
+                pace: Pace::default(),
+                home: other.home.clone(),
+                uses: Uses::none(),
+                tag: other.tag.clone(),
+                zeroed: other.zeroed,
+            });
+        }
         let place = SlotId {
             slot: index,
             address: slot.space.address(),
             ..*block
         };
-        self.put_slot(id, index, slot);
         Ok(Forked {
             place,
+            slot,
             from: block.slot,
             shared: given.begun,
             written: given.filled,
@@ -413,10 +430,10 @@ impl State {
     }
 
     /// What a fork of so many bytes takes in whole granules, if the block can be forked.
-    fn room_for_fork(&self, block: &SlotId, size: u64) -> Result<u64, AllocateError> {
-        let source = self.slot(block.tenant, block.slot).ok_or_else(gone)?;
+    fn room_for_fork(&self, source: &Slot, size: u64) -> Result<u64, AllocateError> {
+        let block = source.block.as_ref().ok_or_else(gone)?;
         if !source.sleep_state.is_awake() {
-            let size = source.block.as_ref().map_or(0, |block| block.requested);
+            let size = block.requested;
             return Err(AllocateError::Asleep { size });
         }
         let used = self.device.granule().round_up(size);
@@ -424,42 +441,39 @@ impl State {
     }
 
     /// Puts whole extents of another slot's first `bytes` under a new one, and memory of its own
-    /// behind them.
+    /// behind them, up to `used`.
     fn lend(
         &mut self,
         id: TenantId,
-        from: usize,
+        (from, source): (usize, &mut Slot),
         (index, slot): (usize, &mut Slot),
         bytes: u64,
         used: u64,
-    ) -> Result<Furnished, AllocateError> {
-        let extents = |slot: &Slot| whole_parts(slot, bytes).len() as u64;
-        let count = self.slot(id, from).map_or(0, extents);
+    ) -> Result<(Furnished, u64), AllocateError> {
+        let parts = whole_parts(source, bytes);
+        let count = parts.len() as u64;
         self.make_mapping_room(id, count, true)?;
-        let Some(other) = self.slot(id, from) else {
-            return Err(gone());
-        };
+        self.budget.charge_mappings(id, count);
         let last_writer = Some(LastWriter {
             by: id.0,
             blank: false,
         });
-        let physicals = whole_parts(other, bytes)
-            .into_iter()
-            .map(|physical| Unmapped {
-                physical,
-                last_writer,
-                fresh: false,
-            });
+        let physicals = parts.into_iter().map(|physical| Unmapped {
+            physical,
+            last_writer,
+            fresh: false,
+        });
         let physicals: Vec<Unmapped> = physicals.collect();
         let shared = physicals.iter().map(Unmapped::size).sum();
-        if let Err(PlaceError { error, .. }) = slot.space.place_for(0, physicals, Access::Read) {
+        let placed = self.unlocked(|| slot.space.place_for(0, physicals, Access::Read));
+        if let Err(PlaceError { error, .. }) = placed {
+            self.budget.refund_mappings(id, count);
             // What is stuck shows memory that the other slot has.
             self.budget.quarantine(0, slot.space.stuck_count());
             return Err(self.not_placed(id, shared, error));
         }
-        self.budget.charge_mappings(id, count);
-        self.share(id, from, (index, slot), shared);
-        let (home, zeroed) = match self.slot(id, from).and_then(|slot| slot.block.as_ref()) {
+        self.share(id, (from, source), (index, slot), shared);
+        let (home, zeroed) = match &source.block {
             Some(block) => (block.home.clone(), block.zeroed),
             None => (None, false),
         };
@@ -468,18 +482,22 @@ impl State {
             zeros: None,
             ..Fit::new(used, home.as_ref(), zeroed)
         };
-        self.furnish(id, slot, &fit)
+        Ok((self.furnish((id, index), slot, &fit)?, used))
     }
 
     /// Copies what of a prefix is not shared.
-    fn copy_rest(&mut self, forked: &mut Forked, bytes: u64) -> Result<(), AllocateError> {
+    fn copy_rest(
+        &mut self,
+        forked: &mut Forked,
+        bytes: u64,
+        sources: &mut Sources,
+    ) -> Result<(), AllocateError> {
         let Some(rest) = bytes.checked_sub(forked.shared).filter(|&rest| rest > 0) else {
             return Ok(());
         };
-        let (id, index) = (forked.place.tenant, forked.place.slot);
-        let Some(mut slot) = self.take_slot(id, index) else {
-            return Ok(());
-        };
+        let id = forked.place.tenant;
+        let source = sources.get_mut(&forked.from).ok_or_else(gone)?;
+        let slot = &mut forked.slot;
         let home = slot.block.as_ref().and_then(|block| block.home.clone());
         let outcome = is_capturing(home.as_ref())
             .map_err(Unfinished::from)
@@ -488,38 +506,51 @@ impl State {
                 true => Err(AllocateError::Capturing(self.shortage(id, rest, 0)).into()),
                 false => {
                     let range = (forked.shared, rest);
-                    self.copy_between(id, forked.from, &slot, range, home.as_ref())
+                    self.copy_between(source, slot, range, home.as_ref())
                 }
             });
         forked.written |= outcome.is_ok() && home.is_some();
-        let outcome = outcome.map_err(|failed| {
+        outcome.map_err(|failed| {
             forked.written |= !failed.running.is_complete();
             slot.fence.merge(failed.running);
             failed.error
-        });
-        self.put_slot(id, index, slot);
-        outcome
+        })
     }
 
     /// Takes a fork back.
     fn unfork(&mut self, forked: Forked) {
         let (id, index) = (forked.place.tenant, forked.place.slot);
-        let Some(mut slot) = self.take_slot(id, index) else {
-            return;
-        };
+        let mut slot = forked.slot;
         let block = slot.block.take();
         if forked.written {
             let home = block.and_then(|block| block.home);
             slot.fence.merge(Fence::streams(home.into_iter().collect()));
-            let needs = &mut self.needs_synchronise;
-            if !matches!(Self::poll(self.capturing, needs, &mut slot.fence), Ok(true)) {
+            let state: &mut State = self;
+            let needs = &mut state.needs_synchronise;
+            if !matches!(
+                State::poll(state.capturing, needs, &mut slot.fence),
+                Ok(true)
+            ) {
                 return self.lay_down(id, index, slot);
             }
         }
-        self.take_out(id, &mut slot, forked.shared);
+        self.give_back_from((id, index), &mut slot, forked.shared);
         self.leave_shared(id, index, &mut slot, Some(Unused::never_used()));
         self.drop_slot(id, index, slot);
     }
+}
+
+/// How many blocks, of which there is a first, lie side by side in their order, with so many bytes of
+/// guards between two. Their addresses tell: of their row other slots may have gone.
+fn side_by_side(first: &SlotId, blocks: &[SlotId], sources: &Sources, guards: u64) -> usize {
+    let class = |block: &SlotId| Some(sources.get(&block.slot)?.class);
+    let first = class(first);
+    let distance = first.map(|class| class.size.saturating_add(guards));
+    let next = |pair: &&[SlotId]| match pair {
+        [one, two] => class(two) == first && two.address.0.checked_sub(one.address.0) == distance,
+        _ => false,
+    };
+    1 + blocks.windows(2).take_while(next).count()
 }
 
 /// The memory of the extents that lie in the first `bytes` of a slot and may be shown elsewhere.

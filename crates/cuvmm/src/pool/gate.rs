@@ -14,6 +14,7 @@ use std::sync::Arc;
 use super::block::Block;
 use super::core::Core;
 use super::lease::Lease;
+use super::locked::Locked;
 use super::slot::{Slot, SlotId};
 use super::state::State;
 use crate::error::{BlockRefusal, SealError};
@@ -48,7 +49,7 @@ impl Core {
         range: Range<u64>,
     ) -> Result<Lease, BlockRefusal> {
         self.device.usable()?;
-        self.lock().admit(&place, wanted, &range)?;
+        self.lock_with(&place).admit(&place, wanted, &range)?;
         Ok(Lease::counted(Arc::clone(self), place, size))
     }
 }
@@ -73,7 +74,8 @@ impl Block {
         let core = self.core();
         core.device.usable()?;
         let range = 0..self.size();
-        core.lock().check(self.place(), Use::Lend(access), &range)
+        let state = core.lock_with(self.place());
+        state.check(self.place(), Use::Lend(access), &range)
     }
 }
 
@@ -136,14 +138,18 @@ impl State {
             leases => Err(BlockRefusal::Lent { leases }),
         }
     }
+}
 
+impl Locked<'_> {
     /// Makes the extents of a block read-only, for good. One lease is the publication's own.
     pub(super) fn seal(&mut self, place: &SlotId) -> Result<(), SealError> {
         self.check_unlent(place, 1)?;
-        match self.slot_mut(place.tenant, place.slot) {
-            Some(slot) => Ok(slot.space.cap_all(Access::Read)?),
-            None => Ok(()),
-        }
+        let Some(mut slot) = self.take_out(place.tenant, place.slot) else {
+            return Ok(());
+        };
+        let sealed = self.unlocked(|| slot.space.cap_all(Access::Read));
+        self.put_slot(place.tenant, place.slot, slot);
+        Ok(sealed?)
     }
 }
 

@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use super::budget::TenantId;
 use super::commit::{Fit, Furnished, is_capturing};
+use super::locked::Locked;
 use super::pace::{Growth, Precommit};
-use super::slot::{Occupant, Slot, SlotId};
+use super::slot::{Slot, SlotId};
 use super::state::State;
 use super::tenancy::Tenancy;
 use crate::error::AllocateError;
@@ -14,7 +15,7 @@ use crate::own::Stream;
 impl Slot {
     /// Whether its block can grow to `size` bytes, `used` in whole granules, and needs nothing for
     /// that.
-    fn has_room(&self, capacity: u64, size: u64, used: u64) -> bool {
+    pub(super) fn has_room(&self, capacity: u64, size: u64, used: u64) -> bool {
         let Some(block) = &self.block else {
             return false;
         };
@@ -28,7 +29,7 @@ impl Slot {
     }
 
     /// Grows its block, which has room for that.
-    fn grow_within(
+    pub(super) fn grow_within(
         &mut self,
         place: &SlotId,
         size: u64,
@@ -106,7 +107,10 @@ impl State {
     }
 
     /// A tenant whose blocks may grow over what they have now.
-    fn growing(&mut self, id: TenantId) -> Option<(&mut Tenancy, Option<&mut Precommit>)> {
+    pub(super) fn growing(
+        &mut self,
+        id: TenantId,
+    ) -> Option<(&mut Tenancy, Option<&mut Precommit>)> {
         let usable = self.device.lost().is_none() && self.device.forked().is_none();
         if !usable || self.budget.is_overdrawn() {
             return None;
@@ -116,46 +120,40 @@ impl State {
             .registered
             .then_some((tenancy, self.precommit.as_mut()))
     }
+}
 
+impl Locked<'_> {
+    /// Grows a block, whose slot is in its place.
     pub(crate) fn grow(&mut self, place: &SlotId, size: u64) -> Result<(), AllocateError> {
-        let grown = self.grow_unsettled(place, size)?;
-        self.settle(place, grown.begun);
-        Ok(())
-    }
-
-    /// Growing has succeeded as a whole.
-    pub(super) fn settle(&mut self, place: &SlotId, begun: u64) {
-        if let Some(slot) = self.slot_mut(place.tenant, place.slot) {
-            slot.space.settle(begun);
+        let Some(mut slot) = self.take_out(place.tenant, place.slot) else {
+            return Err(gone());
+        };
+        let grown = self.grow_slot(place, &mut slot, size);
+        if let Ok(given) = &grown {
+            slot.space.settle(given.begun);
         }
+        self.put_slot(place.tenant, place.slot, slot);
+        grown.map(drop)
     }
 
-    /// The same, and what it took can still be told from what was there.
-    pub(super) fn grow_unsettled(
+    /// Grows the block of a slot that is out. What it took can still be told from what was there.
+    pub(super) fn grow_slot(
         &mut self,
         place: &SlotId,
+        slot: &mut Slot,
         size: u64,
     ) -> Result<Furnished, AllocateError> {
-        let &SlotId {
-            tenant,
-            slot: index,
-            capacity,
-            ..
-        } = place;
+        let (tenant, capacity) = (place.tenant, place.capacity);
         if size > capacity {
             return Err(AllocateError::OverCapacity { size, capacity });
         }
         let Some(used) = self.device.granule().round_up(size) else {
             return Err(AllocateError::TooLarge { size });
         };
-        self.purge_some();
-        let awake = self
-            .slot(tenant, index)
-            .is_none_or(|slot| slot.sleep_state.is_awake());
-        let Some(block) = self.occupant(tenant, index) else {
+        let Some(block) = &slot.block else {
             return Err(gone());
         };
-        if !awake {
+        if !slot.sleep_state.is_awake() {
             let size = block.requested;
             return Err(AllocateError::Asleep { size });
         }
@@ -168,22 +166,22 @@ impl State {
         let stale = block.stale(size);
         if block.zeroed && !stale.is_empty() {
             self.check_usable(tenant)?;
-            self.blank(tenant, index, stale)?;
+            self.blank(tenant, slot, stale)?;
         }
-        self.grow_clean(place, size, used)
+        self.grow_clean(place, slot, size, used)
     }
 
     /// Grows a block that has nothing to hide within the granules that it has.
     fn grow_clean(
         &mut self,
         place: &SlotId,
+        slot: &mut Slot,
         size: u64,
         used: u64,
     ) -> Result<Furnished, AllocateError> {
-        let (tenant, index) = (place.tenant, place.slot);
-        let usable = self.check_usable(tenant);
-        let bytes = self.slot_mut(tenant, index).map(|slot| slot.space.bytes());
-        let (Some(bytes), Some(block)) = (bytes, self.occupant(tenant, index)) else {
+        let tenant = place.tenant;
+        let bytes = slot.space.bytes();
+        let Some(block) = &mut slot.block else {
             return Err(gone());
         };
         if used <= block.used {
@@ -194,63 +192,46 @@ impl State {
                 filled: false,
             });
         }
-        usable?;
         let revived = used.min(bytes).saturating_sub(block.used);
+        self.check_usable(tenant)?;
         self.permit_reuse(tenant, revived)?;
-        let Some(mut slot) = self.take_slot(tenant, index) else {
-            return Err(gone());
-        };
-        let outcome = self.extend(tenant, &mut slot, used);
-        if outcome.is_ok() {
-            slot.touched = self.tick();
-            if let Some(block) = &mut slot.block {
-                block.requested = size;
-                block.ever = block.ever.max(size);
-                block.used = used;
-            }
-            slot.note_writer(tenant);
+        let given = self.extend((tenant, place.slot), slot, used)?;
+        slot.touched = self.tick();
+        if let Some(block) = &mut slot.block {
+            block.requested = size;
+            block.ever = block.ever.max(size);
+            block.used = used;
         }
-        self.put_slot(tenant, index, slot);
-        outcome
-    }
-
-    fn occupant(&mut self, id: TenantId, index: usize) -> Option<&mut Occupant> {
-        self.slot_mut(id, index)?.block.as_mut()
+        slot.note_writer(tenant);
+        Ok(given)
     }
 
     /// Zeroes what a block would show of what it gave up, behind the work that may still write there.
     fn blank(
         &mut self,
         id: TenantId,
-        index: usize,
+        slot: &mut Slot,
         stale: Range<u64>,
     ) -> Result<(), AllocateError> {
-        let Some(mut slot) = self.take_slot(id, index) else {
-            return Ok(());
-        };
         let home = slot.block.as_ref().and_then(|block| block.home.clone());
         let bytes = stale.end - stale.start;
-        let settled = self.settle_before(id, &mut slot, home.as_ref(), bytes);
-        let outcome = settled.and_then(|()| {
-            if self.capturing > 0 || is_capturing(home.as_ref())? {
-                return Err(AllocateError::Capturing(self.shortage(id, bytes, 0)));
-            }
-            let zeroed = self.zero(&slot, stale.start, bytes, home.as_ref());
-            zeroed.map_err(|unfinished| {
-                // It is memory in use, which is not unmapped.
-                slot.fence.merge(unfinished.running);
-                unfinished.error
-            })
-        });
-        self.put_slot(id, index, slot);
-        outcome
+        self.settle_before(id, slot, home.as_ref(), bytes)?;
+        if self.capturing > 0 || is_capturing(home.as_ref())? {
+            return Err(AllocateError::Capturing(self.shortage(id, bytes, 0)));
+        }
+        let zeroed = self.zero(slot, stale.start, bytes, home.as_ref());
+        zeroed.map_err(|unfinished| {
+            // It is memory in use, which is not unmapped.
+            slot.fence.merge(unfinished.running);
+            unfinished.error
+        })
     }
 
-    /// Gets memory under the first `to` bytes of a block's slot, which has been taken out, and
-    /// precommitted memory behind them if there is enough for that.
+    /// Gets memory under the first `to` bytes of a block's slot, which is out, and precommitted
+    /// memory behind them if there is enough for that.
     fn extend(
         &mut self,
-        id: TenantId,
+        (id, index): (TenantId, usize),
         slot: &mut Slot,
         to: u64,
     ) -> Result<Furnished, AllocateError> {
@@ -279,13 +260,13 @@ impl State {
             ..Fit::new(to, step.home.as_ref(), step.zeroed)
         };
         if end > to {
-            match self.furnish(id, slot, &Fit { end, ..fit }) {
+            match self.furnish((id, index), slot, &Fit { end, ..fit }) {
                 // It was more than was asked for: without it there may be enough.
-                Err(error) if error.is_shortage() => self.furnish(id, slot, &fit),
+                Err(error) if error.is_shortage() => self.furnish((id, index), slot, &fit),
                 outcome => outcome,
             }
         } else {
-            self.furnish(id, slot, &fit)
+            self.furnish((id, index), slot, &fit)
         }
     }
 
@@ -330,7 +311,7 @@ impl State {
             None => false,
         };
         let needs = &mut self.needs_synchronise;
-        if ordered || Self::poll(0, needs, &mut slot.fence)? {
+        if ordered || State::poll(0, needs, &mut slot.fence)? {
             return Ok(());
         }
         Err(AllocateError::OutOfMemory(self.shortage(id, bytes, 0)))

@@ -6,9 +6,9 @@ use cuvmm_driver::PhysicalHandle;
 
 use super::block::Block;
 use super::budget::TenantId;
+use super::locked::Locked;
 use super::reclaim::Plan;
 use super::slot::Slot;
-use super::state::State;
 use super::tenancy::Give;
 use super::tenant::Tenant;
 use crate::error::CallError;
@@ -88,7 +88,11 @@ impl Tenant {
         let mut shared: BTreeMap<PhysicalHandle, Uses> = BTreeMap::new();
         for (group, (blocks, bytes)) in groups.into_iter().enumerate() {
             let owner = self.owner();
-            let state = owner.core.lock();
+            let mut state = owner.core.lock();
+            if state.has_company() {
+                let places = blocks.iter().map(|block| (*block.place(), 0));
+                state = owner.core.await_slots(state, places);
+            }
             let tenancy = state.tenants.get(&owner.tenant);
             for block in blocks {
                 let slot = tenancy.and_then(|tenancy| tenancy.slot(block.place().slot));
@@ -133,7 +137,7 @@ impl Slot {
     }
 }
 
-impl State {
+impl Locked<'_> {
     /// What a tenant could take back of its own, and from others.
     pub(super) fn reach(&mut self, id: TenantId) -> Result<(Plan, Plan), CallError> {
         self.sweep_all();

@@ -28,7 +28,7 @@ pub struct Lease {
 
 impl Lease {
     pub(super) fn new(core: Arc<Core>, place: SlotId, size: u64) -> Self {
-        core.lock().take_lease(&place);
+        core.lock_with(&place).take_lease(&place);
         Self { core, place, size }
     }
 
@@ -68,7 +68,9 @@ impl Lease {
     /// # Errors
     /// [`CallError::WrongDriver`] when the stream is another driver's.
     pub fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
-        self.core.lock().record_use(&self.place, stream)
+        self.core
+            .lock_with(&self.place)
+            .record_use(&self.place, stream)
     }
 
     /// The lease as a [`Registration`], for registering the memory with a NIC or with NCCL: the list
@@ -92,14 +94,15 @@ impl Lease {
     /// Notes that work which is on no stream of this library uses the memory: it is handed on only
     /// after all work of the device that is queued when the last lease ends.
     pub fn record_use_anywhere(&self) {
-        self.core.lock().record_use_anywhere(&self.place);
+        let mut state = self.core.lock_with(&self.place);
+        state.record_use_anywhere(&self.place);
     }
 
     /// The streams whose work may use the memory, the block's home first; nothing where that is all
     /// work of the device, or the block has been freed.
     #[must_use]
     pub fn streams(&self) -> Option<Vec<Stream>> {
-        self.core.lock().streams(&self.place)
+        self.core.lock_with(&self.place).streams(&self.place)
     }
 
     /// Whether a capture guard of its pool lives.
@@ -132,7 +135,8 @@ impl Keeper for Lease {
     }
 
     fn exported(&self) {
-        self.core.lock().note_export(&self.place);
+        let mut state = self.core.lock_with(&self.place);
+        state.note_export(&self.place);
     }
 }
 

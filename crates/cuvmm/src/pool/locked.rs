@@ -1,25 +1,41 @@
 //! A pool's state while a thread has its lock, and what happens when the lock is let go.
 //!
-//! Two rules are kept here for every locked section. What belongs to users is dropped and called
-//! behind the section's end (see [`crate::deferred`]). And a forked child never waits for the lock:
-//! a thread that the child does not have may have held it at the fork. The child finds the state of
-//! a pool without tenants instead.
+//! Three rules are kept here for every locked section. What belongs to users is dropped and called
+//! behind the section's end (see [`crate::deferred`]). A forked child never waits for the lock: a
+//! thread that the child does not have may have held it at the fork. The child finds the state of a
+//! pool without tenants instead. And no page table is changed under the lock: an operation makes
+//! such driver calls in [`Locked::unlocked`].
+//!
+//! An operation that has done so is *in flight* until it ends. What it works on is its own
+//! meanwhile: slots that it took [out](super::tenancy) of their places, physicals that it took from
+//! the free list, quotas of memory to be created, and what it has charged. Whatever else it knew of
+//! the state may have changed. Methods of [`State`] never let the lock go; methods of `Locked` may.
+//!
+//! `unsafe` here: letting go of a lock whose guard is a field, and locking it again.
+#![allow(unsafe_code)]
 
+use std::mem::ManuallyDrop;
+use std::num::NonZeroU64;
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
 use std::time::Duration;
 
+use super::budget::TenantId;
 use super::core::Core;
+use super::slot::Slot;
 use super::state::State;
 use crate::deferred::{self, Section};
 use crate::sync::{Condvar, MutexGuard};
 
-/// The lock on a pool's state. The fields are dropped in this order: the lock is let go, the section
-/// ends, and then what was put off is run.
+/// The lock on a pool's state. When it is dropped the operation ends: the lock is let go, then the
+/// section ends, and then what was put off is run.
 pub(crate) struct Locked<'a> {
-    state: MutexGuard<'a, State>,
-    section: Section,
+    /// Always there, except while [`Self::unlocked`] runs.
+    state: ManuallyDrop<MutexGuard<'a, State>>,
+    /// The operation's number, if it is in flight.
+    flight: Option<NonZeroU64>,
     core: &'a Core,
+    section: Section,
 }
 
 impl Core {
@@ -27,33 +43,91 @@ impl Core {
     /// then.
     #[inline]
     pub(crate) fn lock(&self) -> Locked<'_> {
+        Locked {
+            state: ManuallyDrop::new(self.guard()),
+            flight: None,
+            core: self,
+            section: Section::enter(),
+        }
+    }
+
+    #[inline]
+    fn guard(&self) -> MutexGuard<'_, State> {
         let state = match self.device.is_forked() {
             false => &self.state,
             true => &self.childs,
         };
-        let state = state.lock().unwrap_or_else(PoisonError::into_inner);
-        Locked {
-            state,
-            section: Section::enter(),
-            core: self,
-        }
+        state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Locked<'_> {
-    /// Lets the lock go until `told` is notified, at most for `longest`. May end sooner.
-    pub(super) fn wait(self, told: &Condvar, longest: Option<Duration>) -> Self {
+impl<'a> Locked<'a> {
+    pub(super) const fn core(&self) -> &'a Core {
+        self.core
+    }
+
+    /// The number under which the operation takes slots out. From here on it is in flight.
+    pub(super) fn flight(&mut self) -> NonZeroU64 {
+        if let Some(flight) = self.flight {
+            return flight;
+        }
+        let flight = self.state.flights.begin();
+        self.flight = Some(flight);
+        flight
+    }
+
+    /// Takes a slot out, for an operation that lets the lock go. What is known of its memory is
+    /// brought up to date.
+    pub(super) fn take_out(&mut self, id: TenantId, index: usize) -> Option<Box<Slot>> {
+        let flight = self.flight();
+        let mut slot = self.state.tenants.get_mut(&id)?.take_out(index, flight)?;
+        slot.note_writer(id);
+        Some(slot)
+    }
+
+    /// Whether another operation is in flight, which may give memory back when it ends.
+    pub(super) fn has_company(&self) -> bool {
+        self.state.flights.count() > u64::from(self.flight.is_some())
+    }
+
+    /// Lets the lock go while `run` runs: for driver calls, and for waiting for the GPU.
+    pub(super) fn unlocked<T>(&mut self, run: impl FnOnce() -> T) -> T {
+        /// Locks again, also if `run` panics.
+        struct Again<'b, 'a>(&'b mut Locked<'a>);
+
+        impl Drop for Again<'_, '_> {
+            fn drop(&mut self) {
+                self.0.state = ManuallyDrop::new(self.0.core.guard());
+            }
+        }
+
+        self.flight();
+        self.state.check_none_taken();
+        let _unlocked = self.section.unlocked();
+        // SAFETY: `again` puts another guard in its place before `self` can be used or dropped.
+        unsafe { ManuallyDrop::drop(&mut self.state) };
+        let _again = Again(self);
+        run()
+    }
+
+    /// Ends the operation, and lets the lock go until `told` is notified, at most for `longest`. May
+    /// end sooner.
+    pub(super) fn wait(mut self, told: &Condvar, longest: Option<Duration>) -> Self {
+        let core = self.core;
+        if self.land() {
+            core.settled.notify_all();
+        }
         if deferred::is_stocked() {
             // Those who wait for memory may wait for just that.
-            let core = self.core;
             drop(self);
             return core.lock();
         }
-        let Self {
-            state,
-            section,
-            core,
-        } = self;
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is not dropped, and not used after its fields are taken.
+        let (state, section) = unsafe {
+            let state = ManuallyDrop::take(&mut this.state);
+            (state, std::ptr::read(&raw const this.section))
+        };
         let state = match longest {
             Some(longest) => {
                 let waited = told.wait_timeout(state, longest);
@@ -62,9 +136,51 @@ impl Locked<'_> {
             None => told.wait(state).unwrap_or_else(PoisonError::into_inner),
         };
         Self {
-            state,
-            section,
+            state: ManuallyDrop::new(state),
+            flight: None,
             core,
+            section,
+        }
+    }
+
+    /// Ends the flight; false if there was none.
+    fn land(&mut self) -> bool {
+        let Some(flight) = self.flight.take() else {
+            return false;
+        };
+        self.state.flights.end();
+        self.state.free_late();
+        self.state.remind_mapper();
+        if std::thread::panicking() {
+            // Nobody waits for what the operation had taken out.
+            self.state.lose(flight);
+        }
+        true
+    }
+}
+
+impl Drop for Locked<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let flew = self.flight.is_some();
+        let mut waker = None;
+        if flew {
+            if !std::thread::panicking() {
+                self.collect_put_back();
+                self.release_marked();
+            }
+            self.land();
+            waker = self.state.take_urgency();
+        }
+        // SAFETY: the guard is there, and is not used after this.
+        unsafe { ManuallyDrop::drop(&mut self.state) };
+        if flew {
+            self.core.settled.notify_all();
+            // What it had out may be idle now.
+            self.core.announce();
+        }
+        if let Some((waker, urgency)) = waker {
+            waker.wake(urgency);
         }
     }
 }

@@ -437,16 +437,17 @@ impl Pool {
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
         // While the mapper's thread is at it, it holds the core too.
         let mapper = self.core.detach();
-        let Some(core) = Arc::get_mut(&mut self.core) else {
-            if let Some((waker, free_target)) = mapper {
-                Core::attach(&self.core, waker, free_target);
+        if Arc::get_mut(&mut self.core).is_none() {
+            if let Some(mapper) = mapper {
+                Core::reattach(&self.core, mapper);
             }
             return Err(CloseError {
                 owner: self,
                 reason: CloseRefusal::InUse,
             });
-        };
-        match core.state_mut().shut() {
+        }
+        let shut = self.core.lock().shut();
+        match shut {
             Ok(()) => Ok(()),
             Err(cause) => Err(CloseError {
                 owner: self,

@@ -14,9 +14,11 @@ use std::sync::Arc;
 use super::budget::TenantId;
 use super::core::Core;
 use super::lease::Lease;
+use super::locked::Locked;
 use super::sleep_state::SleepState;
 use super::slot::{Slot, SlotId};
 use super::state::State;
+use super::tenancy::Tenancy;
 use super::tenant::Tenant;
 use crate::error::CallError;
 use crate::own::Span;
@@ -40,10 +42,13 @@ pub(crate) struct Choice<'a>(pub(crate) &'a [Arc<str>]);
 
 impl Choice<'_> {
     fn takes(&self, slot: &Slot) -> bool {
-        slot.block.as_ref().is_some_and(|block| {
-            let tagged = |tag: &Arc<str>| self.0.contains(tag);
-            self.0.is_empty() || block.tag.as_ref().is_some_and(tagged)
-        })
+        let block = slot.block.as_ref();
+        block.is_some_and(|block| self.takes_tagged(block.tag.as_ref()))
+    }
+
+    /// Whether it takes a block with this tag.
+    fn takes_tagged(&self, tag: Option<&Arc<str>>) -> bool {
+        self.0.is_empty() || tag.is_some_and(|tag| self.0.contains(tag))
     }
 }
 
@@ -89,6 +94,11 @@ impl MovingBlock {
         Self { lease, bytes, used }
     }
 
+    /// Locks the pool, once no operation has the block's slot.
+    pub(super) fn lock(&self) -> Locked<'_> {
+        self.lease.core().lock_with(self.lease.place())
+    }
+
     /// The block's size in whole granules.
     pub(crate) const fn used(&self) -> u64 {
         self.used
@@ -100,6 +110,26 @@ impl MovingBlock {
         // who has waited for the copies before, or quarantines what they may write and keeps what
         // they may read; and where nothing is mapped the driver refuses a copy, which harms nothing.
         unsafe { Span::new(self.lease.device(), self.lease.address(), self.bytes) }
+    }
+}
+
+impl Core {
+    /// Waits until no operation has the slot of a block that is chosen.
+    pub(super) fn await_choice<'a>(
+        &'a self,
+        mut state: Locked<'a>,
+        id: TenantId,
+        choice: Choice<'_>,
+    ) -> Locked<'a> {
+        let waits = |state: &State| {
+            let tenancy = state.tenants.get(&id);
+            let tags = tenancy.into_iter().flat_map(Tenancy::tags_out);
+            tags.into_iter().any(|tag| choice.takes_tagged(tag))
+        };
+        while waits(&state) {
+            state = state.wait(&self.settled, None);
+        }
+        state
     }
 }
 
@@ -154,8 +184,8 @@ impl State {
 
     /// Whether a block has no memory, or somebody is moving it.
     pub(super) fn is_asleep(&self, place: &SlotId) -> bool {
-        let slot = self.slot(place.tenant, place.slot);
-        slot.is_some_and(|slot| !slot.sleep_state.is_awake())
+        let tenancy = self.tenants.get(&place.tenant);
+        tenancy.is_some_and(|tenancy| tenancy.sleeps(place.slot))
     }
 
     /// Blocks go into stream caches again when none of a tenant sleeps.

@@ -96,10 +96,11 @@ impl Pace {
 }
 
 impl Precommit {
-    pub(crate) const fn new(waker: Waker, attached: u64, free_target: u64) -> Self {
+    /// For a waker that does not know the pool yet.
+    pub(crate) const fn new(waker: Waker, free_target: u64) -> Self {
         Self {
             waker,
-            attached,
+            attached: 0,
             growing: VecDeque::new(),
             urgency: None,
             free_target,

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use super::budget::TenantId;
 use super::core::Core;
+use super::locked::Locked;
 use super::pace::{Growth, Precommit};
 use super::slot::Occupant;
 use super::state::{Policy, State};
 use super::tenancy::{Give, Tenancy};
-use crate::device::Device;
 use crate::error::CreateError;
 use crate::region::{MapperWork, PlaceFailure, Placed, Target, Unmapped, Urgency, Waker};
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -64,10 +64,11 @@ impl State {
         }
     }
 
-    /// Calls the mapper, when the lock is let go, if there is work behind.
-    pub(crate) fn look_behind(&mut self) {
-        let lacks = self.lacks_free() > 0;
-        if let Some(precommit) = self.precommit.as_mut().filter(|_| lacks) {
+    /// Calls the mapper, when the lock is let go, if blocks run low whose slots were out when it came.
+    pub(crate) fn remind_mapper(&mut self) {
+        if let Some(precommit) = &mut self.precommit
+            && !precommit.growing.is_empty()
+        {
             precommit.call(Urgency::Soon);
         }
     }
@@ -85,7 +86,13 @@ impl State {
     /// The next extent to be placed ahead: charged, and its slot marked.
     fn begin_precommit(&mut self) -> Option<Job> {
         loop {
-            let (id, index) = self.precommit.as_mut()?.growing.pop_front()?;
+            let growing = &self.precommit.as_ref()?.growing;
+            let (id, index) = growing
+                .iter()
+                .copied()
+                .find(|&(id, index)| !self.is_out(id, index))?;
+            let growing = &mut self.precommit.as_mut()?.growing;
+            growing.retain(|&place| place != (id, index));
             if let Some(job) = self.prepare(id, index) {
                 return Some(job);
             }
@@ -143,6 +150,37 @@ impl State {
         })
     }
 
+    /// Bytes that are to be ready and are not, and that could be.
+    fn lacks_free(&self) -> u64 {
+        let free_target = self
+            .precommit
+            .as_ref()
+            .map_or(0, |precommit| precommit.free_target);
+        free_target.saturating_sub(self.free_list.bytes() + self.budget.creatable())
+    }
+
+    /// When to look again for memory that will be taken back once its fences have passed.
+    fn look_again(&self) -> Option<Duration> {
+        let draining = |tenancy: &Tenancy| {
+            !tenancy.registered && tenancy.next_giving(Give::Cached, None).is_some()
+        };
+        if self.has_purging() || self.tenants.values().any(draining) {
+            Some(LOOK_AGAIN)
+        } else {
+            (self.lacks_free() > 0).then_some(LOOK_FOR_MORE)
+        }
+    }
+}
+
+impl Locked<'_> {
+    /// Calls the mapper, when the lock is let go, if there is work behind.
+    pub(crate) fn look_behind(&mut self) {
+        let lacks = self.lacks_free() > 0;
+        if let Some(precommit) = self.precommit.as_mut().filter(|_| lacks) {
+            precommit.call(Urgency::Soon);
+        }
+    }
+
     /// Takes in what was placed, or books back what was not.
     fn finish_precommit(
         &mut self,
@@ -155,6 +193,7 @@ impl State {
         };
         slot.coming = 0;
         let placed = outcome.is_ok();
+        let mut back = Vec::new();
         match outcome {
             Ok(placed) => {
                 slot.space.adopt(placed);
@@ -165,7 +204,7 @@ impl State {
                 self.budget.refund_mappings(id, 1);
                 match failure {
                     Failure::Create(error) => {
-                        self.budget.released(size);
+                        self.budget.not_created(size);
                         tracing::debug!(%error, size, "nothing could be created ahead");
                     }
                     Failure::Place(failed) => {
@@ -178,27 +217,19 @@ impl State {
                         let count = stuck.len() as u64;
                         let bytes = slot.space.keep_stuck(stuck);
                         self.set_aside(&mut slot, bytes, count);
-                        self.put_back(physicals);
+                        back = physicals;
                     }
                 }
             }
         }
         // The block may be gone by now.
         self.lay_down(id, index, slot);
+        self.put_back(back);
         self.collect_if_draining(id);
         // What failed is tried again when the block grows, not at once and for ever.
         if placed {
             self.ask_precommit(id, index);
         }
-    }
-
-    /// Bytes that are to be ready and are not, and that could be.
-    fn lacks_free(&self) -> u64 {
-        let free_target = self
-            .precommit
-            .as_ref()
-            .map_or(0, |precommit| precommit.free_target);
-        free_target.saturating_sub(self.free_list.bytes() + self.budget.creatable())
     }
 
     /// Takes back one extent, or a tenant's idle memory, that nobody has asked for yet. Whether
@@ -227,18 +258,6 @@ impl State {
             }
         }
     }
-
-    /// When to look again for memory that will be taken back once its fences have passed.
-    fn look_again(&self) -> Option<Duration> {
-        let draining = |tenancy: &Tenancy| {
-            !tenancy.registered && tenancy.next_giving(Give::Cached, None).is_some()
-        };
-        if self.has_purging() || self.tenants.values().any(draining) {
-            Some(LOOK_AGAIN)
-        } else {
-            (self.lacks_free() > 0).then_some(LOOK_FOR_MORE)
-        }
-    }
 }
 
 /// Why nothing was placed.
@@ -249,10 +268,13 @@ enum Failure {
 
 impl Job {
     /// Makes the driver calls.
-    fn carry_out(self, device: &Device, policy: &Policy) -> Result<Placed, Failure> {
+    fn carry_out(self, core: &Core, policy: &Policy) -> Result<Placed, Failure> {
         let unmapped = match self.unmapped {
             Some(unmapped) => unmapped,
-            None => Unmapped::fresh(policy.create(device, self.size).map_err(Failure::Create)?),
+            None => {
+                let created = core.create(policy, self.size);
+                Unmapped::fresh(created.map_err(Failure::Create)?)
+            }
         };
         self.target
             .place(self.offset, unmapped)
@@ -264,11 +286,19 @@ impl Core {
     /// Attaches a mapper to the pool.
     pub(crate) fn attach(core: &Arc<Self>, waker: Waker, free_target: u64) {
         core.device.count_apart(waker.thread());
-        let weak = Arc::downgrade(core);
-        let attached = waker.attach(weak);
         // After a refused `close` it is there already: a pool has one mapper in its life.
         core.waker.get_or_init(|| waker.clone());
-        core.lock().precommit = Some(Precommit::new(waker, attached, free_target));
+        Self::reattach(core, Precommit::new(waker, free_target));
+    }
+
+    /// Attaches the mapper again that was [detached](Self::detach).
+    pub(crate) fn reattach(core: &Arc<Self>, mut precommit: Precommit) {
+        let weak = Arc::downgrade(core);
+        precommit.attached = precommit.waker.attach(weak);
+        let mut state = core.lock();
+        state.precommit = Some(precommit);
+        state.remind_mapper();
+        Self::let_go(state);
     }
 
     /// Whether a mapper looks after the pool. Takes no lock.
@@ -276,22 +306,11 @@ impl Core {
         self.waker.get().is_some_and(|waker| !waker.is_dead())
     }
 
-    /// Ends that, once the mapper's thread is out of it; returns what to attach with again.
-    pub(crate) fn detach(&self) -> Option<(Waker, u64)> {
-        let mut state = self.lock();
-        let precommit = state.precommit.take()?;
-        // Nobody will come: they may call the next one.
-        for &(id, index) in &precommit.growing {
-            if let Some(block) = state
-                .slot_mut(id, index)
-                .and_then(|slot| slot.block.as_mut())
-            {
-                block.pace.called = false;
-            }
-        }
-        drop(state);
+    /// Ends that, once the mapper's thread is out of it; returns what to attach again.
+    pub(crate) fn detach(&self) -> Option<Precommit> {
+        let precommit = self.lock().precommit.take()?;
         precommit.waker.detach(precommit.attached);
-        Some((precommit.waker, precommit.free_target))
+        Some(precommit)
     }
 }
 
@@ -305,11 +324,14 @@ impl MapperWork for Core {
             let policy = state.policy;
             drop(state);
             let (place, size) = ((job.tenant, job.slot), job.size);
-            let outcome = job.carry_out(&self.device, &policy);
+            let outcome = job.carry_out(self, &policy);
             let mut state = self.lock();
+            while state.is_out(place.0, place.1) {
+                state = state.wait(&self.settled, None);
+            }
             state.finish_precommit(place, size, outcome);
             // Before what users gave is dropped, which may take its time.
-            self.placed();
+            self.settled.notify_all();
             drop(state);
         }
         while !stop.load(Ordering::Acquire) {

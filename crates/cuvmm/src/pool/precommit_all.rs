@@ -7,6 +7,7 @@ use super::block::Block;
 use super::budget::TenantId;
 use super::commit::Fit;
 use super::core::Core;
+use super::locked::Locked;
 use super::pace::Growth;
 use super::slot::{Slot, SlotId};
 use super::state::State;
@@ -33,7 +34,7 @@ impl Tenant {
     }
 }
 
-impl State {
+impl Locked<'_> {
     /// Puts a step of memory behind a block, if it may have some ahead of its use and has none.
     /// Whether it has what it may have.
     fn precommits(&mut self, place: &SlotId) -> bool {
@@ -45,10 +46,10 @@ impl State {
         if self.check_usable(id).is_err() || step > self.budget.available_to(id) {
             return false;
         }
-        let Some(mut slot) = self.take_slot(id, index) else {
+        let Some(mut slot) = self.take_out(id, index) else {
             return true;
         };
-        let outcome = self.place_precommit(id, &mut slot, step);
+        let outcome = self.place_precommit((id, index), &mut slot, step);
         self.put_slot(id, index, slot);
         if let Err(error) = &outcome {
             tracing::debug!(%error, step, "nothing was committed ahead");
@@ -58,7 +59,7 @@ impl State {
 
     fn place_precommit(
         &mut self,
-        id: TenantId,
+        at: (TenantId, usize),
         slot: &mut Slot,
         step: u64,
     ) -> Result<(), AllocateError> {
@@ -73,11 +74,13 @@ impl State {
             zeroed,
             zeros: None,
         };
-        self.furnish(id, slot, &fit)?;
+        self.furnish(at, slot, &fit)?;
         slot.space.settle(begun);
         Ok(())
     }
+}
 
+impl State {
     /// How much a block that uses all of its memory would grow by; nothing where none may be ahead.
     fn next_step(&self, place: &SlotId) -> Option<u64> {
         let granule = self.device.granule();

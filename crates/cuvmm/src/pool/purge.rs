@@ -8,6 +8,7 @@
 //! exported and forked nothing, all of this does nothing.
 
 use super::budget::TenantId;
+use super::locked::Locked;
 use super::slot::Slot;
 use super::state::State;
 use crate::error::{CallError, ReserveError};
@@ -82,6 +83,13 @@ impl State {
         gives || slot.has_parting()
     }
 
+    /// Whether something waits for its fence.
+    pub(crate) fn has_purging(&self) -> bool {
+        !self.purging.is_empty()
+    }
+}
+
+impl Locked<'_> {
     /// Unmaps what a few slots have to give up, as far as their fences have passed; how many were
     /// done with. What is left is the mapper's to look after.
     #[inline]
@@ -95,11 +103,6 @@ impl State {
     /// The same with all slots.
     pub(crate) fn purge_all(&mut self) {
         self.purge(usize::MAX);
-    }
-
-    /// Whether something waits for its fence.
-    pub(crate) fn has_purging(&self) -> bool {
-        !self.purging.is_empty()
     }
 
     fn purge(&mut self, looks: usize) -> usize {
@@ -126,6 +129,7 @@ impl State {
                 break;
             }
         }
+        self.release_marked();
         if self.has_purging()
             && let Some(precommit) = &mut self.precommit
         {
@@ -137,6 +141,9 @@ impl State {
     /// Unmaps what a slot has to give up, and lets its addresses rest if that was all of it. False
     /// if its fence has not passed.
     fn purge_slot(&mut self, id: TenantId, index: usize, round: &Round) -> Result<bool, CallError> {
+        if self.is_out(id, index) {
+            return Ok(false);
+        }
         if self
             .slot(id, index)
             .is_some_and(|slot| !self.is_to_purge(slot))
@@ -149,27 +156,24 @@ impl State {
             self.collect_if_draining(id);
             return Ok(true);
         }
-        let (capturing, needs) = (self.capturing, &mut self.needs_synchronise);
-        let Some(tenancy) = self.tenants.get_mut(&id) else {
-            return Ok(true);
-        };
-        if tenancy.is_out(index) {
-            return Ok(false);
-        }
+        let state: &mut State = self;
+        let (capturing, needs) = (state.capturing, &mut state.needs_synchronise);
+        let tenancy = state.tenants.get_mut(&id);
         // Another slot may have its number by now.
-        let Some(slot) = tenancy.slot_mut(index).filter(|slot| slot.purging) else {
+        let slot = tenancy.and_then(|tenancy| tenancy.slot_mut(index));
+        let Some(slot) = slot.filter(|slot| slot.purging) else {
             return Ok(true);
         };
         let gives = slot.has_spare() || slot.has_parting();
-        if gives && !Self::poll_in(capturing, needs, &mut slot.fence, round) {
+        if gives && !State::poll_in(capturing, needs, &mut slot.fence, round) {
             return Ok(false);
         }
-        let Some(mut slot) = self.take_slot(id, index) else {
+        let Some(mut slot) = self.take_out(id, index) else {
             return Ok(true);
         };
         let outcome = match slot.proof() {
             Some(proof) => {
-                let taken = self.take_spare(id, &mut slot, proof);
+                let taken = self.take_spare((id, index), &mut slot, proof);
                 taken.and_then(|()| self.part(id, index, &mut slot, proof))
             }
             None => Ok(()),
@@ -184,17 +188,33 @@ impl State {
         outcome.map(|()| true)
     }
 
+    /// Gives the addresses of a slot that is in no place back. What is stuck in it is kept.
+    pub(crate) fn drop_slot(&mut self, id: TenantId, index: usize, slot: Box<Slot>) {
+        if let Some(tenancy) = self.tenants.get_mut(&id) {
+            tenancy.vacate(index);
+        }
+        // Reserved they stay with what is stuck, or with a neighbour that is in use.
+        self.budget.disown_addresses(id, slot.space.addresses());
+        if slot.space.stuck_count() > 0 {
+            self.quarantine.1.push(slot.space);
+        } else {
+            let freed = self.unlocked(|| slot.space.give_back());
+            self.budget.refund_disowned(freed);
+        }
+    }
+
     /// Lets the addresses of an empty slot that was taken out rest, where the pool does that; else
     /// they go back to the driver.
     pub(crate) fn put_away(&mut self, id: TenantId, index: usize, slot: Box<Slot>) {
         let stuck = slot.space.stuck_count() > 0;
-        let Some(hardening) = self.hardening.as_mut().filter(|_| !stuck) else {
+        let state: &mut State = self;
+        let Some(hardening) = state.hardening.as_mut().filter(|_| !stuck) else {
             return self.drop_slot(id, index, slot);
         };
-        if let Some(tenancy) = self.tenants.get_mut(&id) {
+        if let Some(tenancy) = state.tenants.get_mut(&id) {
             tenancy.vacate(index);
         }
-        self.budget.disown_addresses(id, slot.space.addresses());
+        state.budget.disown_addresses(id, slot.space.addresses());
         hardening.resting.add(slot.space);
         while self.rests_too_much() && self.return_oldest_resting() {}
     }
@@ -211,7 +231,8 @@ impl State {
             return false;
         };
         // Those of blocks that lie side by side go with the last of them.
-        self.budget.refund_disowned(space.give_back());
+        let freed = self.unlocked(|| space.give_back());
+        self.budget.refund_disowned(freed);
         true
     }
 
@@ -228,8 +249,10 @@ impl State {
         guard: u64,
         count: u64,
     ) -> Result<Vec<Space>, ReserveError> {
+        let core = self.core();
         loop {
-            match Space::row(&self.device, size, guard, count) {
+            let reserved = self.unlocked(|| Space::row(&core.device, size, guard, count));
+            match reserved {
                 Err(ReserveError::Call { cause, .. })
                     if cause.is_out_of_memory() && self.return_oldest_resting() => {}
                 outcome => return outcome,

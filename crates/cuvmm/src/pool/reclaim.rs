@@ -9,6 +9,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use super::budget::TenantId;
+use super::locked::Locked;
 use super::slot::Slot;
 use super::state::State;
 use super::tenancy::{Aged, Give};
@@ -63,35 +64,39 @@ impl Plan {
     }
 }
 
-impl State {
-    /// Makes room for `bytes` more charged to a tenant.
+impl Locked<'_> {
+    /// Makes room for `bytes` more charged to a tenant, who is charged before the lock is let go
+    /// again.
     pub(crate) fn make_room(&mut self, id: TenantId, bytes: u64) -> Result<(), AllocateError> {
-        let (own, total) = self.budget.missing(id, bytes);
-        if total == 0 {
-            return Ok(());
+        loop {
+            let (own, total) = self.budget.missing(id, bytes);
+            if total == 0 {
+                return Ok(());
+            }
+            let plan = self.plan(id, own, total)?;
+            // Somebody else may be charged for what is taken back first.
+            self.carry_out_if_enough(id, bytes, total, &plan)?;
         }
-        let plan = self.plan(id, own, total)?;
-        self.carry_out_if_enough(id, bytes, total, &plan)
     }
 
     /// Makes sure that a tenant may use `bytes` of its own idle memory again. They are charged to
     /// it, but may have been promised to another since: then others give first.
     pub(crate) fn permit_reuse(&mut self, id: TenantId, bytes: u64) -> Result<(), AllocateError> {
-        if bytes == 0 || !self.budget.is_overdrawn() {
-            return Ok(());
+        while bytes > 0 && self.budget.is_overdrawn() {
+            self.sweep_all();
+            self.part_all();
+            let kept = self.kept_by(id) + bytes;
+            let total = self.budget.overdrawn_by(id, kept);
+            if total == 0 {
+                break;
+            }
+            let mut plan = Plan::begin(self);
+            for give in [Give::Cached, Give::Precommitted] {
+                self.plan_others(id, give, total, &mut plan)?;
+            }
+            self.carry_out_if_enough(id, bytes, total, &plan)?;
         }
-        self.sweep_all();
-        self.part_all();
-        let kept = self.kept_by(id) + bytes;
-        let total = self.budget.overdrawn_by(id, kept);
-        if total == 0 {
-            return Ok(());
-        }
-        let mut plan = Plan::begin(self);
-        for give in [Give::Cached, Give::Precommitted] {
-            self.plan_others(id, give, total, &mut plan)?;
-        }
-        self.carry_out_if_enough(id, bytes, total, &plan)
+        Ok(())
     }
 
     fn carry_out_if_enough(
@@ -229,16 +234,6 @@ impl State {
         Ok(())
     }
 
-    /// What a tenant holds above its guarantee, once a plan is carried out.
-    pub(super) fn spare_of(&self, id: TenantId, plan: &Plan) -> u64 {
-        let account = self.budget.account(id);
-        let planned = plan.taken.get(&id).copied().unwrap_or(0);
-        account
-            .held
-            .saturating_sub(planned)
-            .saturating_sub(account.guarantee)
-    }
-
     /// Plans to take extents from one slot, last first, as long as that brings something.
     fn plan_slot(
         &mut self,
@@ -248,8 +243,9 @@ impl State {
         mut spare: u64,
         plan: &mut Plan,
     ) -> Result<(), CallError> {
-        let (capturing, needs) = (self.capturing, &mut self.needs_synchronise);
-        let Some(slot) = self
+        let state: &mut State = self;
+        let (capturing, needs) = (state.capturing, &mut state.needs_synchronise);
+        let Some(slot) = state
             .tenants
             .get_mut(&id)
             .and_then(|tenancy| tenancy.slot_mut(index))
@@ -257,7 +253,7 @@ impl State {
             return Ok(());
         };
         // A block that grew into its precommitted memory may be listed still.
-        if !slot.has_spare() || !Self::poll_in(capturing, needs, &mut slot.fence, &plan.round) {
+        if !slot.has_spare() || !State::poll_in(capturing, needs, &mut slot.fence, &plan.round) {
             return Ok(());
         }
         let planned = plan.from.get(&(id, index)).copied().unwrap_or(u64::MAX);
@@ -282,6 +278,7 @@ impl State {
     }
 
     /// Unmaps what was planned and keeps it in the free list where it may be kept; returns the bytes.
+    /// The lock is let go for each slot: what is in use again by then is left where it is.
     fn carry_out(&mut self, plan: &Plan) -> Result<u64, CallError> {
         let mut got = 0;
         let mut outcome = Ok(());
@@ -290,41 +287,64 @@ impl State {
             .takes
             .chunk_by(|one, other| (one.from, one.slot) == (other.from, other.slot))
         {
-            let Some(&Take {
-                from, slot: index, ..
-            }) = takes.first()
-            else {
+            let Some(&Take { from, slot, .. }) = takes.first() else {
                 continue;
             };
-            let Some(mut slot) = self.take_slot(from, index) else {
-                continue;
-            };
-            // Nothing has happened since the fence was found complete.
-            let proof = slot.proof();
-            for take in takes {
-                let Some(proof) = proof else { break };
-                match slot.space.withdraw(take.offset, proof) {
-                    Ok(Some(unmapped)) => {
-                        got += take.size;
-                        self.taken(from, unmapped);
-                    }
-                    Ok(None) => {}
-                    Err(error) => {
-                        outcome = Err(error);
-                        break;
-                    }
+            let offsets: Vec<u64> = takes.iter().map(|take| take.offset).collect();
+            match self.take_from(from, slot, &offsets) {
+                Ok(bytes) => got += bytes,
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
                 }
             }
-            slot.receded();
-            self.put_slot(from, index, slot);
-            if outcome.is_err() {
-                break;
-            }
         }
+        self.release_marked();
         for &owner in plan.taken.keys() {
             self.drop_empty_slots_if_draining(owner);
         }
         outcome.map(|()| got)
+    }
+
+    /// Takes extents from a slot, as far as they can be taken back.
+    fn take_from(&mut self, id: TenantId, index: usize, at: &[u64]) -> Result<u64, CallError> {
+        let proof = |slot: &Slot| slot.proof().filter(|_| slot.has_spare());
+        let Some(proof) = self.slot(id, index).and_then(proof) else {
+            return Ok(0);
+        };
+        let Some(mut slot) = self.take_out(id, index) else {
+            return Ok(0);
+        };
+        let from = slot.taken();
+        let at = at.iter().copied().filter(|&offset| offset >= from);
+        let taken = self.take_extents((id, index), &mut slot, at.collect(), proof);
+        self.put_slot(id, index, slot);
+        taken
+    }
+
+    /// Unmaps extents of a slot that is out, last first, and keeps them where they may be kept;
+    /// returns the bytes.
+    fn take_extents(
+        &mut self,
+        (id, index): (TenantId, usize),
+        slot: &mut Slot,
+        at: Vec<u64>,
+        proof: Unused,
+    ) -> Result<u64, CallError> {
+        let mut unmapped = Vec::with_capacity(at.len());
+        let mut withdraw = |offset| {
+            unmapped.extend(slot.space.withdraw(offset, proof)?);
+            Ok(())
+        };
+        let outcome = self.unlocked(|| at.into_iter().try_for_each(&mut withdraw));
+        let mut bytes = 0;
+        for unmapped in unmapped {
+            bytes += unmapped.size();
+            self.taken(id, unmapped);
+        }
+        slot.receded();
+        self.renew((id, index), slot);
+        outcome.map(|()| bytes)
     }
 
     /// Books an extent that was withdrawn from a tenant, and keeps it where it may be kept.
@@ -334,27 +354,18 @@ impl State {
         self.keep(unmapped);
     }
 
-    /// Takes everything that can be taken from a slot that was taken out.
+    /// Takes everything that can be taken from a slot that is out.
     pub(crate) fn take_spare(
         &mut self,
-        id: TenantId,
+        (id, index): (TenantId, usize),
         slot: &mut Slot,
         proof: Unused,
     ) -> Result<(), CallError> {
-        let offsets: Vec<u64> = slot.spare().map(|extent| extent.offset).collect();
-        let mut outcome = Ok(());
-        for offset in offsets {
-            match slot.space.withdraw(offset, proof) {
-                Ok(Some(unmapped)) => self.taken(id, unmapped),
-                Ok(None) => {}
-                Err(error) => {
-                    outcome = Err(error);
-                    break;
-                }
-            }
+        let at: Vec<u64> = slot.spare().map(|extent| extent.offset).collect();
+        if at.is_empty() {
+            return Ok(());
         }
-        slot.receded();
-        outcome
+        self.take_extents((id, index), slot, at, proof).map(drop)
     }
 
     /// Gives up the addresses of a draining tenant's empty slots, and forgets it with the last.
@@ -378,8 +389,14 @@ impl State {
             if self.budget.addresses_left() >= wanted {
                 break;
             }
+            // The lock is let go between them.
+            let bare = |&index: &usize| self.slot(id, index).is_some_and(Slot::is_bare);
+            if !together.iter().all(bare) {
+                continue;
+            }
             for index in together {
-                if let Some(slot) = self.take_slot(id, index) {
+                let bare = self.slot(id, index).is_some_and(Slot::is_bare);
+                if bare && let Some(slot) = self.take_slot(id, index) {
                     self.put_away(id, index, slot);
                 }
             }
@@ -398,5 +415,17 @@ impl State {
             self.drop_empty_slots(id, bytes);
         }
         self.return_resting_for(bytes);
+    }
+}
+
+impl State {
+    /// What a tenant holds above its guarantee, once a plan is carried out.
+    pub(super) fn spare_of(&self, id: TenantId, plan: &Plan) -> u64 {
+        let account = self.budget.account(id);
+        let planned = plan.taken.get(&id).copied().unwrap_or(0);
+        account
+            .held
+            .saturating_sub(planned)
+            .saturating_sub(account.guarantee)
     }
 }

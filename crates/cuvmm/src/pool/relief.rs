@@ -7,6 +7,7 @@
 use std::time::Instant;
 
 use super::budget::TenantId;
+use super::locked::Locked;
 use super::pressure::{Pressure, PressureHook};
 use super::reclaim::Plan;
 use super::slot::SlotId;
@@ -66,7 +67,7 @@ impl Relief {
     }
 }
 
-impl State {
+impl Locked<'_> {
     /// Counts a refusal of a request, and puts the figures of the whole request in it.
     pub(super) fn refuse(
         &mut self,
@@ -128,33 +129,6 @@ impl State {
         Ok(Some(Appeal { to, hook, pressure }))
     }
 
-    /// Whether a request that was refused with `error` could be met if every tenant gave back all
-    /// above its guarantee, which hooks can bring about.
-    pub(super) fn can_be_given(
-        &self,
-        id: TenantId,
-        demand: Demand<'_>,
-        error: &AllocateError,
-    ) -> bool {
-        self.fits(demand, error, self.budget.most_for(id))
-    }
-
-    /// Whether such a request could be met if the tenant were alone: for that one can wait.
-    pub(super) fn can_ever(&self, id: TenantId, demand: Demand<'_>, error: &AllocateError) -> bool {
-        self.fits(demand, error, self.budget.most_alone(id))
-    }
-
-    fn fits(&self, demand: Demand<'_>, error: &AllocateError, most: u64) -> bool {
-        match error {
-            AllocateError::OutOfMemory(_)
-            | AllocateError::DriverOutOfMemory { .. }
-            | AllocateError::Capturing(_) => self.asked(demand).least <= most,
-            AllocateError::OutOfMappings { wanted, limit, .. }
-            | AllocateError::OutOfAddresses { wanted, limit, .. } => wanted <= limit,
-            _ => true,
-        }
-    }
-
     /// What is missing, and the tenants whose hooks could give some of it.
     fn relief(
         &mut self,
@@ -202,6 +176,35 @@ impl State {
             _ => {}
         }
         Ok(relief)
+    }
+}
+
+impl State {
+    /// Whether a request that was refused with `error` could be met if every tenant gave back all
+    /// above its guarantee, which hooks can bring about.
+    pub(super) fn can_be_given(
+        &self,
+        id: TenantId,
+        demand: Demand<'_>,
+        error: &AllocateError,
+    ) -> bool {
+        self.fits(demand, error, self.budget.most_for(id))
+    }
+
+    /// Whether such a request could be met if the tenant were alone: for that one can wait.
+    pub(super) fn can_ever(&self, id: TenantId, demand: Demand<'_>, error: &AllocateError) -> bool {
+        self.fits(demand, error, self.budget.most_alone(id))
+    }
+
+    fn fits(&self, demand: Demand<'_>, error: &AllocateError, most: u64) -> bool {
+        match error {
+            AllocateError::OutOfMemory(_)
+            | AllocateError::DriverOutOfMemory { .. }
+            | AllocateError::Capturing(_) => self.asked(demand).least <= most,
+            AllocateError::OutOfMappings { wanted, limit, .. }
+            | AllocateError::OutOfAddresses { wanted, limit, .. } => wanted <= limit,
+            _ => true,
+        }
     }
 
     /// The other tenants with hooks that could give something.

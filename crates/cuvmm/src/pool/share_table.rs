@@ -88,10 +88,15 @@ impl ShareTable {
         }
     }
 
-    /// Another slot that shows an extent.
-    pub(super) fn other(&self, handle: PhysicalHandle, slot: usize) -> Option<usize> {
-        let entry = self.entries.get(&handle)?;
-        entry.holders.iter().copied().find(|&other| other != slot)
+    /// The other slots that show an extent.
+    pub(super) fn others_of(
+        &self,
+        handle: PhysicalHandle,
+        slot: usize,
+    ) -> impl Iterator<Item = usize> + '_ {
+        let entry = self.entries.get(&handle);
+        let holders = entry.into_iter().flat_map(|entry| &entry.holders);
+        holders.copied().filter(move |&other| other != slot)
     }
 
     /// How many other slots show an extent.
@@ -108,7 +113,7 @@ impl ShareTable {
                 return;
             };
             let handle = physical.as_raw();
-            if self.other(handle, index).is_some() {
+            if self.others_of(handle, index).next().is_some() {
                 return;
             }
             self.forget(handle);

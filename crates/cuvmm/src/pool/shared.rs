@@ -14,11 +14,12 @@ use cuvmm_driver::PhysicalHandle;
 
 use super::budget::TenantId;
 use super::commit::Unfinished;
+use super::locked::Locked;
 use super::share_table::Left;
 use super::slot::Slot;
 use super::state::State;
 use super::tenancy::Tenancy;
-use crate::error::{AllocateError, CallError, CopyError};
+use crate::error::{AllocateError, CallError};
 use crate::own::{Physical, Stream};
 use crate::region::{Extent, Fence, Unmapped, Unused, wait_for};
 
@@ -94,12 +95,11 @@ impl Slot {
 }
 
 impl State {
-    /// Notes that a slot which was taken out shows what another has under its first bytes, up to
-    /// `end`.
+    /// Notes that a slot shows what another has under its first bytes, up to `end`. Both are out.
     pub(super) fn share(
         &mut self,
         id: TenantId,
-        from: usize,
+        (from, source): (usize, &mut Slot),
         (index, slot): (usize, &mut Slot),
         end: u64,
     ) {
@@ -113,91 +113,7 @@ impl State {
         }
         slot.shared = end;
         slot.lent = end;
-        if let Some(other) = tenancy.slot_mut(from) {
-            other.shared = other.shared.max(end);
-        }
-    }
-
-    /// Unmaps what slots have given up of memory that others show too, as far as their fences have
-    /// passed: then it is known whose it is.
-    pub(super) fn part_all(&mut self) {
-        let shares = |tenancy: &Tenancy| tenancy.share_table.bytes() > 0;
-        if self.tenants.values().any(shares) {
-            self.purge_all();
-        }
-    }
-
-    /// Unmaps what a slot, which has been taken out, shows of shared memory and does not use.
-    /// Nothing lies behind.
-    pub(super) fn part(
-        &mut self,
-        id: TenantId,
-        index: usize,
-        slot: &mut Slot,
-        proof: Unused,
-    ) -> Result<(), CallError> {
-        let offsets: Vec<u64> = slot.parting().map(|extent| extent.offset).collect();
-        let mut outcome = Ok(());
-        for offset in offsets {
-            match slot.space.withdraw(offset, proof) {
-                Ok(Some(unmapped)) => self.parted(id, index, slot, offset, unmapped),
-                Ok(None) => {}
-                Err(error) => {
-                    outcome = Err(error);
-                    break;
-                }
-            }
-        }
-        slot.receded();
-        outcome
-    }
-
-    /// Unmaps all that a slot shares, where a roll-back needs it. What cannot be unmapped, or may be
-    /// in use, is quarantined.
-    pub(super) fn leave_shared(
-        &mut self,
-        id: TenantId,
-        index: usize,
-        slot: &mut Slot,
-        proof: Option<Unused>,
-    ) {
-        let extents: Vec<(Extent, PhysicalHandle)> = slot
-            .space
-            .parts_in(0, slot.shared)
-            .map(|(extent, physical)| (extent, physical.as_raw()))
-            .collect();
-        for (extent, handle) in extents.into_iter().rev() {
-            let withdrawn = proof.ok_or(CallError::InUse);
-            match withdrawn.and_then(|proof| slot.space.withdraw(extent.offset, proof)) {
-                Ok(Some(unmapped)) => self.parted(id, index, slot, extent.offset, unmapped),
-                Ok(None) => {}
-                Err(error) => {
-                    tracing::error!(%error, "a roll-back could not unmap: quarantined");
-                    slot.space.quarantine(extent.offset);
-                    self.stuck(id, index, slot, extent.offset, (handle, extent.size));
-                }
-            }
-        }
-    }
-
-    /// Books a shared extent that was withdrawn from a slot, and keeps it if nobody else shows it.
-    pub(super) fn parted(
-        &mut self,
-        id: TenantId,
-        index: usize,
-        slot: &mut Slot,
-        offset: u64,
-        unmapped: Unmapped,
-    ) {
-        let (handle, size) = (unmapped.physical.as_raw(), unmapped.size());
-        match self.leave(id, index, slot, offset, handle) {
-            Left::Nobody => {
-                self.budget.refund(id, size);
-                self.keep(unmapped);
-            }
-            // Their mappings hold it.
-            Left::One(_) | Left::Several => drop(unmapped),
-        }
+        source.shared = source.shared.max(end);
     }
 
     /// Books a mapping of a shared extent that can neither be used nor unmapped.
@@ -235,23 +151,13 @@ impl State {
         let left = tenancy.map_or(Left::Nobody, |tenancy| {
             tenancy.share_table.remove(handle, index)
         });
-        // One that has been taken out finds that it is alone when it is put back.
+        // One that is out finds that it is alone when it is put back.
         if let Left::One(other) = left
             && let Some(other_slot) = self.take_slot(id, other)
         {
             self.put_slot(id, other, other_slot);
         }
         left
-    }
-
-    /// Another slot that shows an extent of a slot which was taken out.
-    pub(super) fn other_holder(
-        &self,
-        id: TenantId,
-        index: usize,
-        handle: PhysicalHandle,
-    ) -> Option<usize> {
-        self.tenants.get(&id)?.share_table.other(handle, index)
     }
 
     /// How many other slots show the extent of a slot that an offset lies in.
@@ -262,14 +168,105 @@ impl State {
         };
         tenancy.share_table.others(physical.as_raw())
     }
+}
 
-    /// Copies bytes at an offset from one slot to the same place in another, behind what the stream
-    /// of that other one's block has queued, or waits for the copy. The first is not unmapped before
-    /// that has passed; where the wait failed, [`Unfinished::running`] has to keep the other one too.
-    pub(super) fn copy_between(
+impl Locked<'_> {
+    /// Unmaps what slots have given up of memory that others show too, as far as their fences have
+    /// passed: then it is known whose it is.
+    pub(super) fn part_all(&mut self) {
+        let shares = |tenancy: &Tenancy| tenancy.share_table.bytes() > 0;
+        if self.tenants.values().any(shares) {
+            self.purge_all();
+        }
+    }
+
+    /// Unmaps what a slot, which is out, shows of shared memory and does not use. Nothing lies
+    /// behind.
+    pub(super) fn part(
         &mut self,
         id: TenantId,
-        from: usize,
+        index: usize,
+        slot: &mut Slot,
+        proof: Unused,
+    ) -> Result<(), CallError> {
+        let at: Vec<u64> = slot.parting().map(|extent| extent.offset).collect();
+        if at.is_empty() {
+            return Ok(());
+        }
+        let mut unmapped = Vec::with_capacity(at.len());
+        let mut withdraw = |offset| {
+            let here = slot.space.withdraw(offset, proof)?;
+            unmapped.extend(here.map(|here| (offset, here)));
+            Ok(())
+        };
+        let outcome = self.unlocked(|| at.into_iter().try_for_each(&mut withdraw));
+        for (offset, unmapped) in unmapped {
+            self.parted(id, index, slot, offset, unmapped);
+        }
+        slot.receded();
+        self.renew((id, index), slot);
+        outcome
+    }
+
+    /// Unmaps all that a slot, which is out, shares, where a roll-back needs it. What cannot be
+    /// unmapped, or may be in use, is quarantined.
+    pub(super) fn leave_shared(
+        &mut self,
+        id: TenantId,
+        index: usize,
+        slot: &mut Slot,
+        proof: Option<Unused>,
+    ) {
+        let extents: Vec<(Extent, PhysicalHandle)> = slot
+            .space
+            .parts_in(0, slot.shared)
+            .map(|(extent, physical)| (extent, physical.as_raw()))
+            .collect();
+        for (extent, handle) in extents.into_iter().rev() {
+            let withdrawn = proof.ok_or(CallError::InUse);
+            let offset = extent.offset;
+            let withdrawn =
+                self.unlocked(|| withdrawn.and_then(|proof| slot.space.withdraw(offset, proof)));
+            match withdrawn {
+                Ok(Some(unmapped)) => self.parted(id, index, slot, offset, unmapped),
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::error!(%error, "a roll-back could not unmap: quarantined");
+                    slot.space.quarantine(offset);
+                    self.stuck(id, index, slot, offset, (handle, extent.size));
+                }
+            }
+            self.renew((id, index), slot);
+        }
+    }
+
+    /// Books a shared extent that was withdrawn from a slot, and keeps it if nobody else shows it.
+    pub(super) fn parted(
+        &mut self,
+        id: TenantId,
+        index: usize,
+        slot: &mut Slot,
+        offset: u64,
+        unmapped: Unmapped,
+    ) {
+        let (handle, size) = (unmapped.physical.as_raw(), unmapped.size());
+        match self.leave(id, index, slot, offset, handle) {
+            Left::Nobody => {
+                self.budget.refund(id, size);
+                self.keep(unmapped);
+            }
+            // Their mappings hold it.
+            Left::One(_) | Left::Several => drop(unmapped),
+        }
+    }
+
+    /// Copies bytes at an offset from one slot to the same place in another, behind what the stream
+    /// of that other one's block has queued, or waits for the copy. Both are out. The first is not
+    /// unmapped before that has passed; where the wait failed, [`Unfinished::running`] has to keep
+    /// the other one too.
+    pub(super) fn copy_between(
+        &mut self,
+        source: &mut Slot,
         to: &Slot,
         (offset, size): (u64, u64),
         home: Option<&Stream>,
@@ -277,15 +274,6 @@ impl State {
         let stream = match home {
             Some(home) => home.clone(),
             None => self.scrubber()?,
-        };
-        let Some(source) = self.slot_mut(id, from) else {
-            let bytes = to.space.size();
-            let missing = CopyError::OutOfRange {
-                offset,
-                size,
-                bytes,
-            };
-            return Err(AllocateError::Copy(missing).into());
         };
         let copied = to
             .space
@@ -295,7 +283,8 @@ impl State {
             source.is_read_on(home);
             return Ok(());
         }
-        wait_for(&stream).map_err(|failed| {
+        let waited = self.unlocked(|| wait_for(&stream));
+        waited.map_err(|failed| {
             let failed = Unfinished::of(failed, stream.clone());
             if !failed.running.is_complete() {
                 source.is_read_on(&stream);

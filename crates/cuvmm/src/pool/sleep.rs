@@ -9,6 +9,7 @@
 use std::time::Instant;
 
 use super::budget::TenantId;
+use super::locked::Locked;
 use super::moving::{Choice, Chosen, MovingBlock, Tally};
 use super::sleep_state::{Aside, SleepState};
 use super::slot::{Slot, SlotId};
@@ -39,7 +40,11 @@ impl Tenant {
         core.device.own_process()?;
         let chosen = core.until(
             until,
-            |state| state.mark_for_sleep(id, choice),
+            |state| {
+                let mut state = core.await_choice(state, id, choice);
+                let outcome = state.mark_for_sleep(id, choice);
+                (state, outcome)
+            },
             |error| matches!(error, SleepError::Leased { .. } | SleepError::Busy { .. }),
         )?;
         let to_sleep = chosen.into_iter().map(|chosen| ToSleep {
@@ -76,7 +81,7 @@ impl ToSleep {
         let Some(moving) = self.moving.take() else {
             return 0;
         };
-        let mut state = moving.lease.core().lock();
+        let mut state = moving.lock();
         let given = state.settle_asleep(moving.lease.place(), self.saved.take(), release);
         drop(state);
         moving.lease.core().announce();
@@ -93,7 +98,7 @@ impl ToSleep {
             return true;
         };
         let reading = self.saved.as_deref_mut().map_or(&[][..], Saved::unfinished);
-        let mut state = moving.lease.core().lock();
+        let mut state = moving.lock();
         state.is_read_on(moving.lease.place(), reading);
         state.restore(moving.lease.place(), self.saved.take())
     }
@@ -102,7 +107,7 @@ impl ToSleep {
 impl MovingBlock {
     /// Takes the memory of a block that falls asleep out and puts it aside.
     pub(crate) fn withdraw(&self) -> Result<(), SleepError> {
-        self.lease.core().lock().withdraw_all(self.lease.place())
+        self.lock().withdraw_all(self.lease.place())
     }
 }
 
@@ -158,7 +163,7 @@ impl State {
                 leased.add(slot);
             } else if slot.exported {
                 exported.add(slot);
-            } else if slot.is_busy() || !Self::is_complete_now(needs, slot)? {
+            } else if slot.is_busy() || slot.pinned || !Self::is_complete_now(needs, slot)? {
                 busy.add(slot);
             }
         }
@@ -196,12 +201,24 @@ impl State {
         Self::poll(0, needs, &mut slot.fence)
     }
 
+    /// Notes copies out of a moving block that may still be running.
+    fn is_read_on(&mut self, place: &SlotId, streams: &[Stream]) {
+        let Some(slot) = self.slot_mut(place.tenant, place.slot) else {
+            return;
+        };
+        for stream in streams {
+            slot.is_read_on(stream);
+        }
+    }
+}
+
+impl Locked<'_> {
     /// Takes all memory out of a moving block's slot, last first.
     fn withdraw_all(&mut self, place: &SlotId) -> Result<(), SleepError> {
-        let Some(mut slot) = self.take_slot(place.tenant, place.slot) else {
+        let Some(mut slot) = self.take_out(place.tenant, place.slot) else {
             return Ok(());
         };
-        let outcome = Self::empty_slot(&mut slot);
+        let outcome = self.unlocked(|| Self::empty_slot(&mut slot));
         self.put_slot(place.tenant, place.slot, slot);
         outcome
     }
@@ -249,9 +266,6 @@ impl State {
         {
             self.abandon(id, (index, &mut slot), offset, unmapped);
         }
-        if release {
-            self.release_growth(free_list);
-        }
         let given = held - self.budget.account(id).held;
         // What it wakes to is its own.
         slot.lent = 0;
@@ -262,23 +276,16 @@ impl State {
         slot.receded();
         self.put_slot(id, index, slot);
         self.update_bypass(id);
-        given
-    }
-
-    /// Notes copies out of a moving block that may still be running.
-    fn is_read_on(&mut self, place: &SlotId, streams: &[Stream]) {
-        let Some(slot) = self.slot_mut(place.tenant, place.slot) else {
-            return;
-        };
-        for stream in streams {
-            slot.is_read_on(stream);
+        if release {
+            self.release_growth(free_list);
         }
+        given
     }
 
     /// Puts what was put aside back. If that fails the block sleeps, with what was saved of it.
     fn restore(&mut self, place: &SlotId, saved: Option<Box<Saved>>) -> bool {
         let (id, index) = (place.tenant, place.slot);
-        let Some(mut slot) = self.take_slot(id, index) else {
+        let Some(mut slot) = self.take_out(id, index) else {
             return true;
         };
         let SleepState::Moving { aside, .. } = std::mem::take(&mut slot.sleep_state) else {
@@ -293,8 +300,9 @@ impl State {
                 most,
             } = aside;
             let handle = unmapped.physical.as_raw();
-            let failed = slot.space.place_back(offset, vec![unmapped], most).err()?;
-            Some((offset, handle, failed))
+            let back = vec![unmapped];
+            let placed = self.unlocked(|| slot.space.place_back(offset, back, most));
+            Some((offset, handle, placed.err()?))
         });
         let stays = failed.is_some();
         if let Some((offset, handle, failed)) = failed {

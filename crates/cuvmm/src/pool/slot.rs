@@ -18,9 +18,10 @@ use crate::own::Stream;
 use crate::region::{Extent, Fence, Space, Unused, Uses};
 
 /// Where a slot's memory stands when it is not in use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Freed {
     /// Its fence has passed.
+    #[default]
     Cached,
     /// It is not known whether its fence has passed.
     PendingFree,
@@ -75,6 +76,8 @@ pub(crate) struct Slot {
     /// Up to where it may only read, since it shares or shared what another slot had before: as
     /// above.
     pub(crate) lent: u64,
+    /// An operation may still make its block what it was before: nobody moves it meanwhile.
+    pub(crate) pinned: bool,
     /// Whether it is listed to be unmapped.
     pub(crate) purging: bool,
     /// Bytes that the mapper is putting behind what is there, charged already. Until it is done
@@ -141,7 +144,52 @@ impl Occupant {
     }
 }
 
+/// What a slot counts for in its tenant's figures. Bytes, but for counts.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Figures {
+    /// What its block was asked to have, without what it shares.
+    pub(crate) in_use: u64,
+    /// What the block has beyond that in whole granules.
+    pub(crate) padding: u64,
+    pub(crate) precommitted: u64,
+    /// What was in use and is not.
+    pub(crate) idle: u64,
+    /// Where that stands.
+    pub(crate) freed: Freed,
+    pub(crate) stranded: u64,
+    pub(crate) exported: u64,
+    pub(crate) asleep: u64,
+    /// What cannot be taken back, however long one waits for the GPU.
+    pub(crate) kept: u64,
+    pub(crate) blocks: u64,
+    pub(crate) leases: u64,
+    /// Whether its block is not awake.
+    pub(crate) sleeps: bool,
+}
+
 impl Slot {
+    /// What it counts for.
+    pub(crate) fn figures(&self) -> Figures {
+        let in_use = self.requested().saturating_sub(self.shared);
+        Figures {
+            in_use,
+            padding: self.taken() - self.shared - in_use,
+            precommitted: self.precommitted(),
+            idle: self.idle(),
+            freed: self.freed_state(),
+            stranded: self.stranded(),
+            exported: match self.exported {
+                true => self.space.exported().map(|extent| extent.size).sum(),
+                false => 0,
+            },
+            asleep: self.asleep(),
+            kept: self.kept(),
+            blocks: u64::from(self.block.is_some()),
+            leases: self.leases,
+            sleeps: !self.sleep_state.is_awake(),
+        }
+    }
+
     pub(crate) const fn new(space: Space, class: Class, now: u64, single: bool) -> Self {
         Self {
             space,
@@ -157,6 +205,7 @@ impl Slot {
             exported: false,
             shared: 0,
             lent: 0,
+            pinned: false,
             purging: false,
             coming: 0,
             sleep_state: SleepState::Awake,
@@ -265,7 +314,12 @@ impl Slot {
 
     /// Whether another block may be put in it.
     pub(crate) const fn is_vacant(&self) -> bool {
-        self.block.is_none() && self.leases == 0 && !self.is_busy()
+        self.block.is_none() && self.leases == 0 && !self.is_busy() && !self.pinned
+    }
+
+    /// Whether it has neither a block nor memory.
+    pub(crate) fn is_bare(&self) -> bool {
+        self.is_vacant() && self.space.bytes() == 0
     }
 
     /// Whether it serves its block and no other.

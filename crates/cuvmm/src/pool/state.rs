@@ -1,7 +1,8 @@
 //! What a pool knows, behind one lock: budget, free list, tenants and their slots.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,12 +12,12 @@ use super::budget::{Budget, TenantId};
 use super::free_list::FreeList;
 use super::hardened::Hardening;
 use super::pace::{Growth, Precommit};
-use super::slot::Slot;
-use super::tenancy::Tenancy;
+use super::slot::{Freed, Slot};
+use super::tenancy::{self, Tenancy};
 use crate::device::Device;
 use crate::error::{CallError, Shortage};
 use crate::own::{Physical, Stream};
-use crate::region::{Fence, Poll, Round, Space};
+use crate::region::{Fence, Poll, Round, Space, Unmapped};
 
 /// How the pool's memory is made and handed on.
 #[derive(Clone, Copy, Debug)]
@@ -56,14 +57,54 @@ pub enum Scrub {
     Never,
 }
 
+/// The operations in flight.
+#[derive(Debug, Default)]
+pub(crate) struct Flights {
+    /// How many have begun.
+    begun: u64,
+    /// How many are in flight.
+    count: u64,
+}
+
+impl Flights {
+    pub(super) const fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The number of a new one.
+    pub(super) const fn begin(&mut self) -> NonZeroU64 {
+        self.count += 1;
+        self.begun += 1;
+        match NonZeroU64::new(self.begun) {
+            Some(number) => number,
+            None => NonZeroU64::MIN,
+        }
+    }
+
+    pub(super) const fn end(&mut self) {
+        self.count -= 1;
+    }
+}
+
 pub(crate) struct State {
     pub(crate) device: Device,
     pub(crate) policy: Policy,
     pub(crate) budget: Budget,
     pub(crate) free_list: FreeList,
+    /// Physicals that go to the driver when the operation has put its slots back.
+    pub(super) to_release: Vec<Unmapped>,
     pub(crate) tenants: BTreeMap<TenantId, Tenancy>,
     /// Counts uses, to tell what was used least recently. The stream caches move it too.
     pub(crate) clock: Arc<AtomicU64>,
+    pub(super) flights: Flights,
+    /// How often those who wait were told that memory came idle: an attempt lets the lock go, and may
+    /// not see what came idle meanwhile.
+    pub(super) told: u64,
+    /// Draining tenants whose slots operations have put back: who looked for their memory meanwhile
+    /// has not seen it.
+    pub(super) to_collect: BTreeSet<TenantId>,
+    /// Blocks from stream caches that are to be freed when their slots are back.
+    pub(super) to_free: Vec<tenancy::Freed>,
     /// Capture guards that live.
     pub(crate) capturing: u64,
     /// Set when a poll found that only a synchronisation can tell.
@@ -88,8 +129,13 @@ impl State {
             policy,
             budget,
             free_list: FreeList::new(),
+            to_release: Vec::new(),
             tenants: BTreeMap::new(),
             clock: Arc::default(),
+            flights: Flights::default(),
+            told: 0,
+            to_collect: BTreeSet::new(),
+            to_free: Vec::new(),
             capturing: 0,
             needs_synchronise: false,
             quarantine: (Vec::new(), Vec::new()),
@@ -126,10 +172,7 @@ impl State {
 
     /// Bytes of a tenant that cannot be taken back, however long one waits for the GPU.
     pub(crate) fn kept_by(&self, id: TenantId) -> u64 {
-        let tenancy = self.tenants.get(&id);
-        tenancy.map_or(0, |tenancy| {
-            tenancy.slots().map(Slot::kept).sum::<u64>() + tenancy.shared_in_use()
-        })
+        self.tenants.get(&id).map_or(0, Tenancy::kept)
     }
 
     pub(crate) fn slot(&self, id: TenantId, index: usize) -> Option<&Slot> {
@@ -153,21 +196,58 @@ impl State {
     pub(crate) fn put_slot(&mut self, id: TenantId, index: usize, slot: Box<Slot>) {
         if let Some(tenancy) = self.tenants.get_mut(&id) {
             tenancy.put(index, slot);
+            if !tenancy.registered {
+                self.to_collect.insert(id);
+            }
         }
     }
 
-    /// Gives the addresses of a slot that was taken out back. What is stuck in it is kept.
-    pub(crate) fn drop_slot(&mut self, id: TenantId, index: usize, slot: Box<Slot>) {
+    /// Whether an operation has a slot out.
+    pub(crate) fn is_out(&self, id: TenantId, index: usize) -> bool {
+        // Mostly nothing is in flight.
+        if self.flights.count() == 0 {
+            return false;
+        }
+        let tenancy = self.tenants.get(&id);
+        tenancy.is_some_and(|tenancy| tenancy.is_out(index))
+    }
+
+    /// Charges bytes for a slot that is out.
+    pub(super) fn charge_for(&mut self, (id, index): (TenantId, usize), bytes: u64) {
+        self.budget.charge(id, bytes);
         if let Some(tenancy) = self.tenants.get_mut(&id) {
-            tenancy.vacate(index);
+            tenancy.note_charge(index, |charged| charged + bytes);
         }
-        // Reserved they stay with what is stuck, or with a neighbour that is in use.
-        self.budget.disown_addresses(id, slot.space.addresses());
-        if slot.space.stuck_count() > 0 {
-            self.quarantine.1.push(slot.space);
-        } else {
-            self.budget.refund_disowned(slot.space.give_back());
+    }
+
+    /// Takes such a charge back.
+    pub(super) fn refund_for(&mut self, (id, index): (TenantId, usize), bytes: u64) {
+        self.budget.refund(id, bytes);
+        if let Some(tenancy) = self.tenants.get_mut(&id) {
+            tenancy.note_charge(index, |charged| charged.saturating_sub(bytes));
         }
+    }
+
+    /// Notes what a slot that is out counts for, when some of its memory was given up.
+    pub(super) fn renew(&mut self, (id, index): (TenantId, usize), slot: &Slot) {
+        if let Some(tenancy) = self.tenants.get_mut(&id) {
+            tenancy.renew(index, slot);
+        }
+    }
+
+    /// Checks that no slot is out of its place without its figures, before the lock is let go.
+    pub(super) fn check_none_taken(&self) {
+        #[cfg(debug_assertions)]
+        debug_assert!(
+            !self.tenants.values().any(Tenancy::has_taken),
+            "a slot is taken while the lock is let go"
+        );
+    }
+
+    /// Gives up what an operation had taken out, which was ended by a panic.
+    pub(super) fn lose(&mut self, flight: NonZeroU64) {
+        let tenants = self.tenants.values_mut();
+        tenants.for_each(|tenancy| tenancy.lose(flight));
     }
 
     /// Forgets a tenant that is unregistered and has nothing left.
@@ -241,7 +321,6 @@ impl State {
 
     /// The figures for whoever is refused.
     pub(crate) fn shortage(&self, id: TenantId, wanted: u64, reclaimable: u64) -> Box<Shortage> {
-        use super::slot::Freed;
         let account = self.budget.account(id);
         let mut holders: Vec<(String, u64)> = self
             .budget
@@ -252,16 +331,22 @@ impl State {
             })
             .collect();
         holders.sort_by(|one, other| other.1.cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
-        let slots = || self.tenants.values().flat_map(Tenancy::slots);
-        // What is stranded does not come free with its fence.
-        let idle = |state: Freed| -> u64 {
-            slots()
-                .filter(|slot| slot.freed_state() == state)
-                .map(|slot| (slot.idle() + slot.precommitted()).saturating_sub(slot.stranded()))
-                .sum()
-        };
-        let shared = self.tenants.values().map(Tenancy::shared_pending_free);
-        let pending_free = idle(Freed::PendingFree) + shared.sum::<u64>();
+        let tenants = self.tenants.values();
+        let figures = tenants.flat_map(|tenancy| tenancy.figures().map(|(figures, _)| figures));
+        let (mut pending_free, mut leased, mut stranded) = (0, 0, 0);
+        for figures in figures {
+            // What is stranded does not come free with its fence.
+            let idle = figures.idle + figures.precommitted;
+            let gives = idle.saturating_sub(figures.stranded);
+            match figures.freed {
+                Freed::Cached => {}
+                Freed::PendingFree => pending_free += gives,
+                Freed::Leased => leased += gives,
+            }
+            stranded += figures.stranded;
+        }
+        let tenants = self.tenants.values();
+        pending_free += tenants.map(Tenancy::shared_pending_free).sum::<u64>();
         let creatable = self.budget.creatable().min(self.policy.largest_extent);
         Box::new(Shortage {
             tenant: self
@@ -281,8 +366,8 @@ impl State {
             tenant_held: account.held,
             guaranteed_to_others: self.budget.guaranteed_to_others(id),
             pending_free,
-            leased: idle(Freed::Leased),
-            stranded: slots().map(Slot::stranded).sum(),
+            leased,
+            stranded,
             quarantined: self.budget.quarantined(),
             holders,
         })

@@ -1,13 +1,15 @@
 //! The pool's figures, from the counters that enforce them. Asking makes no driver call.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::budget::TenantId;
-use super::slot::{Freed, Slot};
+use super::slot::{Figures, Freed};
 use super::state::State;
 use super::tenancy::Tenancy;
 use super::tenant::Tenant;
 use crate::calls::CallCounts;
+use crate::region::Unmapped;
 
 /// A pool's figures. Sizes in bytes.
 ///
@@ -42,7 +44,7 @@ pub struct PoolStats {
     /// In use under the first bytes of several blocks, counted once: what
     /// [forks](super::Block::fork) have in common. In none of the figures above.
     pub shared: u64,
-    /// Obtained from the driver, unmapped, held by nobody.
+    /// Obtained from the driver, unmapped, held by nobody; on its way back to the driver too.
     pub free: u64,
     /// Out of use because it could not be given back; tried again when the pool is closed.
     pub quarantined: u64,
@@ -146,29 +148,24 @@ pub struct TenantStats {
 }
 
 impl TenantStats {
-    fn add(&mut self, slot: &Slot) {
-        let in_use = slot.requested().saturating_sub(slot.shared);
-        self.in_use += in_use;
-        self.padding += slot.taken() - slot.shared - in_use;
-        self.precommitted += slot.precommitted();
-        self.stranded += slot.stranded();
-        if slot.exported {
-            self.exported += slot.space.exported().map(|extent| extent.size).sum::<u64>();
+    fn add(&mut self, figures: &Figures, tag: Option<&Arc<str>>) {
+        self.in_use += figures.in_use;
+        self.padding += figures.padding;
+        self.precommitted += figures.precommitted;
+        match figures.freed {
+            Freed::Cached => self.cached += figures.idle,
+            Freed::PendingFree => self.pending_free += figures.idle,
+            Freed::Leased => self.leased += figures.idle,
         }
-        self.asleep += slot.asleep();
-        self.leases += slot.leases;
-        match slot.freed_state() {
-            Freed::Cached => self.cached += slot.idle(),
-            Freed::PendingFree => self.pending_free += slot.idle(),
-            Freed::Leased => self.leased += slot.idle(),
-        }
-        if let Some(block) = &slot.block {
-            self.blocks += 1;
-            if let Some(tag) = &block.tag {
-                match self.tags.get_mut(&**tag) {
-                    Some(bytes) => *bytes += in_use,
-                    None => drop(self.tags.insert(tag.to_string(), in_use)),
-                }
+        self.stranded += figures.stranded;
+        self.exported += figures.exported;
+        self.asleep += figures.asleep;
+        self.leases += figures.leases;
+        self.blocks += figures.blocks;
+        if let Some(tag) = tag {
+            match self.tags.get_mut(&**tag) {
+                Some(bytes) => *bytes += figures.in_use,
+                None => drop(self.tags.insert(tag.to_string(), figures.in_use)),
             }
         }
     }
@@ -187,14 +184,11 @@ impl Tenant {
         let tenancy = state.tenants.get(&id);
         let mut idle = tenancy.map_or(0, Tenancy::shared_pending_free);
         for first in (0..).step_by(SLOTS_AT_ONCE) {
-            let slots = state
-                .tenants
-                .get(&id)
-                .map(|tenancy| tenancy.part(first, SLOTS_AT_ONCE));
-            let Some(slots) = slots.flatten() else {
+            let tenancy = state.tenants.get(&id);
+            let Some(part) = tenancy.and_then(|it| it.idle_in(first, SLOTS_AT_ONCE)) else {
                 break;
             };
-            idle += slots.map(Slot::idle).sum::<u64>();
+            idle += part;
             drop(state);
             state = core.lock();
         }
@@ -226,10 +220,26 @@ impl State {
             refusals: tenancy.refusals,
             ..TenantStats::default()
         };
-        tenancy.slots().for_each(|slot| stats.add(slot));
+        let figures = tenancy.figures();
+        figures.for_each(|(figures, tag)| stats.add(&figures, tag));
         stats.shared = tenancy.shared_in_use();
         stats.pending_free += tenancy.shared_pending_free();
         stats
+    }
+
+    /// Bytes from the driver that nobody holds: those of the free list, as long as no operation is in
+    /// flight, which may hold some of them and be charged for what it is about to take.
+    fn free(&self) -> u64 {
+        let taken = self.budget.held() + self.budget.quarantined();
+        let free = self.budget.obtained().saturating_sub(taken);
+        debug_assert!(self.flights.count() > 0 || free == self.unheld());
+        free
+    }
+
+    /// The same counted.
+    fn unheld(&self) -> u64 {
+        let leaving: u64 = self.to_release.iter().map(Unmapped::size).sum();
+        self.free_list.bytes() + leaving
     }
 
     pub(crate) fn stats(&mut self) -> PoolStats {
@@ -253,7 +263,7 @@ impl State {
             pending_free: sum(|tenant| tenant.pending_free),
             leased: sum(|tenant| tenant.leased),
             shared: sum(|tenant| tenant.shared),
-            free: self.free_list.bytes(),
+            free: self.free(),
             quarantined: self.budget.quarantined(),
             stranded: sum(|tenant| tenant.stranded),
             exported: sum(|tenant| tenant.exported),

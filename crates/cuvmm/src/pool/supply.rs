@@ -1,8 +1,11 @@
 //! Where memory comes from: the free list, else the driver; and where it goes back to.
 
+use std::sync::PoisonError;
+
 use super::budget::TenantId;
+use super::core::Core;
+use super::locked::Locked;
 use super::state::{Policy, Scrub, State};
-use crate::device::Device;
 use crate::error::{AllocateError, CreateError};
 use crate::own::{CloseRefusal, Physical};
 use crate::region::Unmapped;
@@ -12,7 +15,7 @@ use crate::region::Unmapped;
 /// (`docs/measurements.md`).
 const WORTH_MAPPING: u64 = 4;
 
-impl State {
+impl Locked<'_> {
     /// Unmapped physicals of at most `largest` that make up `bytes` (whole granules), which the tenant has been charged; taken from
     /// others if it `claims` them and the driver has no more. On failure nothing has changed,
     /// except that the driver may have got memory of the free list back.
@@ -111,9 +114,15 @@ impl State {
     }
 
     fn create(&mut self, size: u64) -> Result<Unmapped, CreateError> {
-        let physical = self.policy.create(&self.device, size)?;
+        // Nobody else creates what this is about to.
         self.budget.created(size);
-        Ok(Unmapped::fresh(physical))
+        let core = self.core();
+        let policy = self.policy;
+        let created = self.unlocked(|| core.create(&policy, size));
+        if created.is_err() {
+            self.budget.not_created(size);
+        }
+        created.map(Unmapped::fresh)
     }
 
     /// Undoes [`Self::gather`]: what it created goes back to the driver, the rest to the free list.
@@ -127,21 +136,17 @@ impl State {
         }
     }
 
-    /// Keeps a physical that no slot uses any more for the next tenant that wants memory. What another
-    /// process may have goes to the driver. What is still mapped elsewhere, since a roll-back could
-    /// not unmap it, is quarantined: it would show the next tenant's data there.
-    pub(crate) fn keep(&mut self, unmapped: Unmapped) {
-        if unmapped.physical.is_exported() || unmapped.physical.is_shared() {
+    /// Gives what others may still have to the driver.
+    pub(super) fn release_marked(&mut self) {
+        while let Some(unmapped) = self.to_release.pop() {
             self.release(unmapped);
-        } else {
-            self.free_list.add(unmapped);
         }
     }
 
     /// Gives a physical to the driver, or to the quarantine if it will not have it.
     pub(crate) fn release(&mut self, unmapped: Unmapped) -> u64 {
         let size = unmapped.size();
-        match unmapped.physical.close() {
+        match self.unlocked(|| unmapped.physical.close()) {
             Ok(()) => {
                 self.budget.released(size);
                 size
@@ -182,22 +187,40 @@ impl State {
     }
 }
 
-impl Policy {
+impl State {
+    /// Keeps a physical that no slot uses any more for the next tenant that wants memory. What another
+    /// process may have goes to the driver, at the latest when the operation ends. What is still
+    /// mapped elsewhere, since a roll-back could not unmap it, is quarantined then: it would show the
+    /// next tenant's data there.
+    pub(crate) fn keep(&mut self, unmapped: Unmapped) {
+        if unmapped.physical.is_exported() || unmapped.physical.is_shared() {
+            self.to_release.push(unmapped);
+        } else {
+            self.free_list.add(unmapped);
+        }
+    }
+}
+
+impl Core {
     /// Creates memory of the pool's kind, unless that would leave less free than it promised.
-    pub(crate) fn create(&self, device: &Device, size: u64) -> Result<Physical, CreateError> {
+    pub(super) fn create(&self, policy: &Policy, size: u64) -> Result<Physical, CreateError> {
         let refuse = |cause| CreateError::Call {
             size,
-            location: self.props.location,
+            location: policy.props.location,
             cause,
         };
-        if self.leave_free > 0 {
-            let info = device.memory_info().map_err(refuse)?;
-            if info.free < size.saturating_add(self.leave_free) {
+        let mut _one_by_one = None;
+        if policy.leave_free > 0 {
+            // Two that ask at once would both find room for one.
+            let creating = self.creating.lock();
+            _one_by_one = Some(creating.unwrap_or_else(PoisonError::into_inner));
+            let info = self.device.memory_info().map_err(refuse)?;
+            if info.free < size.saturating_add(policy.leave_free) {
                 return Err(refuse(out_of_memory()));
             }
         }
-        Physical::builder(device, size)
-            .with_props(self.props)
+        Physical::builder(&self.device, size)
+            .with_props(policy.props)
             .create()
     }
 }

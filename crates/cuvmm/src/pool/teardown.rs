@@ -1,16 +1,18 @@
 //! Giving physical memory back to the driver: down to a mark, or all of it at the end.
 
 use super::budget::TenantId;
+use super::core::Core;
+use super::locked::Locked;
 use super::slot::Slot;
 use super::state::State;
 use crate::error::CallError;
 use crate::region::Unused;
 
-impl State {
+impl Locked<'_> {
     pub(crate) fn trim(&mut self, keep: u64) -> Result<u64, CallError> {
-        let before = self.budget.obtained();
+        let before = self.budget.given_back();
         self.purge_all();
-        let excess = |state: &Self| state.budget.obtained().saturating_sub(keep);
+        let excess = |state: &State| state.budget.obtained().saturating_sub(keep);
         if excess(self) > self.free_list.bytes() {
             let wanted = excess(self) - self.free_list.bytes();
             // Nobody in particular asks, so everybody's guarantee counts.
@@ -19,7 +21,7 @@ impl State {
         let free_list = self.free_list.bytes().saturating_sub(excess(self));
         self.release_free(free_list);
         // What was exported was released on the way.
-        Ok(before - self.budget.obtained())
+        Ok(self.budget.given_back() - before)
     }
 
     /// Gives everything back. Nobody holds a tenant, block or lease any more.
@@ -32,6 +34,7 @@ impl State {
             outcome = outcome.and(self.empty(id));
         }
         self.release_free(0);
+        self.release_marked();
         outcome.and(self.retry_quarantine())
     }
 
@@ -44,7 +47,7 @@ impl State {
         };
         let mut outcome = Ok(());
         for index in indices {
-            let Some(mut slot) = self.take_slot(id, index) else {
+            let Some(mut slot) = self.take_out(id, index) else {
                 continue;
             };
             match self.strip(id, (index, &mut slot)) {
@@ -63,11 +66,11 @@ impl State {
 
     /// Unmaps everything of a slot that was taken out.
     fn strip(&mut self, id: TenantId, (index, slot): (usize, &mut Slot)) -> Result<(), CallError> {
-        let proof = slot.fence.wait()?;
+        let proof = self.unlocked(|| slot.fence.wait())?;
         let extents = slot.space.extents().rev();
         let offsets: Vec<u64> = extents.map(|extent| extent.offset).collect();
         for offset in offsets {
-            match slot.space.withdraw_back(offset, proof)? {
+            match self.unlocked(|| slot.space.withdraw_back(offset, proof))? {
                 Some(unmapped) if offset < slot.shared => {
                     self.parted(id, index, slot, offset, unmapped);
                 }
@@ -81,14 +84,21 @@ impl State {
     /// Tries once more to give back what could not be given. Work may still use what was
     /// quarantined: it is unmapped behind all work of the device.
     fn retry_quarantine(&mut self) -> Result<(), CallError> {
-        self.quarantine.0.clear();
+        let physicals = std::mem::take(&mut self.quarantine.0);
+        self.unlocked(|| drop(physicals));
         if self.quarantine.1.is_empty() {
             return Ok(());
         }
-        let proof = Unused::after_drain([&self.device])?;
+        let device = &self.core().device;
+        let proof = self.unlocked(|| Unused::after_drain([device]))?;
         let mut outcome = Ok(());
         for mut space in std::mem::take(&mut self.quarantine.1) {
-            if let Err(error) = space.retry_all(proof) {
+            let failed = self.unlocked(|| {
+                let error = space.retry_all(proof).err()?;
+                // Of one that is empty the addresses go too.
+                Some((space, error))
+            });
+            if let Some((space, error)) = failed {
                 self.quarantine.1.push(space);
                 outcome = outcome.and(Err(error));
             }
@@ -97,10 +107,11 @@ impl State {
     }
 }
 
-impl Drop for State {
+impl Drop for Core {
     fn drop(&mut self) {
-        let held = self.budget.obtained();
-        if let Err(error) = self.shut() {
+        let mut state = self.lock();
+        let held = state.budget.obtained();
+        if let Err(error) = state.shut() {
             self.device.report_drop("pool", held, error);
         }
     }

@@ -1,13 +1,18 @@
 //! What a pool knows of a tenant: its slots, and which of them can be reused or taken from.
+//!
+//! A slot that an operation works on is *out*: not in its place, and on no list. There the
+//! operation leaves what the slot counts for in the tenant's figures, and what was charged for it
+//! since.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU64;
 use std::ops::Bound;
 use std::sync::Arc;
 
 use super::pressure::PressureHook;
 use super::rows::Rows;
 use super::share_table::ShareTable;
-use super::slot::{Class, Slot, SlotId};
+use super::slot::{Class, Figures, Slot, SlotId};
 
 /// Where slots are listed that no block may be put in, though they are empty.
 const NO_CLASS: Class = Class {
@@ -61,16 +66,41 @@ pub(crate) struct Tenancy {
     pub(crate) rows: Rows,
     /// What several of its slots show.
     pub(crate) share_table: ShareTable,
-    slots: Vec<Option<Listed>>,
+    slots: Vec<Place>,
     /// How many of them have a block that is not awake.
     sleepers: usize,
     /// Places in `slots` without a slot.
     vacant: Vec<usize>,
+    /// Slots that the locked section has taken, and has to put back before it ends.
+    #[cfg(debug_assertions)]
+    taken: usize,
     /// Slots with no block and no lease, by class, the one used last at the end.
     reusable: BTreeMap<Class, BTreeSet<Aged>>,
     /// Slots that memory can be taken from.
     idle: BTreeSet<Aged>,
     precommitted: BTreeSet<Aged>,
+}
+
+/// Where a slot is, or was, or will be.
+enum Place {
+    /// No slot has this number.
+    Vacant,
+    /// The locked section has the slot, or the slot was lost to a panic.
+    Taken,
+    Out(Box<Out>),
+    In(Listed),
+}
+
+/// What stands in the place of a slot that is out.
+struct Out {
+    /// The number of the operation that has it.
+    flight: NonZeroU64,
+    /// What the slot counted for when it was taken out. It counts for that until it is back.
+    figures: Figures,
+    /// The tag of its block.
+    tag: Option<Arc<str>>,
+    /// Bytes that were charged for it since.
+    charged: u64,
 }
 
 /// A slot and where it is listed.
@@ -100,40 +130,50 @@ impl Tenancy {
             slots: Vec::new(),
             sleepers: 0,
             vacant: Vec::new(),
+            #[cfg(debug_assertions)]
+            taken: 0,
             reusable: BTreeMap::new(),
             idle: BTreeSet::new(),
             precommitted: BTreeSet::new(),
         }
     }
 
-    pub(crate) fn slots(&self) -> impl Iterator<Item = &Slot> {
-        self.slots.iter().flatten().map(|place| &*place.slot)
+    /// What its slots count for, each with the tag of its block; those that are out too.
+    pub(crate) fn figures(&self) -> impl Iterator<Item = (Figures, Option<&Arc<str>>)> {
+        self.slots.iter().filter_map(Place::figures)
     }
 
-    /// The slots among `count` numbers from `first` on; nothing where all numbers are lower.
-    pub(crate) fn part(&self, first: usize, count: usize) -> Option<impl Iterator<Item = &Slot>> {
+    /// What is idle in the slots among `count` numbers from `first` on, in bytes; nothing where all
+    /// numbers are lower.
+    pub(crate) fn idle_in(&self, first: usize, count: usize) -> Option<u64> {
         let end = first.saturating_add(count).min(self.slots.len());
         let part = self.slots.get(first..end).filter(|part| !part.is_empty())?;
-        Some(part.iter().flatten().map(|place| &*place.slot))
+        Some(part.iter().map(Place::idle).sum())
+    }
+
+    /// Bytes that cannot be taken back, however long one waits for the GPU.
+    pub(crate) fn kept(&self) -> u64 {
+        let kept: u64 = self.slots.iter().map(Place::kept).sum();
+        kept + self.shared_in_use()
     }
 
     pub(crate) fn indices(&self) -> impl Iterator<Item = usize> + '_ {
-        self.slots
-            .iter()
-            .enumerate()
-            .filter_map(|(index, place)| place.as_ref().map(|_| index))
+        let places = self.slots.iter().enumerate();
+        places.filter_map(|(index, place)| place.slot().map(|_| index))
     }
 
+    #[inline]
     pub(crate) fn slot(&self, index: usize) -> Option<&Slot> {
-        self.slots.get(index)?.as_ref().map(|place| &*place.slot)
+        self.slots.get(index)?.slot()
     }
 
     /// For changes that do not alter where a slot is listed.
+    #[inline]
     pub(crate) fn slot_mut(&mut self, index: usize) -> Option<&mut Slot> {
-        self.slots
-            .get_mut(index)?
-            .as_mut()
-            .map(|place| &mut *place.slot)
+        match self.slots.get_mut(index)? {
+            Place::In(listed) => Some(&mut listed.slot),
+            _ => None,
+        }
     }
 
     /// Whether a block of its slots is not awake.
@@ -146,34 +186,104 @@ impl Tenancy {
         self.slots.len() == self.vacant.len()
     }
 
-    /// A number for a new slot.
-    pub(crate) fn vacancy(&mut self) -> usize {
-        self.vacant.pop().unwrap_or_else(|| {
-            self.slots.push(None);
-            self.slots.len() - 1
+    /// A number for a new slot, which is out for now.
+    pub(crate) fn vacancy(&mut self, flight: NonZeroU64) -> usize {
+        let place = Place::out(flight, Figures::default(), None);
+        if let Some(index) = self.vacant.pop()
+            && let Some(vacant) = self.slots.get_mut(index)
+        {
+            *vacant = place;
+            return index;
+        }
+        self.slots.push(place);
+        self.slots.len() - 1
+    }
+
+    /// Whether a slot is out.
+    pub(crate) fn is_out(&self, index: usize) -> bool {
+        matches!(self.slots.get(index), Some(Place::Out(_)))
+    }
+
+    /// Whether the block of a slot is not awake.
+    pub(crate) fn sleeps(&self, index: usize) -> bool {
+        match self.slots.get(index) {
+            Some(Place::In(listed)) => !listed.slot.sleep_state.is_awake(),
+            Some(Place::Out(out)) => out.figures.sleeps,
+            _ => false,
+        }
+    }
+
+    /// The tags of blocks whose slots are out.
+    pub(crate) fn tags_out(&self) -> impl Iterator<Item = Option<&Arc<str>>> {
+        self.slots.iter().filter_map(|place| match place {
+            Place::Out(out) if out.figures.blocks > 0 => Some(out.tag.as_ref()),
+            _ => None,
         })
     }
 
-    /// Whether a slot has this number and has been taken out.
-    pub(crate) fn is_out(&self, index: usize) -> bool {
-        let place = self.slots.get(index);
-        place.is_some_and(Option::is_none) && !self.vacant.contains(&index)
+    /// Notes bytes that were charged for a slot which is out, or refunded.
+    pub(crate) fn note_charge(&mut self, index: usize, change: impl FnOnce(u64) -> u64) {
+        if let Some(Place::Out(out)) = self.slots.get_mut(index) {
+            out.charged = change(out.charged);
+        }
+    }
+
+    /// Notes what a slot that is out counts for now.
+    pub(crate) fn renew(&mut self, index: usize, slot: &Slot) {
+        if let Some(Place::Out(out)) = self.slots.get_mut(index) {
+            out.figures = slot.figures();
+        }
     }
 
     /// A number that no slot has any more.
     pub(crate) fn vacate(&mut self, index: usize) {
         self.rows.forget(index);
+        if let Some(place) = self.slots.get_mut(index) {
+            self.sleepers -= usize::from(place.is_sleepers());
+            #[cfg(debug_assertions)]
+            {
+                self.taken -= usize::from(matches!(place, Place::Taken));
+            }
+            *place = Place::Vacant;
+        }
         self.vacant.push(index);
     }
 
-    /// Takes a slot out, and from all lists.
+    /// Takes a slot from all lists and out, for an operation that lets the lock go.
+    pub(crate) fn take_out(&mut self, index: usize, flight: NonZeroU64) -> Option<Box<Slot>> {
+        let slot = self.take(index)?;
+        let tag = slot.block.as_ref().and_then(|block| block.tag.clone());
+        let place = Place::out(flight, slot.figures(), tag);
+        self.sleepers += usize::from(place.is_sleepers());
+        if let Some(taken) = self.slots.get_mut(index) {
+            *taken = place;
+            #[cfg(debug_assertions)]
+            {
+                self.taken -= 1;
+            }
+        }
+        Some(slot)
+    }
+
+    /// Takes a slot from all lists and from its place, for the locked section.
     pub(crate) fn take(&mut self, index: usize) -> Option<Box<Slot>> {
+        let place = self.slots.get_mut(index)?;
+        if !matches!(place, Place::In(_)) {
+            return None;
+        }
+        let Place::In(listed) = std::mem::replace(place, Place::Taken) else {
+            return None;
+        };
         let Listed {
             slot,
             age,
             class,
             gives,
-        } = self.slots.get_mut(index)?.take()?;
+        } = listed;
+        #[cfg(debug_assertions)]
+        {
+            self.taken += 1;
+        }
         let aged = (age, index);
         if let Some(class) = class
             && let Some(list) = self.reusable.get_mut(&class)
@@ -213,12 +323,33 @@ impl Tenancy {
             self.sleepers += 1;
         }
         if let Some(place) = self.slots.get_mut(index) {
-            *place = Some(Listed {
+            self.sleepers -= usize::from(place.is_sleepers());
+            #[cfg(debug_assertions)]
+            {
+                self.taken -= usize::from(matches!(place, Place::Taken));
+            }
+            *place = Place::In(Listed {
                 slot,
                 age,
                 class,
                 gives,
             });
+        }
+    }
+
+    /// Whether no slot is missing that the locked section has to put back before it lets the lock go.
+    #[cfg(debug_assertions)]
+    pub(crate) const fn has_taken(&self) -> bool {
+        self.taken > 0
+    }
+
+    /// Gives up the slots that an operation had taken out, which was ended by a panic.
+    pub(crate) fn lose(&mut self, flight: NonZeroU64) {
+        for place in &mut self.slots {
+            if matches!(place, Place::Out(out) if out.flight == flight) {
+                self.sleepers -= usize::from(place.is_sleepers());
+                *place = Place::Taken;
+            }
         }
     }
 
@@ -234,10 +365,7 @@ impl Tenancy {
 
     /// Slots without a block that have no memory, each with those whose addresses go with its own.
     pub(crate) fn bare(&self) -> Vec<Vec<usize>> {
-        let is_bare = |index: &usize| {
-            let slot = self.slot(*index);
-            slot.is_some_and(|slot| slot.is_vacant() && slot.space.bytes() == 0)
-        };
+        let is_bare = |index: &usize| self.slot(*index).is_some_and(Slot::is_bare);
         let vacant = self.reusable.values().flatten().map(|&(_, index)| index);
         let single = vacant.filter(|index| is_bare(index) && !self.rows.has(*index));
         let rows = self.rows.iter().filter(|row| row.iter().all(is_bare));
@@ -259,6 +387,62 @@ impl Tenancy {
         match give {
             Give::Cached => &mut self.idle,
             Give::Precommitted => &mut self.precommitted,
+        }
+    }
+}
+
+impl Place {
+    fn out(flight: NonZeroU64, figures: Figures, tag: Option<Arc<str>>) -> Self {
+        Self::Out(Box::new(Out {
+            flight,
+            figures,
+            tag,
+            charged: 0,
+        }))
+    }
+
+    fn slot(&self) -> Option<&Slot> {
+        match self {
+            Self::In(listed) => Some(&listed.slot),
+            _ => None,
+        }
+    }
+
+    /// Whether the slot is out and its block is not awake.
+    fn is_sleepers(&self) -> bool {
+        matches!(self, Self::Out(out) if out.figures.sleeps)
+    }
+
+    fn idle(&self) -> u64 {
+        match self {
+            Self::In(listed) => listed.slot.idle(),
+            Self::Out(out) => out.figures.idle,
+            Self::Vacant | Self::Taken => 0,
+        }
+    }
+
+    fn kept(&self) -> u64 {
+        match self {
+            Self::In(listed) => listed.slot.kept(),
+            Self::Out(out) => out.figures.kept + out.charged,
+            Self::Vacant | Self::Taken => 0,
+        }
+    }
+
+    fn figures(&self) -> Option<(Figures, Option<&Arc<str>>)> {
+        match self {
+            Self::In(listed) => {
+                let slot = &listed.slot;
+                let tag = slot.block.as_ref().and_then(|block| block.tag.as_ref());
+                Some((slot.figures(), tag))
+            }
+            Self::Out(out) => {
+                // What is on its way counts as if it were behind the block's end already.
+                let mut figures = out.figures.clone();
+                figures.precommitted += out.charged;
+                Some((figures, out.tag.as_ref()))
+            }
+            Self::Vacant | Self::Taken => None,
         }
     }
 }

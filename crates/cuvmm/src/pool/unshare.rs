@@ -33,8 +33,6 @@ enum Owned {
     Copied,
     /// A stream may still be copying, and could not be waited for.
     Copying(Fence, AllocateError),
-    /// No other slot shows it.
-    Alone,
 }
 
 /// A block whose memory could not be made its own.
@@ -43,6 +41,19 @@ pub(super) struct Refused {
     /// Which of those that were asked for.
     pub(super) index: usize,
     pub(super) cause: AllocateError,
+}
+
+/// Why a block's memory could not be made its own.
+enum Blocked {
+    Refused(AllocateError),
+    /// All other slots that show what it shows are out: one of them is copied from.
+    Out,
+}
+
+impl<E: Into<AllocateError>> From<E> for Blocked {
+    fn from(cause: E) -> Self {
+        Self::Refused(cause.into())
+    }
 }
 
 /// How far one call has come.
@@ -170,17 +181,23 @@ impl Core {
         steps: &[Step],
         progress: &Progress,
     ) -> Attempt<'a, ()> {
-        // The mapper may be placing something behind what is to go.
-        let waits = |state: &State| {
-            let mut places = steps.iter().map(|step| step.place);
-            places.find(|place| state.waits_for_mapper(place.tenant, place.slot, u64::MAX))
-        };
-        while let Some(place) = waits(&state) {
-            state = self.behind_mapper(state, &place, u64::MAX);
+        loop {
+            // Whoever is alone by now needs nothing.
+            state.part_all();
+            // The mapper may be placing something behind what is to go.
+            let wanted = steps.iter().map(|step| (step.place, u64::MAX));
+            state = self.await_slots(state, wanted);
+            let outcome = match state.unshare(steps, progress) {
+                Ok(()) => Ok(()),
+                Err(Blocked::Refused(cause)) => Err(cause),
+                Err(Blocked::Out) => {
+                    state = state.wait(&self.settled, None);
+                    continue;
+                }
+            };
+            state.look_behind();
+            return (state, outcome);
         }
-        let outcome = state.unshare(steps, progress);
-        state.look_behind();
-        (state, outcome)
     }
 }
 
@@ -191,10 +208,8 @@ impl Progress {
     }
 }
 
-impl State {
-    fn unshare(&mut self, steps: &[Step], progress: &Progress) -> Result<(), AllocateError> {
-        // Whoever is alone by now needs nothing.
-        self.part_all();
+impl Locked<'_> {
+    fn unshare(&mut self, steps: &[Step], progress: &Progress) -> Result<(), Blocked> {
         if !progress.fenced.replace(true) {
             steps.iter().for_each(|step| self.fence(step));
         }
@@ -204,13 +219,18 @@ impl State {
         }
         for (index, step) in steps.iter().enumerate() {
             progress.refused.set(index);
+            if self.is_out(step.place.tenant, step.place.slot) {
+                return Err(Blocked::Out);
+            }
             // What was copied for an earlier one may read what this one shows.
             self.check_unused(step)?;
             self.unshare_slot(step)?;
         }
         Ok(())
     }
+}
 
+impl State {
     /// From where on a block that can grow to so many bytes has to get memory of its own before.
     /// One that is just falling asleep does not grow: it may stay awake, and show the same as before.
     fn cut_in(&self, place: &SlotId, size: u64) -> Result<Option<Step>, AllocateError> {
@@ -281,11 +301,13 @@ impl State {
             others,
         })
     }
+}
 
-    fn unshare_slot(&mut self, step: &Step) -> Result<(), AllocateError> {
+impl Locked<'_> {
+    fn unshare_slot(&mut self, step: &Step) -> Result<(), Blocked> {
         let (id, index) = (step.place.tenant, step.place.slot);
         self.check_usable(id)?;
-        let Some(mut slot) = self.take_slot(id, index) else {
+        let Some(mut slot) = self.take_out(id, index) else {
             return Ok(());
         };
         let outcome = self.own_from(id, (index, &mut slot), step.from);
@@ -294,21 +316,20 @@ impl State {
         outcome
     }
 
-    /// Makes the memory of a slot, which has been taken out, its own from some byte on. Its fence
-    /// has passed.
+    /// Makes the memory of a slot, which is out, its own from some byte on. Its fence has passed.
     fn own_from(
         &mut self,
         id: TenantId,
         (index, slot): (usize, &mut Slot),
         from: u64,
-    ) -> Result<(), AllocateError> {
+    ) -> Result<(), Blocked> {
         if slot.bound() <= from {
             return Ok(());
         }
         let Some(proof) = slot.proof() else {
             return Err(CallError::InUse.into());
         };
-        self.take_spare(id, slot, proof)?;
+        self.take_spare((id, index), slot, proof)?;
         self.part(id, index, slot, proof)?;
         slot.receded();
         // What is left of it is the extent that the byte lies in.
@@ -316,21 +337,68 @@ impl State {
             return Ok(());
         };
         if slot.shared <= from {
-            return Self::open(slot, extent);
+            return Ok(self.open(slot, extent)?);
         }
         let bytes = to.saturating_sub(extent.offset);
         // The copy would become a part of the graph, and nothing would have been copied. The lock may
         // have been let go since the fence was asked.
         let home = slot.block.as_ref().and_then(|block| block.home.as_ref());
         if self.capturing > 0 || is_capturing(home)? {
-            return Err(AllocateError::Capturing(self.shortage(id, bytes, 0)));
+            return Err(AllocateError::Capturing(self.shortage(id, bytes, 0)).into());
         }
         self.make_room(id, bytes)?;
+        let Some((other, mut source)) = self.take_other(id, (index, slot), extent)? else {
+            // It turned out to have it alone.
+            if let Some(tenancy) = self.tenants.get_mut(&id) {
+                tenancy.share_table.settle(index, slot);
+            }
+            return Ok(self.open(slot, extent)?);
+        };
+        let owned = self.exchange_for_own(id, (index, slot), (extent, to), &mut source, proof);
+        self.put_slot(id, other, source);
+        Ok(owned?)
+    }
+
+    /// Another slot that shows an extent which a slot shows: one that can be taken out, to be copied
+    /// from. Nothing if no other slot does.
+    fn take_other(
+        &mut self,
+        id: TenantId,
+        (index, slot): (usize, &Slot),
+        extent: Extent,
+    ) -> Result<Option<(usize, Box<Slot>)>, Blocked> {
+        let handle = slot.space.handle_at(extent.offset);
+        let (Some(handle), Some(tenancy)) = (handle, self.tenants.get(&id)) else {
+            return Ok(None);
+        };
+        let others: Vec<usize> = tenancy.share_table.others_of(handle, index).collect();
+        for &other in &others {
+            if let Some(source) = self.take_out(id, other) {
+                return Ok(Some((other, source)));
+            }
+        }
+        match others.is_empty() {
+            true => Ok(None),
+            false => Err(Blocked::Out),
+        }
+    }
+
+    /// Puts memory of a slot's own where it shows a shared extent, with the same bytes before `to`.
+    fn exchange_for_own(
+        &mut self,
+        id: TenantId,
+        (index, slot): (usize, &mut Slot),
+        (extent, to): (Extent, u64),
+        source: &mut Slot,
+        proof: Unused,
+    ) -> Result<(), AllocateError> {
+        let bytes = to.saturating_sub(extent.offset);
         let most = slot.space.most_at(extent.offset);
-        let Some(old) = slot.space.withdraw(extent.offset, proof)? else {
+        let withdrawn = self.unlocked(|| slot.space.withdraw(extent.offset, proof));
+        let Some(old) = withdrawn? else {
             return Ok(());
         };
-        match self.copy_to_own(id, (index, slot), (extent, bytes), &old) {
+        match self.copy_to_own(id, (index, slot), (extent, bytes), source) {
             Ok(Owned::Copied) => {
                 self.has_own(id, (index, slot), (extent, to), old);
                 slot.lent = slot.lent.min(extent.offset);
@@ -342,12 +410,6 @@ impl State {
                 // again.
                 slot.fence.merge(running);
                 Err(cause)
-            }
-            // What it turned out to have alone is its own.
-            Ok(Owned::Alone) => {
-                self.put_extent_back(id, (index, slot), extent, (old, Access::ReadWrite))?;
-                slot.lent = slot.lent.min(extent.offset);
-                Ok(())
             }
             Err(error) => {
                 self.put_extent_back(id, (index, slot), extent, (old, most))?;
@@ -383,7 +445,9 @@ impl State {
         (old, most): (Unmapped, Access),
     ) -> Result<(), AllocateError> {
         let handle = old.physical.as_raw();
-        let Err(failed) = slot.space.place_back(extent.offset, vec![old], most) else {
+        let back = vec![old];
+        let placed = self.unlocked(|| slot.space.place_back(extent.offset, back, most));
+        let Err(failed) = placed else {
             return Ok(());
         };
         for unmapped in failed.physicals {
@@ -402,39 +466,35 @@ impl State {
     }
 
     /// Opens an extent that a slot has alone.
-    fn open(slot: &mut Slot, extent: Extent) -> Result<(), AllocateError> {
-        let opened = slot.space.cap(extent.offset, Access::ReadWrite);
+    fn open(&mut self, slot: &mut Slot, extent: Extent) -> Result<(), AllocateError> {
+        let opened = self.unlocked(|| slot.space.cap(extent.offset, Access::ReadWrite));
         opened.map_err(CommitError::Access)?;
         slot.lent = slot.lent.min(extent.offset);
         Ok(())
     }
 
-    /// Places memory of a slot's own where a shared extent was, and copies its first bytes there;
-    /// nothing is there if no other slot shows the extent any more.
+    /// Places memory of a slot's own where a shared extent was, and copies its first bytes there.
     fn copy_to_own(
         &mut self,
         id: TenantId,
         (index, slot): (usize, &mut Slot),
         (extent, bytes): (Extent, u64),
-        old: &Unmapped,
+        source: &mut Slot,
     ) -> Result<Owned, AllocateError> {
         // All of it is overwritten by the copy: there is nothing to scrub.
-        let count = self.commit(id, slot, extent.offset, bytes, true)?;
-        let other = self.other_holder(id, index, old.physical.as_raw());
+        let count = self.commit((id, index), slot, extent.offset, bytes, true)?;
         let home = slot.block.as_ref().and_then(|block| block.home.clone());
         let range = (extent.offset, bytes);
-        let copied = other.map(|other| self.copy_between(id, other, slot, range, home.as_ref()));
-        let outcome = match copied {
-            Some(Ok(())) => return Ok(Owned::Copied),
-            Some(Err(Unfinished { error, running })) if !running.is_complete() => {
+        let error = match self.copy_between(source, slot, range, home.as_ref()) {
+            Ok(()) => return Ok(Owned::Copied),
+            Err(Unfinished { error, running }) if !running.is_complete() => {
                 return Ok(Owned::Copying(running, error));
             }
-            Some(Err(failed)) => Err(failed.error),
-            None => Ok(Owned::Alone),
+            Err(failed) => failed.error,
         };
         self.uncommit(slot, extent.offset, Some(Unused::never_used()));
-        self.budget.refund(id, bytes);
+        self.refund_for((id, index), bytes);
         self.budget.refund_mappings(id, count);
-        outcome
+        Err(error)
     }
 }

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use super::budget::TenantId;
 use super::commit::Fit;
+use super::locked::Locked;
 use super::moving::{Choice, Chosen, MovingBlock, Tally};
 use super::sleep_state::SleepState;
 use super::slot::{Slot, SlotId};
@@ -42,8 +43,11 @@ impl Tenant {
         let owner = self.owner();
         let (core, id) = (&owner.core, owner.tenant);
         core.device.own_process()?;
-        let bytes = core.lock().asleep(id, choice);
-        let chosen = core.insist(id, bytes, until, |mut state| {
+        let state = core.await_choice(core.lock(), id, choice);
+        let bytes = state.asleep(id, choice);
+        drop(state);
+        let chosen = core.insist(id, bytes, until, |state| {
+            let mut state = core.await_choice(state, id, choice);
             let outcome = state.mark_for_wake(id, choice);
             (state, outcome)
         });
@@ -88,7 +92,7 @@ impl ToWake {
         let Some(moving) = &self.moving else {
             return Ok(());
         };
-        let mut state = moving.lease.core().lock();
+        let mut state = moving.lock();
         let step = (moving.used, u64::MAX);
         let (_, filled) = state.furnish_next(moving.lease.place(), step, home.as_ref(), zeroed)?;
         self.filled |= filled;
@@ -98,7 +102,7 @@ impl ToWake {
     /// It has its memory again, which shows what was kept of it.
     pub(crate) fn wake(mut self) {
         if let Some(moving) = self.moving.take() {
-            let mut state = moving.lease.core().lock();
+            let mut state = moving.lock();
             state.settle_awake(moving.lease.place(), self.saved.is_some());
         }
     }
@@ -108,7 +112,7 @@ impl MovingBlock {
     /// Places the next extent of a block that wakes, to be copied to at once; returns up to where
     /// there is memory.
     pub(crate) fn furnish_next(&self) -> Result<u64, AllocateError> {
-        let mut state = self.lease.core().lock();
+        let mut state = self.lock();
         let largest = state.largest_under(self.lease.place());
         let step = (self.used, largest);
         let (end, _) = state.furnish_next(self.lease.place(), step, None, false)?;
@@ -126,7 +130,7 @@ impl Drop for ToWake {
         let filling = home.filter(|home| wait_for(home).is_err_and(|failed| !failed.ended));
         let copying = self.saved.as_deref_mut().map_or(&[][..], Saved::unfinished);
         let running = Fence::streams(filling.into_iter().chain(copying.iter().cloned()).collect());
-        let mut state = moving.lease.core().lock();
+        let mut state = moving.lock();
         state.undo_wake(
             moving.lease.place(),
             moving.used,
@@ -150,6 +154,14 @@ impl State {
             .sum()
     }
 
+    /// The largest extent that may lie under a block.
+    fn largest_under(&self, place: &SlotId) -> u64 {
+        let slot = self.slot(place.tenant, place.slot);
+        slot.map_or(self.policy.largest_extent, |slot| slot.class.largest)
+    }
+}
+
+impl Locked<'_> {
     /// Charges for the chosen blocks of a tenant that sleep, and marks them as moving.
     fn mark_for_wake(
         &mut self,
@@ -171,9 +183,15 @@ impl State {
             let Tally { blocks, bytes } = busy;
             return Ok(Err(WakeError::Busy { blocks, bytes }));
         }
-        let total = self.asleep(id, choice);
-        self.make_room(id, total)?;
-        self.budget.charge(id, total);
+        loop {
+            let total = self.asleep(id, choice);
+            self.make_room(id, total)?;
+            // Some may have been dropped while the lock was let go.
+            if self.asleep(id, choice) == total {
+                self.budget.charge(id, total);
+                break;
+            }
+        }
         let sleepers = self.choose(id, choice, |sleep_state| {
             matches!(sleep_state, SleepState::Asleep { .. })
         });
@@ -210,12 +228,6 @@ impl State {
         Some((chosen, to_wake))
     }
 
-    /// The largest extent that may lie under a block.
-    fn largest_under(&self, place: &SlotId) -> u64 {
-        let slot = self.slot(place.tenant, place.slot);
-        slot.map_or(self.policy.largest_extent, |slot| slot.class.largest)
-    }
-
     /// Places what a moving block of `used` bytes lacks, at most one extent of `most` bytes or all;
     /// returns up to where there is memory, and whether the home stream zeroes some of it.
     fn furnish_next(
@@ -226,7 +238,7 @@ impl State {
         zeroed: bool,
     ) -> Result<(u64, bool), AllocateError> {
         let (id, index) = (place.tenant, place.slot);
-        let Some(mut slot) = self.take_slot(id, index) else {
+        let Some(mut slot) = self.take_out(id, index) else {
             return Ok((used, false));
         };
         let begun = slot.space.bytes();
@@ -312,7 +324,7 @@ impl State {
         mut filling: Fence,
     ) {
         let (id, index) = (place.tenant, place.slot);
-        let Some(mut slot) = self.take_slot(id, index) else {
+        let Some(mut slot) = self.take_out(id, index) else {
             return;
         };
         let count = slot.space.count();

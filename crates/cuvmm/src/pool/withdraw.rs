@@ -3,6 +3,7 @@
 //! for what was [exported](super::exported).
 
 use super::budget::TenantId;
+use super::locked::Locked;
 use super::sleep_state::SleepState;
 use super::slot::{Slot, SlotId};
 use super::state::State;
@@ -12,8 +13,9 @@ use crate::error::{CallError, ShrinkError};
 use crate::own::Stream;
 use crate::region::Urgency;
 
-impl State {
-    /// Shrinks blocks to the sizes given with them: all of them or none.
+impl Locked<'_> {
+    /// Shrinks blocks, whose slots are in their places, to the sizes given with them: all of them or
+    /// none.
     pub(crate) fn shrink(&mut self, steps: &[(SlotId, u64)]) -> Result<(), ShrinkError> {
         for (place, size) in steps {
             self.may_shrink(place, *size)?;
@@ -26,6 +28,76 @@ impl State {
         Ok(())
     }
 
+    /// Frees a block, whose slot is in its place.
+    pub(crate) fn free(&mut self, place: &SlotId) {
+        let now = self.tick();
+        self.free_at(place, now);
+        self.purge_some();
+        self.collect_if_draining(place.tenant);
+    }
+
+    /// Unregisters a tenant: no more allocations, and what is idle goes back to the pool.
+    pub(crate) fn unregister(&mut self, id: TenantId) {
+        let Some(tenancy) = self.tenants.get_mut(&id) else {
+            return;
+        };
+        if !std::mem::replace(&mut tenancy.registered, false) {
+            return;
+        }
+        let hook = tenancy.hook.take();
+        // Nobody will want them side by side: each goes when it can.
+        tenancy.rows.forget_all();
+        let freed = tenancy.unswept.close();
+        self.free_all(&freed);
+        self.budget.drain(id);
+        self.collect_if_draining(id);
+        if let Some(hook) = hook {
+            defer(move || drop(hook));
+        }
+    }
+
+    /// The same for all draining tenants whose slots were out.
+    pub(super) fn collect_put_back(&mut self) {
+        for id in std::mem::take(&mut self.to_collect) {
+            self.collect_if_draining(id);
+        }
+        // What could not be unmapped is tried again when it is wanted.
+        self.to_collect.clear();
+    }
+
+    /// Takes back what a draining tenant no longer uses, as far as that has passed.
+    pub(crate) fn collect_if_draining(&mut self, id: TenantId) {
+        if self
+            .tenants
+            .get(&id)
+            .is_none_or(|tenancy| tenancy.registered)
+        {
+            return;
+        }
+        if let Err(error) = self.take_back_all_of(id) {
+            // It stays charged to the draining tenant and is tried again when wanted.
+            tracing::warn!(%error, "idle memory of an unregistered tenant stays mapped for now");
+        }
+        self.drop_empty_slots_if_draining(id);
+        // What still waits for its fence is the mapper's to look after.
+        let state: &mut State = self;
+        if state.tenants.contains_key(&id)
+            && let Some(precommit) = &mut state.precommit
+        {
+            precommit.call(Urgency::Soon);
+        }
+    }
+
+    /// Ends a lease on a block, whose slot is in its place; whether memory may have come free by it.
+    pub(crate) fn end_lease(&mut self, place: &SlotId) -> bool {
+        let given = self.end_lease_at(place);
+        self.purge_some();
+        self.collect_if_draining(place.tenant);
+        given
+    }
+}
+
+impl State {
     /// Why a block cannot shrink to a size, if it cannot.
     fn may_shrink(&self, place: &SlotId, wanted: u64) -> Result<(), ShrinkError> {
         if wanted == 0 {
@@ -81,13 +153,6 @@ impl State {
         }
     }
 
-    pub(crate) fn free(&mut self, place: &SlotId) {
-        let now = self.tick();
-        self.free_at(place, now);
-        self.purge_some();
-        self.collect_if_draining(place.tenant);
-    }
-
     fn free_at(&mut self, place: &SlotId, now: u64) {
         let Some(mut slot) = self.take_slot(place.tenant, place.slot) else {
             return;
@@ -135,51 +200,21 @@ impl State {
         self.free_all(&freed);
     }
 
+    /// Frees blocks for good. Those whose slots are out are freed when an operation ends.
     pub(super) fn free_all(&mut self, freed: &[Freed]) {
         for freed in freed {
-            self.free_at(&freed.place, freed.at);
+            match self.is_out(freed.place.tenant, freed.place.slot) {
+                true => self.to_free.push(*freed),
+                false => self.free_at(&freed.place, freed.at),
+            }
         }
     }
 
-    /// Unregisters a tenant: no more allocations, and what is idle goes back to the pool.
-    pub(crate) fn unregister(&mut self, id: TenantId) {
-        let Some(tenancy) = self.tenants.get_mut(&id) else {
-            return;
-        };
-        if !std::mem::replace(&mut tenancy.registered, false) {
-            return;
-        }
-        let hook = tenancy.hook.take();
-        // Nobody will want them side by side: each goes when it can.
-        tenancy.rows.forget_all();
-        let freed = tenancy.unswept.close();
-        self.free_all(&freed);
-        self.budget.drain(id);
-        self.collect_if_draining(id);
-        if let Some(hook) = hook {
-            defer(move || drop(hook));
-        }
-    }
-
-    /// Takes back what a draining tenant no longer uses, as far as that has passed.
-    pub(crate) fn collect_if_draining(&mut self, id: TenantId) {
-        if self
-            .tenants
-            .get(&id)
-            .is_none_or(|tenancy| tenancy.registered)
-        {
-            return;
-        }
-        if let Err(error) = self.take_back_all_of(id) {
-            // It stays charged to the draining tenant and is tried again when wanted.
-            tracing::warn!(%error, "idle memory of an unregistered tenant stays mapped for now");
-        }
-        self.drop_empty_slots_if_draining(id);
-        // What still waits for its fence is the mapper's to look after.
-        if self.tenants.contains_key(&id)
-            && let Some(precommit) = &mut self.precommit
-        {
-            precommit.call(Urgency::Soon);
+    /// Frees blocks that were to be freed while their slots were out.
+    pub(super) fn free_late(&mut self) {
+        if !self.to_free.is_empty() {
+            let freed = std::mem::take(&mut self.to_free);
+            self.free_all(&freed);
         }
     }
 
@@ -191,7 +226,7 @@ impl State {
     }
 
     /// Ends a lease; whether memory may have come free by it.
-    pub(crate) fn end_lease(&mut self, place: &SlotId) -> bool {
+    fn end_lease_at(&mut self, place: &SlotId) -> bool {
         let Some(mut slot) = self.take_slot(place.tenant, place.slot) else {
             return false;
         };
@@ -205,8 +240,6 @@ impl State {
             slot.touched = self.tick();
         }
         self.lay_down(place.tenant, place.slot, slot);
-        self.purge_some();
-        self.collect_if_draining(place.tenant);
         given
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use cuvmm_driver::{DeviceAddress, Location};
+use cuvmm_driver::{DeviceAddress, Location, PhysicalHandle};
 
 use super::fence::Unused;
 use super::mapped::Mapped;
@@ -374,6 +374,12 @@ impl Space {
     pub(super) fn physical_at(&self, offset: u64) -> Option<Physical> {
         let placed = self.extents.get(&offset)?;
         Some(placed.mapping.physical().clone())
+    }
+
+    /// The handle of that memory.
+    pub(crate) fn handle_at(&self, offset: u64) -> Option<PhysicalHandle> {
+        let placed = self.extents.get(&offset)?;
+        Some(placed.mapping.physical().as_raw())
     }
 
     /// Where that memory lies.

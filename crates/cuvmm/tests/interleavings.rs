@@ -1134,6 +1134,51 @@ fn a_block_grows_again_while_its_end_is_taken_back() {
     });
 }
 
+/// What is taken back was planned while the lock was held, and is taken when others have had it: then
+/// it is taken from the end, or not at all.
+#[test]
+fn what_is_taken_back_leaves_no_hole() {
+    explore(3000, || {
+        let scene = Scene::new(model(), 24, |builder| builder.growth(Growth::Exact).build());
+        let a = scene.tenant("a");
+        let stream = scene.stream();
+        let block = || {
+            let block = a.block(4 * G).capacity(8 * G).largest_extent(G);
+            let mut block = scene.claim(block.home_stream(&stream).try_allocate().unwrap());
+            block.shrink_to(G).unwrap();
+            block
+        };
+        let first = [block(), block()];
+        let mut second = block();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                scene.pool.trim(0).unwrap();
+            });
+            // Who looks at what can be had asks the fences.
+            scope.spawn(|| {
+                for _ in 0..6 {
+                    a.headroom().unwrap();
+                    yield_now();
+                }
+            });
+            scope.spawn(|| {
+                for (granules, left) in [(6, 1), (6, 2), (6, 3), (8, 8)] {
+                    second.try_grow_to(granules * G).unwrap();
+                    let ends = second.extents().into_iter().map(|it| it.offset + it.size);
+                    let ends: Vec<u64> = ends.collect();
+                    let whole: Vec<u64> = (1..=ends.len() as u64).map(|end| end * G).collect();
+                    assert_eq!(ends, whole, "a hole");
+                    scene.launch(&second, &stream);
+                    scene.is_whole();
+                    second.shrink_to(left * G).unwrap();
+                }
+            });
+        });
+        drop((first, second, a, stream));
+        scene.end();
+    });
+}
+
 /// Batches are had whole or not at all, while others want the same memory, move it, and put the
 /// blocks to sleep.
 #[test]

@@ -115,7 +115,7 @@ impl Locked<'_> {
     ) -> Result<Moved, AllocateError> {
         let at = (place.tenant, place.slot);
         let mut slot = self.take_out(at.0, at.1).ok_or_else(gone)?;
-        let permitted = self.permit_reuse(at.0, slot.space.bytes().min(needs.used));
+        let permitted = self.permit_reuse(at, slot.space.bytes().min(needs.used));
         let moved = permitted.and_then(|()| self.move_in(at, &mut slot, wanted, needs));
         self.put_slot(at.0, at.1, slot);
         moved
@@ -137,8 +137,13 @@ impl Locked<'_> {
     /// Notes that new slots lie side by side, or gives their addresses back if they are of no use.
     fn keep_row(&mut self, id: TenantId, places: &[SlotId]) {
         // Memory without a block is just being zeroed, and stays where it is until that has passed.
-        let is_bare = |place: &SlotId| self.slot(id, place.slot).is_some_and(Slot::is_bare);
-        if places.iter().all(is_bare) {
+        let slots = || places.iter().filter_map(|place| self.slot(id, place.slot));
+        // Without a block they are nobody's, and some may have gone, and their numbers be others'.
+        let lie = slots().map(|slot| slot.space.address());
+        if !lie.eq(places.iter().map(|place| place.address)) {
+            return;
+        }
+        if slots().all(Slot::is_bare) {
             for place in places {
                 if let Some(slot) = self.take_out(id, place.slot) {
                     self.drop_slot(id, place.slot, slot);

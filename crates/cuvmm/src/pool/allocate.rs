@@ -82,7 +82,7 @@ impl Locked<'_> {
         };
         // Of a new slot nothing is used again.
         let revived = slot.space.bytes().min(needs.used);
-        let permitted = self.permit_reuse(id, revived);
+        let permitted = self.permit_reuse((id, index), revived);
         let moved = permitted.and_then(|()| self.move_in((id, index), &mut slot, wanted, &needs));
         match moved {
             Ok(moved) => {
@@ -218,10 +218,8 @@ impl Locked<'_> {
             }
             Err(error) => {
                 self.budget.refund_addresses(id, addresses);
-                if let Some(tenancy) = self.tenants.get_mut(&id) {
-                    let unused = indices.into_iter().rev();
-                    unused.for_each(|index| tenancy.vacate(index));
-                }
+                let unused = indices.into_iter().rev();
+                unused.for_each(|index| self.vacate(id, index));
                 Err(error.into())
             }
         }

@@ -389,16 +389,20 @@ impl Locked<'_> {
         let mut home = None;
         if let Some(block) = &mut slot.block {
             block.requested = grown.requested;
-            block.ever = grown.ever;
             block.used = grown.used;
-            block.reach = grown.reach;
+            // What was exported meanwhile may be written to.
+            if !slot.exported {
+                block.ever = grown.ever;
+                block.reach = grown.reach;
+            }
             home.clone_from(&block.home);
         }
         if let Some(given) = grown.given {
             slot.touched = grown.touched;
             if given.filled {
                 slot.fence.merge(Fence::streams(home.into_iter().collect()));
-            } else {
+            } else if slot.leases == 0 {
+                // A lease may have been asked what is there: then it stays, as precommitted memory.
                 self.give_back_from((id, index), &mut slot, given.begun);
             }
         }

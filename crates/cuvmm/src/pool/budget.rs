@@ -310,6 +310,18 @@ impl Budget {
         self.addresses -= bytes;
     }
 
+    /// Mappings and addresses are in use for nobody, for as long as an operation takes.
+    pub(crate) const fn lend(&mut self, mappings: u64, addresses: u64) {
+        self.mappings += mappings;
+        self.addresses += addresses;
+    }
+
+    /// They are not any more.
+    pub(crate) const fn unlend(&mut self, mappings: u64, addresses: u64) {
+        self.mappings -= mappings;
+        self.addresses -= addresses;
+    }
+
     /// Bytes came from the driver.
     pub(crate) const fn created(&mut self, bytes: u64) {
         self.obtained += bytes;

@@ -24,8 +24,9 @@ impl CaptureGuard {
     pub(super) fn new(core: Arc<Core>) -> Self {
         let mut state = core.lock();
         state.capturing += 1;
-        // What is in flight may ask the driver still.
-        while state.has_company() {
+        // What is in flight may ask the driver still; what begins from here on knows of the guard.
+        let flights = state.flights.live();
+        while state.flights.has_any(&flights) {
             state = state.wait(&core.settled, None);
         }
         drop(state);

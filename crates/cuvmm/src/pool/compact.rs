@@ -242,9 +242,12 @@ impl Locked<'_> {
             self.put_back(physicals);
             return Ok(Moved::NoRoom);
         }
-        let copy = self.copy_out(slot, run, physicals)?;
-        self.exchange_run(id, slot, run, copy, proof)?;
-        Ok(Moved::Copied(run.size))
+        // The copy's own mappings and addresses are nobody's, and within the limits.
+        self.budget.lend(count, run.size);
+        let copied = self.copy_out(slot, run, physicals);
+        let exchanged = copied.and_then(|copy| self.exchange_run(id, slot, run, copy, proof));
+        self.budget.unlend(count, run.size);
+        exchanged.map(|()| Moved::Copied(run.size))
     }
 
     /// Places physicals at addresses of their own and copies a run to them.

@@ -23,7 +23,7 @@ use crate::sync::{Condvar, Mutex};
 const ASK_AGAIN: (Duration, Duration) = (Duration::from_micros(100), Duration::from_micros(1600));
 
 /// How often an operation that finds too little waits for others that are in flight.
-const ATTEMPTS: usize = 8;
+const ATTEMPTS: usize = 32;
 
 pub(crate) struct Core {
     pub(crate) device: Device,
@@ -137,12 +137,18 @@ impl Core {
         state: Locked<'a>,
         attempt: &impl Fn(Locked<'a>) -> Attempt<'a, T>,
     ) -> Attempt<'a, T> {
+        let mut ended = state.flights.ended();
         let (mut state, mut outcome) = attempt(state);
         for _ in 0..ATTEMPTS {
-            if shortage_in(&outcome).is_none() || !state.has_company() {
+            // One that ended meanwhile may have given back what was missed.
+            let missed = state.flights.ended() > ended;
+            if shortage_in(&outcome).is_none() || !(missed || state.has_company()) {
                 break;
             }
-            state = state.wait(&self.settled, None);
+            if !missed {
+                state = state.wait(&self.settled, None);
+            }
+            ended = state.flights.ended();
             (state, outcome) = attempt(state);
         }
         (state, outcome)

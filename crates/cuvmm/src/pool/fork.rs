@@ -230,9 +230,9 @@ impl Core {
         prefix: Prefix,
     ) -> Result<Vec<SlotId>, AllocateError> {
         self.device.own_process()?;
+        let demand = self.demand_of_forks(blocks, prefix);
         let attempt = |state| self.attempt_to_fork(state, blocks, prefix);
         let (mut state, outcome) = self.beside_others(self.lock(), &attempt);
-        let demand = state.demand_of_forks(blocks, prefix);
         let outcome = outcome.map_err(|error| state.refuse(tenant, demand, error));
         Self::let_go(state);
         outcome
@@ -246,10 +246,7 @@ impl Core {
         until: Option<Instant>,
     ) -> Result<Vec<SlotId>, AllocateError> {
         self.device.own_process()?;
-        let wanted = blocks.iter().map(|block| (*block, 0));
-        let state = self.await_slots(self.lock(), wanted);
-        let demand = state.demand_of_forks(blocks, prefix);
-        drop(state);
+        let demand = self.demand_of_forks(blocks, prefix);
         self.insist(tenant, demand, until, |state| {
             self.attempt_to_fork(state, blocks, prefix)
         })
@@ -269,12 +266,14 @@ impl Core {
     }
 }
 
-impl State {
+impl Core {
     /// What forks need beside what they share, each in whole granules.
     fn demand_of_forks(&self, blocks: &[SlotId], prefix: Prefix) -> Demand<'static> {
         let size = self.device.granule().round_up(prefix.size);
+        let wanted = blocks.iter().map(|block| (*block, 0));
+        let state = self.await_slots(self.lock(), wanted);
         let own = |block: &SlotId| {
-            let parts = self.slot(block.tenant, block.slot);
+            let parts = state.slot(block.tenant, block.slot);
             let parts = parts.map(|slot| whole_parts(slot, prefix.bytes));
             let shared = parts.into_iter().flatten().map(|physical| physical.size());
             size.unwrap_or(u64::MAX).saturating_sub(shared.sum())

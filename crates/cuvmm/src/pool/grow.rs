@@ -194,7 +194,7 @@ impl Locked<'_> {
         }
         let revived = used.min(bytes).saturating_sub(block.used);
         self.check_usable(tenant)?;
-        self.permit_reuse(tenant, revived)?;
+        self.permit_reuse((tenant, place.slot), revived)?;
         let given = self.extend((tenant, place.slot), slot, used)?;
         slot.touched = self.tick();
         if let Some(block) = &mut slot.block {

@@ -87,7 +87,7 @@ impl<'a> Locked<'a> {
 
     /// Whether another operation is in flight, which may give memory back when it ends.
     pub(super) fn has_company(&self) -> bool {
-        self.state.flights.count() > u64::from(self.flight.is_some())
+        self.state.flights.count() > usize::from(self.flight.is_some())
     }
 
     /// Lets the lock go while `run` runs: for driver calls, and for waiting for the GPU.
@@ -135,11 +135,41 @@ impl<'a> Locked<'a> {
             }
             None => told.wait(state).unwrap_or_else(PoisonError::into_inner),
         };
-        Self {
+        let mut state = Self {
             state: ManuallyDrop::new(state),
             flight: None,
             core,
             section,
+        };
+        if state.has_behind {
+            // It is done when the operation ends.
+            state.flight();
+        }
+        state
+    }
+
+    /// Ends an operation in flight: does what was put off until slots are in their places, lets the
+    /// lock go, and tells those who wait.
+    ///
+    /// # Safety
+    /// `self` is being dropped: the state is not used again.
+    #[cold]
+    unsafe fn end(&mut self) {
+        if self.state.has_behind && !std::thread::panicking() {
+            self.state.has_behind = false;
+            self.free_late();
+            self.collect_put_back();
+            self.release_marked();
+        }
+        self.land();
+        let waker = self.state.take_urgency();
+        // SAFETY: the guard is there, and by the caller's promise it is not used after this.
+        unsafe { ManuallyDrop::drop(&mut self.state) };
+        self.core.settled.notify_all();
+        // What it had out may be idle now.
+        self.core.announce();
+        if let Some((waker, urgency)) = waker {
+            waker.wake(urgency);
         }
     }
 
@@ -148,7 +178,7 @@ impl<'a> Locked<'a> {
         let Some(flight) = self.flight.take() else {
             return false;
         };
-        self.state.flights.end();
+        self.state.flights.end(flight);
         self.state.free_late();
         self.state.remind_mapper();
         if std::thread::panicking() {
@@ -162,26 +192,12 @@ impl<'a> Locked<'a> {
 impl Drop for Locked<'_> {
     #[inline]
     fn drop(&mut self) {
-        let flew = self.flight.is_some();
-        let mut waker = None;
-        if flew {
-            if !std::thread::panicking() {
-                self.collect_put_back();
-                self.release_marked();
-            }
-            self.land();
-            waker = self.state.take_urgency();
+        if self.flight.is_some() {
+            // SAFETY: this is the drop.
+            return unsafe { self.end() };
         }
         // SAFETY: the guard is there, and is not used after this.
         unsafe { ManuallyDrop::drop(&mut self.state) };
-        if flew {
-            self.core.settled.notify_all();
-            // What it had out may be idle now.
-            self.core.announce();
-        }
-        if let Some((waker, urgency)) = waker {
-            waker.wake(urgency);
-        }
     }
 }
 

@@ -9,6 +9,7 @@
 //! `unsafe` here: naming a moving block's memory as a range to copy in.
 #![allow(unsafe_code)]
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use super::budget::TenantId;
@@ -114,22 +115,41 @@ impl MovingBlock {
 }
 
 impl Core {
-    /// Waits until no operation has the slot of a block that is chosen.
+    /// Waits until the operations have ended that have slots of chosen blocks.
     pub(super) fn await_choice<'a>(
         &'a self,
         mut state: Locked<'a>,
         id: TenantId,
         choice: Choice<'_>,
     ) -> Locked<'a> {
-        let waits = |state: &State| {
-            let tenancy = state.tenants.get(&id);
-            let tags = tenancy.into_iter().flat_map(Tenancy::tags_out);
-            tags.into_iter().any(|tag| choice.takes_tagged(tag))
-        };
-        while waits(&state) {
+        let flights: Vec<NonZeroU64> = state.out_of(id, choice).map(|(flight, _)| flight).collect();
+        while state.flights.has_any(&flights) {
             state = state.wait(&self.settled, None);
         }
         state
+    }
+}
+
+impl State {
+    /// The chosen blocks whose slots are out: the operation that has each, and its bytes.
+    fn out_of<'a>(
+        &'a self,
+        id: TenantId,
+        choice: Choice<'a>,
+    ) -> impl Iterator<Item = (NonZeroU64, u64)> + 'a {
+        let tenancy = self.tenants.get(&id);
+        let out = tenancy.into_iter().flat_map(Tenancy::blocks_out);
+        out.filter(move |(_, tag, _)| choice.takes_tagged(*tag))
+            .map(|(flight, _, bytes)| (flight, bytes))
+    }
+
+    /// Those of them that operations have begun to work on since.
+    pub(super) fn busy(&self, id: TenantId, choice: Choice<'_>) -> Tally {
+        self.out_of(id, choice)
+            .fold(Tally::default(), |busy, (_, bytes)| Tally {
+                blocks: busy.blocks + 1,
+                bytes: busy.bytes + bytes,
+            })
     }
 }
 

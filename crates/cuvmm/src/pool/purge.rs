@@ -190,9 +190,7 @@ impl Locked<'_> {
 
     /// Gives the addresses of a slot that is in no place back. What is stuck in it is kept.
     pub(crate) fn drop_slot(&mut self, id: TenantId, index: usize, slot: Box<Slot>) {
-        if let Some(tenancy) = self.tenants.get_mut(&id) {
-            tenancy.vacate(index);
-        }
+        self.vacate(id, index);
         // Reserved they stay with what is stuck, or with a neighbour that is in use.
         self.budget.disown_addresses(id, slot.space.addresses());
         if slot.space.stuck_count() > 0 {
@@ -207,15 +205,14 @@ impl Locked<'_> {
     /// they go back to the driver.
     pub(crate) fn put_away(&mut self, id: TenantId, index: usize, slot: Box<Slot>) {
         let stuck = slot.space.stuck_count() > 0;
-        let state: &mut State = self;
-        let Some(hardening) = state.hardening.as_mut().filter(|_| !stuck) else {
+        if stuck || self.hardening.is_none() {
             return self.drop_slot(id, index, slot);
-        };
-        if let Some(tenancy) = state.tenants.get_mut(&id) {
-            tenancy.vacate(index);
         }
-        state.budget.disown_addresses(id, slot.space.addresses());
-        hardening.resting.add(slot.space);
+        self.vacate(id, index);
+        self.budget.disown_addresses(id, slot.space.addresses());
+        if let Some(hardening) = &mut self.hardening {
+            hardening.resting.add(slot.space);
+        }
         while self.rests_too_much() && self.return_oldest_resting() {}
     }
 

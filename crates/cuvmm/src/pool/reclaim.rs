@@ -68,20 +68,28 @@ impl Locked<'_> {
     /// Makes room for `bytes` more charged to a tenant, who is charged before the lock is let go
     /// again.
     pub(crate) fn make_room(&mut self, id: TenantId, bytes: u64) -> Result<(), AllocateError> {
-        loop {
+        while self.budget.missing(id, bytes).1 > 0 {
+            // This may let the lock go, and what is missing may come free.
+            self.sweep_all();
+            self.part_all();
             let (own, total) = self.budget.missing(id, bytes);
             if total == 0 {
-                return Ok(());
+                break;
             }
-            let plan = self.plan(id, own, total)?;
+            let plan = self.plan_swept(id, own, total)?;
             // Somebody else may be charged for what is taken back first.
             self.carry_out_if_enough(id, bytes, total, &plan)?;
         }
+        Ok(())
     }
 
     /// Makes sure that a tenant may use `bytes` of its own idle memory again. They are charged to
     /// it, but may have been promised to another since: then others give first.
-    pub(crate) fn permit_reuse(&mut self, id: TenantId, bytes: u64) -> Result<(), AllocateError> {
+    pub(crate) fn permit_reuse(
+        &mut self,
+        (id, index): (TenantId, usize),
+        bytes: u64,
+    ) -> Result<(), AllocateError> {
         while bytes > 0 && self.budget.is_overdrawn() {
             self.sweep_all();
             self.part_all();
@@ -95,6 +103,10 @@ impl Locked<'_> {
                 self.plan_others(id, give, total, &mut plan)?;
             }
             self.carry_out_if_enough(id, bytes, total, &plan)?;
+        }
+        // From here on nobody is promised them.
+        if let Some(tenancy) = self.tenants.get_mut(&id) {
+            tenancy.note_revived(index, bytes);
         }
         Ok(())
     }
@@ -153,6 +165,11 @@ impl Locked<'_> {
     fn plan(&mut self, id: TenantId, own: u64, total: u64) -> Result<Plan, CallError> {
         self.sweep_all();
         self.part_all();
+        self.plan_swept(id, own, total)
+    }
+
+    /// The same when the stream caches have been swept, without letting the lock go.
+    fn plan_swept(&mut self, id: TenantId, own: u64, total: u64) -> Result<Plan, CallError> {
         let mut plan = Plan::begin(self);
         self.plan_from(&[id], Give::Cached, total.max(own), false, &mut plan)?;
         if plan.gained < own {
@@ -315,9 +332,12 @@ impl Locked<'_> {
         let Some(mut slot) = self.take_out(id, index) else {
             return Ok(0);
         };
-        let from = slot.taken();
-        let at = at.iter().copied().filter(|&offset| offset >= from);
-        let taken = self.take_extents((id, index), &mut slot, at.collect(), proof);
+        // Last first, without a hole: the mapper may have placed more behind what was planned, and the
+        // slot may have been used and freed again.
+        let spare = slot.spare().map(|extent| extent.offset);
+        let at = spare.zip(at).take_while(|(spare, at)| spare == *at);
+        let at = at.map(|(spare, _)| spare).collect();
+        let taken = self.take_extents((id, index), &mut slot, at, proof);
         self.put_slot(id, index, slot);
         taken
     }

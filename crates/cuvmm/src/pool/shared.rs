@@ -114,6 +114,7 @@ impl State {
         slot.shared = end;
         slot.lent = end;
         source.shared = source.shared.max(end);
+        self.renew((id, from), source);
     }
 
     /// Books a mapping of a shared extent that can neither be used nor unmapped.

@@ -62,27 +62,44 @@ pub enum Scrub {
 pub(crate) struct Flights {
     /// How many have begun.
     begun: u64,
-    /// How many are in flight.
-    count: u64,
+    /// How many have ended.
+    ended: u64,
+    /// The numbers of those in flight.
+    live: Vec<NonZeroU64>,
 }
 
 impl Flights {
-    pub(super) const fn count(&self) -> u64 {
-        self.count
+    /// How many are in flight.
+    pub(super) const fn count(&self) -> usize {
+        self.live.len()
+    }
+
+    /// How many have ended.
+    pub(super) const fn ended(&self) -> u64 {
+        self.ended
+    }
+
+    /// Those that are in flight.
+    pub(super) fn live(&self) -> Vec<NonZeroU64> {
+        self.live.clone()
+    }
+
+    /// Whether one of these is in flight.
+    pub(super) fn has_any(&self, numbers: &[NonZeroU64]) -> bool {
+        self.live.iter().any(|live| numbers.contains(live))
     }
 
     /// The number of a new one.
-    pub(super) const fn begin(&mut self) -> NonZeroU64 {
-        self.count += 1;
+    pub(super) fn begin(&mut self) -> NonZeroU64 {
         self.begun += 1;
-        match NonZeroU64::new(self.begun) {
-            Some(number) => number,
-            None => NonZeroU64::MIN,
-        }
+        let number = NonZeroU64::new(self.begun).unwrap_or(NonZeroU64::MIN);
+        self.live.push(number);
+        number
     }
 
-    pub(super) const fn end(&mut self) {
-        self.count -= 1;
+    pub(super) fn end(&mut self, number: NonZeroU64) {
+        self.ended += 1;
+        self.live.retain(|&live| live != number);
     }
 }
 
@@ -100,6 +117,8 @@ pub(crate) struct State {
     /// How often those who wait were told that memory came idle: an attempt lets the lock go, and may
     /// not see what came idle meanwhile.
     pub(super) told: u64,
+    /// Whether an operation has something to do before it ends, for itself or for another one.
+    pub(super) has_behind: bool,
     /// Draining tenants whose slots operations have put back: who looked for their memory meanwhile
     /// has not seen it.
     pub(super) to_collect: BTreeSet<TenantId>,
@@ -134,6 +153,7 @@ impl State {
             clock: Arc::default(),
             flights: Flights::default(),
             told: 0,
+            has_behind: false,
             to_collect: BTreeSet::new(),
             to_free: Vec::new(),
             capturing: 0,
@@ -198,6 +218,7 @@ impl State {
             tenancy.put(index, slot);
             if !tenancy.registered {
                 self.to_collect.insert(id);
+                self.has_behind = true;
             }
         }
     }
@@ -210,6 +231,17 @@ impl State {
         }
         let tenancy = self.tenants.get(&id);
         tenancy.is_some_and(|tenancy| tenancy.is_out(index))
+    }
+
+    /// No slot has a number any more.
+    pub(super) fn vacate(&mut self, id: TenantId, index: usize) {
+        if let Some(tenancy) = self.tenants.get_mut(&id) {
+            tenancy.vacate(index);
+            if !tenancy.registered {
+                self.to_collect.insert(id);
+                self.has_behind = true;
+            }
+        }
     }
 
     /// Charges bytes for a slot that is out.

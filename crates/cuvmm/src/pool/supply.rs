@@ -195,6 +195,7 @@ impl State {
     pub(crate) fn keep(&mut self, unmapped: Unmapped) {
         if unmapped.physical.is_exported() || unmapped.physical.is_shared() {
             self.to_release.push(unmapped);
+            self.has_behind = true;
         } else {
             self.free_list.add(unmapped);
         }

@@ -101,6 +101,8 @@ struct Out {
     tag: Option<Arc<str>>,
     /// Bytes that were charged for it since.
     charged: u64,
+    /// Bytes that were idle and are to be in use again.
+    revived: u64,
 }
 
 /// A slot and where it is listed.
@@ -213,10 +215,12 @@ impl Tenancy {
         }
     }
 
-    /// The tags of blocks whose slots are out.
-    pub(crate) fn tags_out(&self) -> impl Iterator<Item = Option<&Arc<str>>> {
+    /// The blocks whose slots are out: the operation that has it, its tag, and its bytes.
+    pub(crate) fn blocks_out(&self) -> impl Iterator<Item = (NonZeroU64, Option<&Arc<str>>, u64)> {
         self.slots.iter().filter_map(|place| match place {
-            Place::Out(out) if out.figures.blocks > 0 => Some(out.tag.as_ref()),
+            Place::Out(out) if out.figures.blocks > 0 => {
+                Some((out.flight, out.tag.as_ref(), out.figures.in_use))
+            }
             _ => None,
         })
     }
@@ -228,10 +232,20 @@ impl Tenancy {
         }
     }
 
-    /// Notes what a slot that is out counts for now.
+    /// Notes bytes of a slot that is out which are to be in use again.
+    pub(crate) fn note_revived(&mut self, index: usize, bytes: u64) {
+        if let Some(Place::Out(out)) = self.slots.get_mut(index) {
+            out.revived = bytes;
+        }
+    }
+
+    /// Notes what a slot that is out counts for now. Whether its block sleeps is counted when it is
+    /// put back.
     pub(crate) fn renew(&mut self, index: usize, slot: &Slot) {
         if let Some(Place::Out(out)) = self.slots.get_mut(index) {
+            let sleeps = out.figures.sleeps;
             out.figures = slot.figures();
+            out.figures.sleeps = sleeps;
         }
     }
 
@@ -398,6 +412,7 @@ impl Place {
             figures,
             tag,
             charged: 0,
+            revived: 0,
         }))
     }
 
@@ -424,7 +439,7 @@ impl Place {
     fn kept(&self) -> u64 {
         match self {
             Self::In(listed) => listed.slot.kept(),
-            Self::Out(out) => out.figures.kept + out.charged,
+            Self::Out(out) => out.figures.kept + out.charged + out.revived,
             Self::Vacant | Self::Taken => 0,
         }
     }

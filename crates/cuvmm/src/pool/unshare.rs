@@ -46,7 +46,8 @@ pub(super) struct Refused {
 /// Why a block's memory could not be made its own.
 enum Blocked {
     Refused(AllocateError),
-    /// All other slots that show what it shows are out: one of them is copied from.
+    /// The mapper or another operation is at its slot, or at all others that show what it shows: one
+    /// of those is copied from.
     Out,
 }
 
@@ -157,9 +158,7 @@ impl Core {
         until: Option<Instant>,
     ) -> Result<(), Refused> {
         let progress = Progress::default();
-        let state = self.lock();
-        let bytes: u64 = steps.iter().map(|step| state.replaced(step)).sum();
-        drop(state);
+        let bytes = self.replaced(steps);
         let outcome = self.insist(tenant, bytes, until, |state| {
             self.attempt_to_unshare(state, steps, &progress)
         });
@@ -168,11 +167,19 @@ impl Core {
 
     fn try_unshare(&self, tenant: TenantId, steps: &[Step]) -> Result<(), Refused> {
         let progress = Progress::default();
-        let (mut state, outcome) = self.attempt_to_unshare(self.lock(), steps, &progress);
-        let bytes = steps.iter().map(|step| state.replaced(step)).sum();
+        let bytes = self.replaced(steps);
+        let attempt = |state| self.attempt_to_unshare(state, steps, &progress);
+        let (mut state, outcome) = self.beside_others(self.lock(), &attempt);
         let outcome = outcome.map_err(|error| state.refuse(tenant, Demand::Bytes(bytes), error));
         Self::let_go(state);
         outcome.map_err(|cause| progress.refused(cause))
+    }
+
+    /// How much memory of their own blocks get instead of what they share.
+    fn replaced(&self, steps: &[Step]) -> u64 {
+        let places = steps.iter().map(|step| (step.place, 0));
+        let state = self.await_slots(self.lock(), places);
+        steps.iter().map(|step| state.replaced(step)).sum()
     }
 
     fn attempt_to_unshare<'a>(
@@ -219,7 +226,9 @@ impl Locked<'_> {
         }
         for (index, step) in steps.iter().enumerate() {
             progress.refused.set(index);
-            if self.is_out(step.place.tenant, step.place.slot) {
+            // The lock was let go for an earlier one.
+            let (id, slot) = (step.place.tenant, step.place.slot);
+            if self.is_out(id, slot) || self.waits_for_mapper(id, slot, u64::MAX) {
                 return Err(Blocked::Out);
             }
             // What was copied for an earlier one may read what this one shows.
@@ -352,6 +361,7 @@ impl Locked<'_> {
             if let Some(tenancy) = self.tenants.get_mut(&id) {
                 tenancy.share_table.settle(index, slot);
             }
+            self.renew((id, index), slot);
             return Ok(self.open(slot, extent)?);
         };
         let owned = self.exchange_for_own(id, (index, slot), (extent, to), &mut source, proof);
@@ -377,9 +387,13 @@ impl Locked<'_> {
                 return Ok(Some((other, source)));
             }
         }
-        match others.is_empty() {
-            true => Ok(None),
-            false => Err(Blocked::Out),
+        if others.is_empty() {
+            return Ok(None);
+        }
+        match others.iter().any(|&other| self.is_out(id, other)) {
+            true => Err(Blocked::Out),
+            // Lost to a panic.
+            false => Err(CallError::InUse.into()),
         }
     }
 

@@ -168,29 +168,31 @@ impl Locked<'_> {
         id: TenantId,
         choice: Choice<'_>,
     ) -> Result<Result<Vec<(Chosen, ToWake)>, WakeError>, AllocateError> {
-        if self.capturing > 0 {
-            return Ok(Err(WakeError::Capturing));
-        }
-        self.check_usable(id)?;
-        let moving = self.choose(id, choice, |sleep_state| {
-            matches!(sleep_state, SleepState::Moving { .. })
-        });
-        let mut busy = Tally::default();
-        for slot in moving.iter().filter_map(|&index| self.slot(id, index)) {
-            busy.add(slot);
-        }
-        if busy.blocks > 0 {
-            let Tally { blocks, bytes } = busy;
-            return Ok(Err(WakeError::Busy { blocks, bytes }));
-        }
+        // The lock may be let go while room is made: then everything is asked again.
+        let mut total = None;
         loop {
-            let total = self.asleep(id, choice);
-            self.make_room(id, total)?;
-            // Some may have been dropped while the lock was let go.
-            if self.asleep(id, choice) == total {
-                self.budget.charge(id, total);
+            if self.capturing > 0 {
+                return Ok(Err(WakeError::Capturing));
+            }
+            self.check_usable(id)?;
+            let mut busy = self.busy(id, choice);
+            let moving = self.choose(id, choice, |sleep_state| {
+                matches!(sleep_state, SleepState::Moving { .. })
+            });
+            for slot in moving.iter().filter_map(|&index| self.slot(id, index)) {
+                busy.add(slot);
+            }
+            if busy.blocks > 0 {
+                let Tally { blocks, bytes } = busy;
+                return Ok(Err(WakeError::Busy { blocks, bytes }));
+            }
+            let asleep = self.asleep(id, choice);
+            if total == Some(asleep) && self.budget.missing(id, asleep).1 == 0 {
+                self.budget.charge(id, asleep);
                 break;
             }
+            self.make_room(id, asleep)?;
+            total = Some(asleep);
         }
         let sleepers = self.choose(id, choice, |sleep_state| {
             matches!(sleep_state, SleepState::Asleep { .. })

@@ -13,6 +13,9 @@ use crate::error::{CallError, ShrinkError};
 use crate::own::Stream;
 use crate::region::Urgency;
 
+/// How often an operation looks for what draining tenants left before it ends.
+const COLLECTS: usize = 3;
+
 impl Locked<'_> {
     /// Shrinks blocks, whose slots are in their places, to the sizes given with them: all of them or
     /// none.
@@ -58,11 +61,13 @@ impl Locked<'_> {
 
     /// The same for all draining tenants whose slots were out.
     pub(super) fn collect_put_back(&mut self) {
-        for id in std::mem::take(&mut self.to_collect) {
-            self.collect_if_draining(id);
+        // Other operations may put some back meanwhile. What cannot be unmapped is tried again when
+        // another operation ends.
+        for _ in 0..COLLECTS {
+            for id in std::mem::take(&mut self.to_collect) {
+                self.collect_if_draining(id);
+            }
         }
-        // What could not be unmapped is tried again when it is wanted.
-        self.to_collect.clear();
     }
 
     /// Takes back what a draining tenant no longer uses, as far as that has passed.

@@ -23,13 +23,15 @@ use cuvmm::{
 
 const FD: HandleTypes = HandleTypes::POSIX_FD;
 
-/// Whether nothing is committed, and what was on its way back to the driver has arrived.
-fn is_released<B: Backing + 'static>(rig: &Rig<B>, pool: &Pool) -> bool
+/// Whether nothing is committed, and this number of exported bytes has arrived at the driver, of
+/// which the pool had less before.
+fn is_released<B: Backing + 'static>(rig: &Rig<B>, pool: &Pool, exported: u64) -> bool
 where
     Machine<B>: Driver,
 {
     let stats = pool.stats();
-    stats.committed == 0 && stats.free == rig.machine.live().physical_bytes
+    let arrived = stats.free == rig.machine.live().physical_bytes;
+    stats.committed == 0 && stats.free < exported && arrived
 }
 
 /// Somebody with a driver of its own, as another process has.
@@ -409,7 +411,7 @@ on_both! {
         until(&pool, "settled", || rig.machine.live().physical_bytes == pool.stats().committed);
         assert!(pool.stats().exported >= 5 * G);
         rig.machine.let_go_all(D0);
-        until(&pool, "released", || is_released(rig, &pool));
+        until(&pool, "released", || is_released(rig, &pool, 5 * G));
         assert_eq!(books(rig, &pool, 0).exported, 0);
         drop(tenant);
         pool.close().unwrap();
@@ -431,7 +433,7 @@ on_both! {
         // All of it until the mapper is done, which it may be by now.
         let exported = pool.stats().exported;
         assert!([0, 40 * G].contains(&exported), "{exported}");
-        until(&pool, "released", || is_released(rig, &pool));
+        until(&pool, "released", || is_released(rig, &pool, 40 * G));
         rig.faults.disarm();
         assert_eq!(books(rig, &pool, 0).exported, 0);
         drop(tenant);

@@ -1,4 +1,4 @@
-//! Physical memory that the pool has and nobody holds, by size.
+//! Physical memory that the pool has and nobody holds, by size and by who wrote to it last.
 
 use std::collections::BTreeMap;
 
@@ -7,8 +7,39 @@ use crate::region::Unmapped;
 /// Unmapped physicals, kept for reuse.
 #[derive(Debug, Default)]
 pub(crate) struct FreeList {
-    by_size: BTreeMap<u64, Vec<Unmapped>>,
+    by_size: BTreeMap<u64, Physicals>,
     bytes: u64,
+}
+
+/// Physicals of one size, by who wrote to them last. None of the lists is empty.
+#[derive(Debug, Default)]
+struct Physicals {
+    by_writer: BTreeMap<Option<u64>, Vec<Unmapped>>,
+    count: u64,
+}
+
+impl Physicals {
+    fn add(&mut self, unmapped: Unmapped) {
+        let writer = unmapped.last_writer.map(|last_writer| last_writer.by);
+        self.by_writer.entry(writer).or_default().push(unmapped);
+        self.count += 1;
+    }
+
+    /// One that `own` wrote to, or nobody; without these, one that somebody else wrote to, if that
+    /// may be had.
+    fn take(&mut self, own: Option<u64>, foreign: bool) -> Option<Unmapped> {
+        let has = |writer: &Option<u64>| self.by_writer.contains_key(writer);
+        let as_it_is = [own, None].into_iter().find(has);
+        let any = || self.by_writer.keys().next_back().copied();
+        let writer = as_it_is.or_else(|| any().filter(|_| foreign))?;
+        let list = self.by_writer.get_mut(&writer)?;
+        let unmapped = list.pop();
+        if list.is_empty() {
+            self.by_writer.remove(&writer);
+        }
+        self.count -= u64::from(unmapped.is_some());
+        unmapped
+    }
 }
 
 impl FreeList {
@@ -34,30 +65,15 @@ impl FreeList {
         self.by_size
             .entry(unmapped.size())
             .or_default()
-            .push(unmapped);
+            .add(unmapped);
     }
 
     /// A physical of exactly `size`: one that nobody wrote to, or nobody but `own`, if there is one.
     /// Without `scrub`, only such a one.
     pub(crate) fn take(&mut self, size: u64, own: Option<u64>, scrub: bool) -> Option<Unmapped> {
         let physicals = self.by_size.get_mut(&size)?;
-        let as_it_is = |unmapped: &Unmapped| {
-            unmapped
-                .last_writer
-                .is_none_or(|last_writer| Some(last_writer.by) == own)
-        };
-        let index = match physicals.iter().rposition(as_it_is) {
-            Some(index) => index,
-            None if scrub => physicals.len().checked_sub(1)?,
-            None => return None,
-        };
-        self.take_at(size, index)
-    }
-
-    fn take_at(&mut self, size: u64, index: usize) -> Option<Unmapped> {
-        let physicals = self.by_size.get_mut(&size)?;
-        let unmapped = physicals.swap_remove(index);
-        if physicals.is_empty() {
+        let unmapped = physicals.take(own, scrub)?;
+        if physicals.count == 0 {
             self.by_size.remove(&size);
         }
         self.bytes -= size;
@@ -87,7 +103,7 @@ impl FreeList {
         let mut left = bytes;
         let mut count = 0;
         for (&size, physicals) in self.by_size.range(..=bytes).rev() {
-            let fit = (left / size).min(physicals.len() as u64);
+            let fit = (left / size).min(physicals.count);
             count += fit;
             left -= fit * size;
         }

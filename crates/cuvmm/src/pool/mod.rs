@@ -46,6 +46,13 @@
 //! on it has passed, even on its own stream; and nothing idle stays with a tenant, whose guarantee
 //! is kept by the budget alone.
 //!
+//! # Threads
+//! All of it may be used by any number of threads. The pool's lock is held for less than the driver
+//! takes for one mapping: while a thread maps, unmaps, creates, releases or waits for the GPU, others
+//! allocate cached memory, free, and take leases. A call waits for another thread's driver calls only
+//! where it needs the very block, or the memory, that the other one works on; that holds for the
+//! `try_` methods too.
+//!
 //! # What is not here
 //! No driver is named here, nothing is rounded here ([`size`](crate) does), and nothing waits but
 //! [`BlockBuilder::allocate`] and [`Block::grow_to`] with a timeout, and the end of the pool.
@@ -422,7 +429,8 @@ impl Pool {
         self.core.compact(go_on)
     }
 
-    /// Keeps the pool from doing anything that could break a capture on its context.
+    /// Keeps the pool from doing anything that could break a capture on its context. Waits for the
+    /// driver calls that other threads are making for the pool.
     #[must_use]
     pub fn capture_guard(&self) -> CaptureGuard {
         CaptureGuard::new(Arc::clone(&self.core))

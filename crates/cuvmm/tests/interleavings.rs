@@ -1179,6 +1179,41 @@ fn what_is_taken_back_leaves_no_hole() {
     });
 }
 
+/// A row that was refused gives its slots back, and another block may be in one of them by then.
+#[test]
+fn a_refused_row_goes_beside_one_who_allocates() {
+    explore(3000, || {
+        let scene = scene(4);
+        let a = scene.tenant("a");
+        let stream = scene.stream();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let row = a.block(2 * G).capacity(2 * G).home_stream(&stream);
+                match row.try_allocate_adjacent(3) {
+                    Err(AllocateError::OutOfMemory(_)) => {}
+                    other => panic!("{other:?}"),
+                }
+            });
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let block = a.block(G).capacity(2 * G).home_stream(&stream);
+                    if let Some(mut block) = scene.had(block.try_allocate()) {
+                        scene.launch(&block, &stream);
+                        yield_now();
+                        let grown = block.try_grow_to(2 * G);
+                        assert!(grown.is_ok() || grown.is_err_and(|error| error.is_shortage()));
+                        scene.launch(&block, &stream);
+                        scene.look();
+                    }
+                });
+            }
+        });
+        assert_eq!(scene.books().tenants[0].blocks, 0);
+        drop((a, stream));
+        scene.end();
+    });
+}
+
 /// Batches are had whole or not at all, while others want the same memory, move it, and put the
 /// blocks to sleep.
 #[test]

@@ -144,10 +144,11 @@ impl Locked<'_> {
             return;
         }
         if slots().all(Slot::is_bare) {
-            for place in places {
-                if let Some(slot) = self.take_out(id, place.slot) {
-                    self.drop_slot(id, place.slot, slot);
-                }
+            // All of them at once: the lock is let go between those that are given back.
+            let take = |place: &SlotId| Some((place.slot, self.take_out(id, place.slot)?));
+            let slots: Vec<(usize, Box<Slot>)> = places.iter().filter_map(take).collect();
+            for (index, slot) in slots {
+                self.drop_slot(id, index, slot);
             }
         } else if let Some(tenancy) = self.tenants.get_mut(&id) {
             let slots = places.iter().map(|place| place.slot);

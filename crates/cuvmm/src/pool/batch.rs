@@ -33,6 +33,8 @@ struct Grown {
     used: u64,
     reach: u64,
     touched: u64,
+    /// Whether somebody with a lease may have been told what it was given.
+    leased: bool,
     /// Nothing if it grew into memory that was there.
     given: Option<Furnished>,
 }
@@ -340,6 +342,7 @@ impl Locked<'_> {
             used: block.used,
             reach: block.reach,
             touched: slot.touched,
+            leased: slot.leases > 0,
             given: None,
         })
     }
@@ -401,8 +404,8 @@ impl Locked<'_> {
             slot.touched = grown.touched;
             if given.filled {
                 slot.fence.merge(Fence::streams(home.into_iter().collect()));
-            } else if slot.leases == 0 {
-                // A lease may have been asked what is there: then it stays, as precommitted memory.
+            } else if !grown.leased {
+                // Where a lease may have been asked what is there it stays, as precommitted memory.
                 self.give_back_from((id, index), &mut slot, given.begun);
             }
         }

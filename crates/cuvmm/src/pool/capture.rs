@@ -26,7 +26,7 @@ impl CaptureGuard {
         state.capturing += 1;
         // What is in flight may ask the driver still; what begins from here on knows of the guard.
         let flights = state.flights.live();
-        while state.flights.has_any(&flights) {
+        while state.flights.has_any(&flights) || state.synchronising > 0 {
             state = state.wait(&core.settled, None);
         }
         drop(state);

@@ -328,9 +328,13 @@ impl Core {
         left: Duration,
     ) -> Result<(Locked<'a>, u64), CallError> {
         if state.needs_synchronise && state.capturing == 0 {
+            state.synchronising += 1;
             drop(state);
             let waited = self.device.settle();
             state = self.lock();
+            state.synchronising -= 1;
+            // A guard of captures waits for that.
+            self.settled.notify_all();
             match waited {
                 Ok(()) => {
                     state.needs_synchronise = false;

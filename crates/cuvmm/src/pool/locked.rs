@@ -135,31 +135,23 @@ impl<'a> Locked<'a> {
             }
             None => told.wait(state).unwrap_or_else(PoisonError::into_inner),
         };
-        let mut state = Self {
+        Self {
             state: ManuallyDrop::new(state),
             flight: None,
             core,
             section,
-        };
-        if state.has_behind {
-            // It is done when the operation ends.
-            state.flight();
         }
-        state
     }
 
-    /// Ends an operation in flight: does what was put off until slots are in their places, lets the
-    /// lock go, and tells those who wait.
+    /// Ends an operation that was in flight, or finds something put off until slots are in their
+    /// places: does that, lets the lock go, and tells those who wait.
     ///
     /// # Safety
     /// `self` is being dropped: the state is not used again.
     #[cold]
     unsafe fn end(&mut self) {
         if self.state.has_behind && !std::thread::panicking() {
-            self.state.has_behind = false;
-            self.free_late();
-            self.collect_put_back();
-            self.release_marked();
+            self.finish_behind();
         }
         self.land();
         let waker = self.state.take_urgency();
@@ -192,7 +184,7 @@ impl<'a> Locked<'a> {
 impl Drop for Locked<'_> {
     #[inline]
     fn drop(&mut self) {
-        if self.flight.is_some() {
+        if self.flight.is_some() || self.state.has_behind {
             // SAFETY: this is the drop.
             return unsafe { self.end() };
         }

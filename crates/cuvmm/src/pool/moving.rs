@@ -17,7 +17,7 @@ use super::core::Core;
 use super::lease::Lease;
 use super::locked::Locked;
 use super::sleep_state::SleepState;
-use super::slot::{Slot, SlotId};
+use super::slot::{Figures, Slot, SlotId};
 use super::state::State;
 use super::tenancy::Tenancy;
 use super::tenant::Tenant;
@@ -131,29 +131,28 @@ impl Core {
 }
 
 impl State {
-    /// The chosen blocks whose slots are out: the operation that has each, and its bytes.
+    /// The chosen blocks whose slots are out: the operation that has each, and what it counts for.
     fn out_of<'a>(
         &'a self,
         id: TenantId,
         choice: Choice<'a>,
-    ) -> impl Iterator<Item = (NonZeroU64, u64)> + 'a {
+    ) -> impl Iterator<Item = (NonZeroU64, &'a Figures)> + 'a {
         let tenancy = self.tenants.get(&id);
         let out = tenancy.into_iter().flat_map(Tenancy::blocks_out);
         out.filter(move |(_, tag, _)| choice.takes_tagged(*tag))
-            .map(|(flight, _, bytes)| (flight, bytes))
+            .map(|(flight, _, figures)| (flight, figures))
     }
 
-    /// Those of them that operations have begun to work on since.
-    pub(super) fn busy(&self, id: TenantId, choice: Choice<'_>) -> Tally {
-        self.out_of(id, choice)
-            .fold(Tally::default(), |busy, (_, bytes)| Tally {
-                blocks: busy.blocks + 1,
-                bytes: busy.bytes + bytes,
-            })
+    /// Those of them that operations have begun to work on since: all, or those that are not awake.
+    pub(super) fn busy(&self, id: TenantId, choice: Choice<'_>, awake: bool) -> Tally {
+        let out = self.out_of(id, choice);
+        let counted = out.filter(|(_, figures)| awake || figures.sleeps);
+        counted.fold(Tally::default(), |busy, (_, figures)| Tally {
+            blocks: busy.blocks + 1,
+            bytes: busy.bytes + figures.in_use,
+        })
     }
-}
 
-impl State {
     /// Whether the context is there, and this process's.
     pub(super) fn check_alive(&self) -> Result<(), CallError> {
         if let Some(error) = self.device.lost() {

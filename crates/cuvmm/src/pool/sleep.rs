@@ -148,7 +148,7 @@ impl State {
             !matches!(sleep_state, SleepState::Asleep { .. })
         });
         let (mut leased, mut exported) = (Tally::default(), Tally::default());
-        let mut busy = self.busy(id, choice);
+        let mut busy = self.busy(id, choice, true);
         let needs = &mut self.needs_synchronise;
         let Some(tenancy) = self.tenants.get_mut(&id) else {
             return Ok(Vec::new());

@@ -126,6 +126,8 @@ pub(crate) struct State {
     pub(super) to_free: Vec<tenancy::Freed>,
     /// Capture guards that live.
     pub(crate) capturing: u64,
+    /// Threads that wait for the device, and began before any guard lived.
+    pub(super) synchronising: u64,
     /// Set when a poll found that only a synchronisation can tell.
     pub(crate) needs_synchronise: bool,
     /// Physicals that the driver would not take back, and spaces with mappings stuck in them.
@@ -157,6 +159,7 @@ impl State {
             to_collect: BTreeSet::new(),
             to_free: Vec::new(),
             capturing: 0,
+            synchronising: 0,
             needs_synchronise: false,
             quarantine: (Vec::new(), Vec::new()),
             refusals: 0,

@@ -215,11 +215,13 @@ impl Tenancy {
         }
     }
 
-    /// The blocks whose slots are out: the operation that has it, its tag, and its bytes.
-    pub(crate) fn blocks_out(&self) -> impl Iterator<Item = (NonZeroU64, Option<&Arc<str>>, u64)> {
+    /// The blocks whose slots are out: the operation that has each, its tag, and what it counts for.
+    pub(crate) fn blocks_out(
+        &self,
+    ) -> impl Iterator<Item = (NonZeroU64, Option<&Arc<str>>, &Figures)> {
         self.slots.iter().filter_map(|place| match place {
             Place::Out(out) if out.figures.blocks > 0 => {
-                Some((out.flight, out.tag.as_ref(), out.figures.in_use))
+                Some((out.flight, out.tag.as_ref(), &out.figures))
             }
             _ => None,
         })

@@ -175,7 +175,7 @@ impl Locked<'_> {
                 return Ok(Err(WakeError::Capturing));
             }
             self.check_usable(id)?;
-            let mut busy = self.busy(id, choice);
+            let mut busy = self.busy(id, choice, false);
             let moving = self.choose(id, choice, |sleep_state| {
                 matches!(sleep_state, SleepState::Moving { .. })
             });

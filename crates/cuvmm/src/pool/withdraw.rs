@@ -2,6 +2,8 @@
 //! waits, and only unregistering calls the driver, but in a [hardened](super::hardened) pool and
 //! for what was [exported](super::exported).
 
+use std::collections::BTreeSet;
+
 use super::budget::TenantId;
 use super::locked::Locked;
 use super::sleep_state::SleepState;
@@ -59,15 +61,23 @@ impl Locked<'_> {
         }
     }
 
-    /// The same for all draining tenants whose slots were out.
-    pub(super) fn collect_put_back(&mut self) {
-        // Other operations may put some back meanwhile. What cannot be unmapped is tried again when
-        // another operation ends.
+    /// Does what was put off until slots are in their places: frees blocks whose slots were out, takes
+    /// back what draining tenants do not use, and gives to the driver what others may still have.
+    pub(super) fn finish_behind(&mut self) {
+        self.has_behind = false;
+        self.free_late();
+        // Other operations may put slots back meanwhile.
+        let mut collected = BTreeSet::new();
         for _ in 0..COLLECTS {
             for id in std::mem::take(&mut self.to_collect) {
                 self.collect_if_draining(id);
+                collected.insert(id);
             }
         }
+        self.release_marked();
+        // What cannot be unmapped is tried again when another slot is put back, not at once.
+        let rest = self.to_collect.difference(&collected).next().is_some();
+        self.has_behind = rest || !self.to_release.is_empty();
     }
 
     /// Takes back what a draining tenant no longer uses, as far as that has passed.
@@ -209,7 +219,10 @@ impl State {
     pub(super) fn free_all(&mut self, freed: &[Freed]) {
         for freed in freed {
             match self.is_out(freed.place.tenant, freed.place.slot) {
-                true => self.to_free.push(*freed),
+                true => {
+                    self.to_free.push(*freed);
+                    self.has_behind = true;
+                }
                 false => self.free_at(&freed.place, freed.at),
             }
         }

@@ -9,7 +9,6 @@ use super::state::State;
 use super::tenancy::Tenancy;
 use super::tenant::Tenant;
 use crate::calls::CallCounts;
-use crate::region::Unmapped;
 
 /// A pool's figures. Sizes in bytes.
 ///
@@ -227,19 +226,11 @@ impl State {
         stats
     }
 
-    /// Bytes from the driver that nobody holds: those of the free list, as long as no operation is in
-    /// flight, which may hold some of them and be charged for what it is about to take.
-    fn free(&self) -> u64 {
+    /// Bytes from the driver that nobody holds. An operation in flight may have taken some of them
+    /// from the free list, or be charged for what it is about to take, and so may a block that wakes.
+    const fn free(&self) -> u64 {
         let taken = self.budget.held() + self.budget.quarantined();
-        let free = self.budget.obtained().saturating_sub(taken);
-        debug_assert!(self.flights.count() > 0 || free == self.unheld());
-        free
-    }
-
-    /// The same counted.
-    fn unheld(&self) -> u64 {
-        let leaving: u64 = self.to_release.iter().map(Unmapped::size).sum();
-        self.free_list.bytes() + leaving
+        self.budget.obtained().saturating_sub(taken)
     }
 
     pub(crate) fn stats(&mut self) -> PoolStats {

@@ -72,7 +72,7 @@ impl Core {
 }
 
 impl Locked<'_> {
-    /// Slots side by side, pinned, for so many blocks.
+    /// Finds or reserves slots side by side for this number of blocks, and pins them.
     fn find_lot(
         &mut self,
         id: TenantId,
@@ -138,7 +138,7 @@ impl Locked<'_> {
     fn keep_row(&mut self, id: TenantId, places: &[SlotId]) {
         // Memory without a block is just being zeroed, and stays where it is until that has passed.
         let slots = || places.iter().filter_map(|place| self.slot(id, place.slot));
-        // Without a block they are nobody's, and some may have gone, and their numbers be others'.
+        // Another operation may have dropped a slot without a block, and its number may be another slot's.
         let lie = slots().map(|slot| slot.space.address());
         if !lie.eq(places.iter().map(|place| place.address)) {
             return;

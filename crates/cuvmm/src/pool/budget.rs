@@ -310,13 +310,13 @@ impl Budget {
         self.addresses -= bytes;
     }
 
-    /// Mappings and addresses are in use for nobody, for as long as an operation takes.
+    /// Counts mappings and addresses that an operation uses for itself until it ends.
     pub(crate) const fn lend(&mut self, mappings: u64, addresses: u64) {
         self.mappings += mappings;
         self.addresses += addresses;
     }
 
-    /// They are not any more.
+    /// The operation has ended, which [`Self::lend`] counted them for.
     pub(crate) const fn unlend(&mut self, mappings: u64, addresses: u64) {
         self.mappings -= mappings;
         self.addresses -= addresses;

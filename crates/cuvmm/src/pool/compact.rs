@@ -242,7 +242,7 @@ impl Locked<'_> {
             self.put_back(physicals);
             return Ok(Moved::NoRoom);
         }
-        // The copy's own mappings and addresses are nobody's, and within the limits.
+        // The copy's own mappings and addresses are charged to no tenant, and count against the limits.
         self.budget.lend(count, run.size);
         let copied = self.copy_out(slot, run, physicals);
         let exchanged = copied.and_then(|copy| self.exchange_run(id, slot, run, copy, proof));

@@ -1,6 +1,6 @@
 //! The paths that are counted. Each begins and ends a round with as many idle blocks as there were.
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 use crate::containers::{admission, stats, tile};
 use crate::crowd::{Crowd, GRANULE, Idle};
@@ -11,31 +11,44 @@ pub(crate) struct Case {
     pub(crate) idle: Idle,
     /// Whether all blocks of a batch live at once.
     pub(crate) together: bool,
-    /// Whether no other blocks live: the case itself has few or many of something.
-    pub(crate) alone: bool,
+    /// Who lives beside.
+    pub(crate) among: Among,
     /// Runs it once, so many operations between marks.
     pub(crate) round: Round,
+}
+
+/// Who lives beside the blocks in question.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Among {
+    /// Nobody.
+    Nobody,
+    /// Few or many, as is asked for.
+    Crowd,
+    /// 1,000 blocks of 100 tenants, and as many that were freed.
+    Hundred,
 }
 
 type Round = fn(&Marks, &mut Crowd, usize) -> Result<()>;
 
 pub(crate) fn named(name: &str) -> Result<Case> {
-    let (idle, together, alone, round): (_, _, _, Round) = match name {
-        "warm" => (Idle::StreamCache, false, false, warm),
-        "warm-batch" => (Idle::StreamCache, true, false, warm_batch),
-        "other-size" => (Idle::StreamCache, false, false, other_size),
-        "allocate-locked" => (Idle::Pool, true, false, allocate_locked),
-        "free-locked" => (Idle::Pool, true, false, free_locked),
-        "grow" => (Idle::Pool, false, false, grow),
-        "tile" => (Idle::Pool, false, true, tile),
-        "kv-stats" => (Idle::Pool, false, true, stats),
-        "kv-admission" => (Idle::Pool, false, true, admission),
+    let (idle, together, among, round): (_, _, _, Round) = match name {
+        "warm" => (Idle::StreamCache, false, Among::Crowd, warm),
+        "warm-batch" => (Idle::StreamCache, true, Among::Crowd, warm_batch),
+        "other-size" => (Idle::StreamCache, false, Among::Crowd, other_size),
+        "allocate-locked" => (Idle::Pool, true, Among::Crowd, allocate_locked),
+        "free-locked" => (Idle::Pool, true, Among::Crowd, free_locked),
+        "grow" => (Idle::Pool, false, Among::Crowd, grow),
+        "tile" => (Idle::Pool, false, Among::Nobody, tile),
+        "kv-stats" => (Idle::Pool, false, Among::Nobody, stats),
+        "kv-admission" => (Idle::Pool, false, Among::Nobody, admission),
+        "headroom" => (Idle::Pool, true, Among::Hundred, headroom),
+        "pool-stats" => (Idle::Pool, true, Among::Hundred, pool_stats),
         _ => bail!("there is no case {name}"),
     };
     Ok(Case {
         idle,
         together,
-        alone,
+        among,
         round,
     })
 }
@@ -128,4 +141,25 @@ fn grow(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
     })?;
     crowd.growing = Some(block);
     Ok(())
+}
+
+/// What a tenant could have if everybody gave what is idle, for each of the slots that are looked at.
+/// A request that nobody can meet looks at them so as well.
+fn headroom(marks: &Marks, crowd: &mut Crowd, _: usize) -> Result<()> {
+    let tenant = crowd.tenants.first().cloned();
+    let tenant = tenant.context("there are tenants")?;
+    // The first time the fences are asked.
+    tenant.headroom()?;
+    crowd.between(marks, |_| {
+        std::hint::black_box(tenant.headroom()?);
+        Ok(())
+    })
+}
+
+/// The pool's figures, for each of its slots.
+fn pool_stats(marks: &Marks, crowd: &mut Crowd, _: usize) -> Result<()> {
+    crowd.between(marks, |crowd| {
+        std::hint::black_box(crowd.pool.stats());
+        Ok(())
+    })
 }

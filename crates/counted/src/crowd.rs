@@ -63,6 +63,7 @@ pub(crate) struct Crowd {
     pub(crate) cache: Option<KvCache>,
     /// What was allocated so far, to make sizes differ.
     pub(crate) made: u64,
+    pub(crate) pool: Pool,
     pub(crate) device: Device,
     pub(crate) stream: Stream,
     pub(crate) tenants: Vec<Tenant>,
@@ -79,6 +80,11 @@ impl Crowd {
     /// One tenant without blocks, and memory for many.
     pub(crate) fn alone(size: Size) -> Result<Self> {
         Self::of((size, 1, 0), Idle::Pool, 0)
+    }
+
+    /// 100 tenants with 10 blocks each, and as many that were freed.
+    pub(crate) fn hundred(size: Size) -> Result<Self> {
+        Self::of((size, 100, 10), Idle::Pool, 1_000)
     }
 
     fn of((size, count, each): (Size, usize, usize), place: Idle, idle: usize) -> Result<Self> {
@@ -109,6 +115,7 @@ impl Crowd {
             tiles: None,
             cache: None,
             made: 0,
+            pool,
             device,
             stream,
             tenants,
@@ -143,10 +150,10 @@ impl Crowd {
     ) -> Result<T> {
         let before = self.device.calls();
         let outcome = marks.around(|| work(self))?;
-        let calls = self.device.calls().since(&before).total();
+        let calls = self.device.calls().since(&before);
         ensure!(
-            calls == 0,
-            "{calls} driver calls where there should be none"
+            calls.total() == 0,
+            "driver calls where there should be none: {calls:?}"
         );
         Ok(outcome)
     }

@@ -13,6 +13,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::cases::Among;
 use crate::crowd::{Crowd, Size};
 use crate::marks::Marks;
 
@@ -36,9 +37,10 @@ fn main() -> Result<ExitCode> {
         }
     };
     let idle = if case.together { batch } else { 1 };
-    let mut crowd = match case.alone {
-        true => Crowd::alone(size)?,
-        false => Crowd::new(size, case.idle, idle)?,
+    let mut crowd = match case.among {
+        Among::Nobody => Crowd::alone(size)?,
+        Among::Crowd => Crowd::new(size, case.idle, idle)?,
+        Among::Hundred => Crowd::hundred(size)?,
     };
     // What happens once only is none of the path's cost.
     for _ in 0..2 {

@@ -14,7 +14,7 @@ use cuvmm::error::{
     AllocateError, BlockRefusal, BuildStoreError, CopyError, ExportBlockError, OfferError,
     ShrinkError, SleepError, WakeError,
 };
-use cuvmm::sleep::{Slept, Woken};
+use cuvmm::sleep::{Progress, Slept, Woken};
 use cuvmm::{Block, Contents, Device, HostStore, Mapper, Offer, Stream, Tenant};
 
 fn store(device: &Device, granules: u64) -> HostStore {
@@ -505,5 +505,40 @@ on_both! {
         drop(guard);
         tenant.blocks().wake().unwrap();
         drop(block);
+    }
+}
+
+on_both! {
+    fn what_a_wake_that_failed_had_copied_reaches_nobody_else(rig) {
+        let pool = common::pool(rig, 8);
+        let [model, other] = ["model", "other"].map(|name| pool.tenant(name).register().unwrap());
+        let store = store(&rig.device, 8);
+        let block = model.block(4 * G).largest_extent(G).allocate().unwrap();
+        write(&block, 7);
+        sleeps(&model, Contents::Keep(&store));
+        // What the block wakes to was the other tenant's, who is handed it as it is if it comes back.
+        let theirs = other.block(8 * G).largest_extent(G).allocate().unwrap();
+        theirs.write(0, &vec![9; 8 * G as usize]).unwrap();
+        drop(theirs);
+        rig.device.synchronize().unwrap();
+        // It is given up when part of it has been copied.
+        let watch = |progress: &Progress| progress.done == 0;
+        model.blocks().watch(&watch).wake().unwrap_err();
+        assert!(block.is_asleep());
+        let theirs = other.block(8 * G).largest_extent(G).allocate().unwrap();
+        let mut bytes = vec![0; 8 * G as usize];
+        theirs.read(0, &mut bytes).unwrap();
+        let models = pattern(4 * G, 7);
+        if rig.keeps_bytes() {
+            let shown = bytes.chunks(G as usize).any(|here| {
+                models.chunks(G as usize).any(|kept| kept[1000..2000] == here[1000..2000])
+            });
+            assert!(!shown, "another tenant reads what the model had kept");
+        }
+        drop(theirs);
+        model.blocks().wake().unwrap();
+        shows(rig, &block, 7);
+        drop(block);
+        books(rig, &pool);
     }
 }

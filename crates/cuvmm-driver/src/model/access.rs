@@ -1,70 +1,14 @@
 //! Who may do what with a mapping.
 
 use super::answer::{Answer, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, require};
-use super::backing::{Backing, Change, Reach};
-use super::device::Device;
-use super::hazards::{Loss, Taken};
+use super::backing::{Backing, Change};
+use super::device_state::Device;
+use super::losses::{Loss, Taken};
+use super::rights::{Rights, Who};
 use super::state::State;
 use crate::{
     AccessDesc, AccessFlags, CUresult, Call, DeviceAddress, Location, LocationKind, Ordinal,
 };
-
-/// Who can be given a right.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Who {
-    Device(i32),
-    Host,
-}
-
-impl Who {
-    pub(crate) fn location(self) -> Location {
-        match self {
-            Self::Device(device) => Location::device(Ordinal(device)),
-            Self::Host => Location::HOST,
-        }
-    }
-}
-
-/// The rights on one mapping, in the order of who has them; who is not listed has none.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Rights(Vec<(Who, AccessFlags)>);
-
-impl Rights {
-    pub(crate) fn of(&self, who: Who) -> AccessFlags {
-        match self.0.binary_search_by_key(&who, |right| right.0) {
-            Ok(at) => self.0[at].1,
-            Err(_) => AccessFlags::NONE,
-        }
-    }
-
-    fn set(&mut self, who: Who, flags: AccessFlags) {
-        match (self.0.binary_search_by_key(&who, |right| right.0), flags) {
-            (Ok(at), AccessFlags::NONE) => {
-                self.0.remove(at);
-            }
-            (Ok(at), _) => self.0[at].1 = flags,
-            (Err(_), AccessFlags::NONE) => {}
-            (Err(at), _) => self.0.insert(at, (who, flags)),
-        }
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Who, AccessFlags)> {
-        self.0.iter().copied()
-    }
-
-    /// What the host's page table must allow so that everybody's right is served.
-    pub(crate) fn reach(&self) -> Reach {
-        let one = |flags| match flags {
-            AccessFlags::READ_WRITE => Reach::Write,
-            AccessFlags::READ => Reach::Read,
-            _ => Reach::Nothing,
-        };
-        self.iter()
-            .map(|(_, flags)| one(flags))
-            .max()
-            .unwrap_or_default()
-    }
-}
 
 impl<B: Backing> State<B> {
     /// Grants over the run of mappings that begins at the start of the range.

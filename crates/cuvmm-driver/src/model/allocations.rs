@@ -3,58 +3,17 @@
 //! Kept simple: every allocation takes whole granules, and each device has one memory pool, which
 //! keeps what was freed into it until the next synchronisation.
 
-use std::collections::BTreeMap;
-
+use super::advice::Advised;
+use super::allocation_table::{Allocation, Kind};
 use super::answer::{Answer, INVALID_VALUE, NOT_SUPPORTED, require};
 use super::backing::Backing;
-use super::device::Owner;
-use super::hazards::{Loss, Taken};
-use super::managed::Advised;
+use super::device_state::Owner;
+use super::losses::{Loss, Taken};
 use super::state::State;
-use super::work::Work;
-use crate::{Call, DeviceAddress, DeviceAttribute, Ordinal, StreamHandle};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Plain,
-    Pool,
-    Pinned,
-    Managed,
-}
-
-impl Kind {
-    /// Whether the program touches it directly.
-    pub(crate) fn is_touchable(self) -> bool {
-        matches!(self, Self::Pinned | Self::Managed)
-    }
-}
-
-#[derive(Debug)]
-pub(crate) struct Allocation {
-    pub(crate) size: u64,
-    pub(crate) kind: Kind,
-    pub(crate) device: i32,
-    pub(crate) advised: Advised,
-    owner: Option<Owner>,
-    taken: u64,
-    /// `free_async` was called; the work that ends it is queued.
-    ending: bool,
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct Allocations {
-    pub(crate) by_address: BTreeMap<u64, Allocation>,
-}
-
-impl Allocations {
-    pub(crate) fn containing(&self, address: u64) -> Option<(u64, &Allocation)> {
-        let (&start, allocation) = self.by_address.range(..=address).next_back()?;
-        (address - start < allocation.size).then_some((start, allocation))
-    }
-}
+use crate::{Call, DeviceAddress, DeviceAttribute, Ordinal};
 
 impl<B: Backing> State<B> {
-    fn allocate(&mut self, device: Ordinal, size: u64, kind: Kind) -> Answer<u64> {
+    pub(crate) fn allocate(&mut self, device: Ordinal, size: u64, kind: Kind) -> Answer<u64> {
         let index = self.context(device)?;
         // Pinned memory of no bytes was given out, as measured; where it lay was not looked at.
         require(size != 0 || kind == Kind::Pinned, INVALID_VALUE)?;
@@ -146,7 +105,7 @@ impl<B: Backing> State<B> {
     }
 
     /// An allocation that begins here, is of one of these kinds and not being freed.
-    fn allocation(&mut self, address: u64, kinds: &[Kind]) -> Answer<&mut Allocation> {
+    pub(crate) fn allocation(&mut self, address: u64, kinds: &[Kind]) -> Answer<&mut Allocation> {
         let found = self
             .allocations
             .by_address
@@ -179,39 +138,6 @@ impl<B: Backing> State<B> {
             .size;
         self.end_allocation(Call::MemFree, address.0);
         self.clock.spend(self.rules.costs.free.at(size));
-        Ok(())
-    }
-
-    pub(crate) fn alloc_async(
-        &mut self,
-        device: Ordinal,
-        size: u64,
-        stream: StreamHandle,
-    ) -> Answer<DeviceAddress> {
-        self.context(device)?;
-        let key = self.stream(device, stream)?;
-        // A captured allocation would be a node of the graph, which is not modelled.
-        let capturing = self
-            .streams
-            .get(key)
-            .is_some_and(|stream| stream.capture.is_some());
-        require(!capturing, NOT_SUPPORTED)?;
-        self.allocate(device, size, Kind::Pool).map(DeviceAddress)
-    }
-
-    pub(crate) fn free_async(
-        &mut self,
-        device: Ordinal,
-        address: DeviceAddress,
-        stream: StreamHandle,
-    ) -> Answer {
-        self.context(device)?;
-        self.stream(device, stream)?;
-        self.allocation(address.0, &[Kind::Plain, Kind::Pool])?;
-        self.submit(device, stream, Work::FreeAllocation { address: address.0 })?;
-        if let Ok(still_there) = self.allocation(address.0, &[Kind::Plain, Kind::Pool]) {
-            still_there.ending = true;
-        }
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! The trait, answered: each method puts its call's name on what the rules say.
 //!
 //! `unsafe` is here because the trait's methods are; nothing in this file relies on what their
-//! callers promise but the copies, which pass host pointers on to [`work`](super::work).
+//! callers promise but the copies, which pass host pointers on to [`execution`](super::execution).
 #![allow(unsafe_code)]
 
 use std::os::fd::OwnedFd;

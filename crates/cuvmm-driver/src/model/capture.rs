@@ -1,26 +1,17 @@
 //! Streams that record instead of running, and the calls that break a recording.
 
-use std::thread::{self, ThreadId};
+use std::thread;
 
 use super::answer::{Answer, INVALID_VALUE, require};
 use super::backing::Backing;
 use super::state::State;
-use super::streams::StreamKey;
+use super::stream_table::{Capture, StreamKey};
 use super::work::Work;
 use crate::{CUresult, CaptureMode, CaptureStatus, GraphHandle, Ordinal, StreamHandle};
 
 const UNSUPPORTED: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 const INVALIDATED: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 const ILLEGAL_STATE: CUresult = CUresult::CUDA_ERROR_ILLEGAL_STATE;
-
-#[derive(Debug)]
-pub(crate) struct Capture {
-    origin: StreamKey,
-    mode: CaptureMode,
-    thread: ThreadId,
-    nodes: Vec<Work>,
-    broken: bool,
-}
 
 fn known(mode: CaptureMode) -> Answer {
     let known = [

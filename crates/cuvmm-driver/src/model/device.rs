@@ -1,4 +1,4 @@
-//! Devices: what they are called, what they can do, how much of their memory is taken.
+//! Devices: what they are called, what they can do, how much of their memory is free.
 
 use super::answer::{Answer, INVALID_DEVICE, INVALID_VALUE, require};
 use super::backing::Backing;
@@ -7,22 +7,6 @@ use crate::{
     CUresult, DeviceAttribute, DriverKind, GranularityKind, LocationKind, MemoryInfo, Ordinal,
     PhysicalProps,
 };
-
-#[derive(Debug, Default)]
-pub(crate) struct Device {
-    /// Bytes taken by physicals and allocations.
-    pub(crate) used: u64,
-    /// The part of them that was freed into the memory pool, which has not given it back.
-    pub(crate) pooled: u64,
-    /// Bytes that other programs hold.
-    pub(crate) elsewhere: u64,
-    /// Mappings that this device has access to.
-    pub(crate) opened: u64,
-    /// The code that every use of a lost context answers.
-    pub(crate) lost: Option<CUresult>,
-    /// Streams made from now on are held back at once.
-    pub(crate) hold_new: bool,
-}
 
 /// What attributes answer unless the options say otherwise: an H200's answers.
 const ATTRIBUTES: &[(DeviceAttribute, i32)] = &[
@@ -138,47 +122,4 @@ impl<B: Backing> State<B> {
         }
         Ok(self.rules.granularity)
     }
-
-    /// Takes bytes of a place, if there are as many.
-    pub(crate) fn charge(&mut self, owner: Owner, bytes: u64) -> Answer {
-        let capacity = match owner {
-            Owner::Device(index) => {
-                let elsewhere = self.devices.get(index).map(|device| device.elsewhere);
-                self.rules
-                    .capacity
-                    .saturating_sub(elsewhere.unwrap_or_default())
-            }
-            Owner::Host => self.rules.host_capacity,
-        };
-        let Some(used) = self.used_of(owner) else {
-            return Ok(());
-        };
-        match used.checked_add(bytes) {
-            Some(sum) if sum <= capacity => *used = sum,
-            _ => return Err(super::answer::OUT_OF_MEMORY),
-        }
-        Ok(())
-    }
-
-    pub(crate) fn refund(&mut self, owner: Owner, bytes: u64) {
-        if let Some(used) = self.used_of(owner) {
-            *used = used.saturating_sub(bytes);
-        }
-    }
-
-    fn used_of(&mut self, owner: Owner) -> Option<&mut u64> {
-        match owner {
-            Owner::Device(index) => self.devices.get_mut(index).map(|device| &mut device.used),
-            Owner::Host => Some(&mut self.physicals.host_used),
-        }
-    }
-}
-
-/// Whose memory is charged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Owner {
-    /// A device, by index.
-    Device(usize),
-    /// The host.
-    Host,
 }

@@ -5,20 +5,9 @@ use std::time::Duration;
 use super::answer::{Answer, INVALID_HANDLE, INVALID_VALUE, require};
 use super::backing::Backing;
 use super::state::State;
-use super::streams::Mark;
+use super::stream_table::{Event, Mark};
 use super::work::Work;
 use crate::{CUresult, EventFlags, EventHandle, Ordinal, StreamHandle};
-
-#[derive(Debug)]
-pub(crate) struct Event {
-    pub(crate) device: i32,
-    /// What was queued when it was last recorded; nothing before the first record.
-    pub(crate) covers: Vec<Mark>,
-    /// The capture that it was recorded in, if it was.
-    pub(crate) capture: Option<u64>,
-    /// The virtual time at which what it covers is done.
-    pub(crate) ready: Duration,
-}
 
 impl<B: Backing> State<B> {
     pub(crate) fn event_create(

@@ -7,11 +7,6 @@
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt;
 
-use super::access::{Rights, Who};
-use super::backing::Backing;
-use super::copies::Use;
-use super::state::State;
-use super::work::Named;
 use crate::{AccessFlags, Call, DeviceAddress, Ordinal, StreamHandle};
 
 /// How many hazards are kept with their figures; later ones are counted only.
@@ -38,7 +33,7 @@ pub struct Hazard {
     pub work: &'static str,
     /// The right that the work needs.
     pub needs: AccessFlags,
-    backtrace: Backtrace,
+    pub(crate) backtrace: Backtrace,
 }
 
 impl fmt::Display for Hazard {
@@ -76,74 +71,10 @@ impl Hazards {
         std::mem::take(&mut self.first)
     }
 
-    fn note(&mut self, hazard: Hazard) {
+    pub(crate) fn note(&mut self, hazard: Hazard) {
         self.count += 1;
         if self.first.len() < KEPT {
             self.first.push(hazard);
         }
-    }
-}
-
-/// A range of addresses that loses what a queue may need.
-pub(crate) struct Taken {
-    pub(crate) start: u64,
-    pub(crate) size: u64,
-    pub(crate) loss: Loss,
-}
-
-/// Who loses what.
-pub(crate) enum Loss {
-    /// A mapping's rights change.
-    Mapping { before: Rights, after: Rights },
-    /// An allocation ends for every device; the program loses it too where it touches it directly.
-    Allocation { touchable: bool },
-}
-
-impl Taken {
-    pub(crate) fn unmapped(start: u64, size: u64, before: Rights) -> Self {
-        let after = Rights::default();
-        let loss = Loss::Mapping { before, after };
-        Self { start, size, loss }
-    }
-
-    /// The part of a range that work on a device can no longer use as it means to.
-    fn of(&self, device: i32, named: &Named) -> Option<(u64, u64)> {
-        let lost = match &self.loss {
-            Loss::Mapping { before, after } => {
-                let allows = |rights: &Rights| named.how.allowed(rights.of(Who::Device(device)));
-                !named.of_host && allows(before) && !allows(after)
-            }
-            Loss::Allocation { touchable } => !named.of_host || *touchable,
-        };
-        let start = self.start.max(named.start);
-        let end = (self.start + self.size).min(named.start.saturating_add(named.size));
-        (lost && start < end).then_some((start, end))
-    }
-}
-
-impl<B: Backing> State<B> {
-    /// Notes each range of queued work that loses memory, or a right on it, by this call.
-    pub(crate) fn note_hazards(&mut self, call: Call, taken: &[Taken]) {
-        let hazards = &mut self.hazards;
-        self.streams.each_queued(|device, stream, work| {
-            work.each_named(&mut |named| {
-                let parts = taken.iter().filter_map(|taken| taken.of(device, &named));
-                let hull = parts.reduce(|one, other| (one.0.min(other.0), one.1.max(other.1)));
-                let Some((start, end)) = hull else { return };
-                hazards.note(Hazard {
-                    call,
-                    address: DeviceAddress(start),
-                    size: end - start,
-                    device: Ordinal(device),
-                    stream,
-                    work: work.name(),
-                    needs: match named.how {
-                        Use::Read => AccessFlags::READ,
-                        Use::Write => AccessFlags::READ_WRITE,
-                    },
-                    backtrace: Backtrace::capture(),
-                });
-            });
-        });
     }
 }

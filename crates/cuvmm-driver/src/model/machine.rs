@@ -9,14 +9,13 @@ use cuvmm_sys::{SYMBOLS, Symbol};
 
 use super::answer::{Answer, INVALID_VALUE};
 use super::backing::Backing;
-use super::copies::Use;
 use super::hazards::Hazard;
 use super::options::Rules;
 use super::picture::{Live, Snapshot};
 use super::spite::{Spite, Spiting};
 use super::state::State;
-use super::streams::Mark;
-use super::work::Work;
+use super::stream_table::Mark;
+use super::work::{Use, Work};
 use crate::error::Result;
 use crate::{
     CUresult, Call, CudaVersion, DeviceAddress, DriverError, Location, LocationKind, Ordinal,

@@ -1,8 +1,7 @@
-//! What was advised for managed memory, and where it was sent.
+//! Managed memory: advice, prefetches, and questions about both.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use super::allocations::{Allocations, Kind};
+use super::advice::{Advised, Attributes};
+use super::allocation_table::{Allocations, Kind};
 use super::answer::{Answer, INVALID_DEVICE, INVALID_VALUE, require};
 use super::backing::Backing;
 use super::state::State;
@@ -18,66 +17,6 @@ const NOWHERE: i32 = -2;
 
 /// Since when the kind of a place can be asked for.
 const KINDS_SINCE: CudaVersion = CudaVersion::new(12, 2);
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Attributes {
-    read_mostly: bool,
-    preferred: Option<Location>,
-    prefetched: Option<Location>,
-    accessed_by: BTreeSet<Location>,
-}
-
-/// Attributes by address: each entry holds until the next.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Advised(BTreeMap<u64, Attributes>);
-
-impl Advised {
-    pub(crate) fn new(start: u64) -> Self {
-        Self(BTreeMap::from([(start, Attributes::default())]))
-    }
-
-    fn split(&mut self, at: u64) {
-        if let Some((_, attributes)) = self.0.range(..=at).next_back() {
-            let attributes = attributes.clone();
-            self.0.insert(at, attributes);
-        }
-    }
-
-    /// Changes whole pages of the host, as the driver does.
-    fn change(&mut self, start: u64, end: u64, change: impl Fn(&mut Attributes)) {
-        let page = rustix::param::page_size() as u64;
-        let (start, end) = (start - start % page, end.next_multiple_of(page));
-        self.split(start);
-        self.split(end);
-        self.0
-            .range_mut(start..end)
-            .for_each(|(_, attributes)| change(attributes));
-    }
-
-    fn over(&self, start: u64, end: u64) -> impl Iterator<Item = &Attributes> {
-        let first = self
-            .0
-            .range(..=start)
-            .next_back()
-            .map_or(start, |(&first, _)| first);
-        self.0.range(first..end).map(|(_, attributes)| attributes)
-    }
-
-    /// The place that all of a range has.
-    fn same(
-        &self,
-        (start, end): (u64, u64),
-        place: impl Fn(&Attributes) -> Option<Location>,
-    ) -> Option<Location> {
-        let mut places = self.over(start, end).map(place);
-        let first = places.next()?;
-        if places.all(|other| other == first) {
-            first
-        } else {
-            None
-        }
-    }
-}
 
 impl Allocations {
     fn managed(&mut self, address: u64, size: u64) -> Answer<(&mut Advised, u64)> {

@@ -1,66 +1,12 @@
 //! Physicals placed in reservations.
 
-use std::collections::BTreeMap;
-
-use super::access::Rights;
 use super::answer::{Answer, INVALID_VALUE, NOT_SUPPORTED, require};
 use super::backing::{Backing, Part};
-use super::hazards::Taken;
+use super::losses::Taken;
+use super::mapping_table::Mapping;
+use super::rights::Rights;
 use super::state::State;
 use crate::{Call, DeviceAddress, PhysicalHandle};
-
-#[derive(Debug)]
-pub(crate) struct Mapping {
-    pub(crate) size: u64,
-    pub(crate) handle: u64,
-    pub(crate) rights: Rights,
-}
-
-/// All mappings by address. They never overlap.
-///
-/// One map for the whole address space, not one for each reservation, because the driver lets a
-/// mapping run from one reservation into the next.
-#[derive(Debug, Default)]
-pub(crate) struct Mappings {
-    pub(crate) by_address: BTreeMap<u64, Mapping>,
-}
-
-impl Mappings {
-    /// The mapping that an address lies in, with its start.
-    pub(crate) fn containing(&self, address: u64) -> Option<(u64, &Mapping)> {
-        let (&start, mapping) = self.by_address.range(..=address).next_back()?;
-        (address - start < mapping.size).then_some((start, mapping))
-    }
-
-    /// The mappings that touch a range, in order.
-    pub(crate) fn touching(
-        &self,
-        address: u64,
-        size: u64,
-    ) -> impl Iterator<Item = (u64, &Mapping)> {
-        let end = address.saturating_add(size);
-        let first = self.containing(address).map_or(address, |(start, _)| start);
-        self.by_address
-            .range(first..end.max(first))
-            .map(|(&start, mapping)| (start, mapping))
-    }
-
-    pub(crate) fn any_in(&self, address: u64, size: u64) -> bool {
-        self.touching(address, size).next().is_some()
-    }
-
-    /// Whether the mappings in a range cover it without a hole.
-    pub(crate) fn cover(&self, address: u64, size: u64) -> bool {
-        let mut at = address;
-        for (start, mapping) in self.touching(address, size) {
-            if start > at {
-                return false;
-            }
-            at = start + mapping.size;
-        }
-        at >= address.saturating_add(size)
-    }
-}
 
 impl<B: Backing> State<B> {
     /// The checks in the order that fits every case measured. The end may lie outside the

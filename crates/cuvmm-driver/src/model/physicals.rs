@@ -1,87 +1,19 @@
 //! Physical allocations: their handles, and the memory that handles, mappings and exported
 //! descriptors keep alive together.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::answer::{Answer, INVALID_DEVICE, INVALID_VALUE, NOT_PERMITTED, UNKNOWN, require};
 use super::backing::{Backing, MemoryKey};
 use super::clock::micros;
-use super::device::Owner;
-use super::exports::{self, Identity};
+use super::device_state::Owner;
+use super::exports;
+use super::physical_table::{Memory, Physical};
 use super::state::State;
 use crate::{
     AllocationType, DeviceAddress, Exported, HandleTypes, ImportSource, Location, LocationKind,
     Ordinal, PhysicalHandle, PhysicalProps,
 };
-
-/// What one handle value names. It goes when it has neither references nor mappings.
-#[derive(Debug)]
-pub(crate) struct Physical {
-    pub(crate) size: u64,
-    pub(crate) props: PhysicalProps,
-    pub(crate) references: u64,
-    pub(crate) mappings: u64,
-    pub(crate) memory: MemoryKey,
-    imported: bool,
-    /// Created cold, and nobody has had access since.
-    pub(crate) cold: bool,
-}
-
-/// The bytes. They go when no handle names them and no exported descriptor is open.
-#[derive(Debug)]
-pub(crate) struct Memory {
-    pub(crate) size: u64,
-    location: Location,
-    /// Whose it is here; nobody's when another process made it.
-    owner: Option<Owner>,
-    /// How many handle values name it.
-    handles: u64,
-    file: Option<Arc<OwnedFd>>,
-    identity: Option<Identity>,
-    exported: bool,
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct Physicals {
-    pub(crate) by_handle: BTreeMap<u64, Physical>,
-    pub(crate) memories: BTreeMap<MemoryKey, Memory>,
-    by_identity: HashMap<Identity, MemoryKey>,
-    /// Memories without handles whose exported descriptors were open when last looked at.
-    lingering: BTreeSet<MemoryKey>,
-    pub(crate) host_used: u64,
-    next_key: u64,
-    /// When memory of a location and size was released: the driver has it at hand for a while.
-    warm: BTreeMap<(Location, u64), VecDeque<Duration>>,
-    /// What was released at a location since its last create.
-    released: BTreeMap<Location, Released>,
-}
-
-/// Bytes released in a row, when the last of them were, and how many were created since.
-#[derive(Clone, Copy, Debug, Default)]
-struct Released {
-    bytes: u64,
-    last: Duration,
-    created: u64,
-}
-
-impl Physicals {
-    pub(crate) fn get(&self, handle: u64) -> Answer<&Physical> {
-        self.by_handle.get(&handle).ok_or(INVALID_VALUE)
-    }
-
-    /// Memories that only exported descriptors keep alive.
-    pub(crate) fn exported_only(&self) -> usize {
-        self.lingering.len()
-    }
-
-    fn new_key(&mut self) -> MemoryKey {
-        self.next_key += 1;
-        MemoryKey(self.next_key)
-    }
-}
 
 impl<B: Backing> State<B> {
     pub(crate) fn create(

@@ -2,11 +2,11 @@
 
 use std::os::fd::OwnedFd;
 
-use super::access::Who;
-use super::allocations::Kind;
+use super::allocation_table::Kind;
 use super::answer::{Answer, INVALID_VALUE, require};
 use super::backing::Backing;
 use super::exports;
+use super::rights::Who;
 use super::state::State;
 use crate::{AccessFlags, CUresult, DeviceAddress, LocationKind, Ordinal, PointerAttribute};
 

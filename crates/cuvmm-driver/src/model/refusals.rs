@@ -1,5 +1,5 @@
 //! Which code a refusal carries: the measured one, or in the hostile manner any other that says
-//! no more than "no".
+//! no more than "no"; and which one a call that fails out of the blue.
 //!
 //! # Codes that say more
 //! A program may act on them, so the hostile manner neither replaces them nor puts them in the
@@ -36,7 +36,7 @@ const CAPTURES: &[CUresult] = &[
 ];
 
 /// Whether the code says of a state of the world that the call met, beside "no".
-pub(crate) fn tells_a_state(call: Call, code: CUresult) -> bool {
+fn tells_a_state(call: Call, code: CUresult) -> bool {
     match code {
         CUresult::CUDA_ERROR_DEINITIALIZED | CUresult::CUDA_ERROR_NOT_READY => true,
         CUresult::CUDA_ERROR_NOT_SUPPORTED => call == Call::CtxRecordEvent,
@@ -59,5 +59,18 @@ impl<B: Backing> State<B> {
         let mut codes = documented(call).to_vec();
         codes.retain(|&code| !says_more(call, code));
         self.chance.one_of(&codes).unwrap_or(code)
+    }
+
+    /// The code that a call fails with before it has begun, if it is to fail.
+    pub(crate) fn spited(&mut self, call: Call) -> Option<CUresult> {
+        let spiting = self.spiting.as_mut()?;
+        if !spiting.chance.one_in(spiting.spite.one_in(call)) {
+            return None;
+        }
+        let mut codes = documented(call).to_vec();
+        codes.retain(|&code| !tells_a_state(call, code));
+        let code = spiting.chance.one_of(&codes)?;
+        self.spited += 1;
+        Some(code)
     }
 }

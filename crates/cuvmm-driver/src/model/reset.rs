@@ -1,6 +1,6 @@
 //! A primary context that is reset.
 
-use super::allocations::Kind;
+use super::allocation_table::Kind;
 use super::backing::Backing;
 use super::machine::Machine;
 use super::state::State;

@@ -1,11 +1,7 @@
 //! Calls that fail out of the blue.
 
-use super::backing::Backing;
 use super::chance::Chance;
-use super::documented::documented;
-use super::refusals::tells_a_state;
-use super::state::State;
-use crate::{CUresult, Call};
+use crate::Call;
 
 /// How often calls fail for no reason, with any code that is documented for them, having changed
 /// nothing. The same calls in the same order fail alike for the same seed.
@@ -39,7 +35,7 @@ impl Spite {
         self
     }
 
-    fn one_in(&self, call: Call) -> u64 {
+    pub(crate) fn one_in(&self, call: Call) -> u64 {
         match call {
             Call::Init
             | Call::DriverGetVersion
@@ -72,8 +68,8 @@ impl Spite {
 /// Spite at work.
 #[derive(Debug)]
 pub(crate) struct Spiting {
-    spite: Spite,
-    chance: Chance,
+    pub(crate) spite: Spite,
+    pub(crate) chance: Chance,
 }
 
 impl From<Spite> for Spiting {
@@ -82,20 +78,5 @@ impl From<Spite> for Spiting {
             spite,
             chance: Chance::new(spite.seed),
         }
-    }
-}
-
-impl<B: Backing> State<B> {
-    /// The code that a call fails with before it has begun, if it is to fail.
-    pub(crate) fn spited(&mut self, call: Call) -> Option<CUresult> {
-        let spiting = self.spiting.as_mut()?;
-        if !spiting.chance.one_in(spiting.spite.one_in(call)) {
-            return None;
-        }
-        let mut codes = documented(call).to_vec();
-        codes.retain(|&code| !tells_a_state(call, code));
-        let code = spiting.chance.one_of(&codes)?;
-        self.spited += 1;
-        Some(code)
     }
 }

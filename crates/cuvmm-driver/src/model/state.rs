@@ -4,25 +4,22 @@ use std::collections::{BTreeMap, HashMap};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-use super::allocations::Allocations;
-use super::answer::{Answer, INVALID_DEVICE, require};
+use super::allocation_table::Allocations;
+use super::answer::{Answer, INVALID_DEVICE, INVALID_HANDLE, require};
 use super::backing::Backing;
-use super::capture::Capture;
 use super::chance::Chance;
 use super::clock::Clock;
-use super::device::Device;
-use super::events::Event;
+use super::device_state::{Arrival, Device};
 use super::handles::Handles;
 use super::hazards::Hazards;
-use super::mappings::Mappings;
+use super::mapping_table::Mappings;
 use super::options::{Manner, Rules};
-use super::physicals::Physicals;
-use super::programs::Arrival;
-use super::reservations::Reservations;
+use super::physical_table::Physicals;
+use super::reservation_table::Reservations;
 use super::spite::Spiting;
-use super::streams::Streams;
+use super::stream_table::{Capture, Event, StreamKey, Streams};
 use super::work::Work;
-use crate::{CUresult, Call, CaptureMode, Ordinal, StreamHandle};
+use crate::{Call, CaptureMode, Ordinal, StreamHandle};
 
 #[derive(Debug)]
 pub(crate) struct State<B> {
@@ -125,16 +122,14 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// The context is lost: nothing queued on it will run.
-    pub(crate) fn lose(&mut self, device: i32, code: CUresult) {
-        let Ok(index) = self.device(Ordinal(device)) else {
-            return;
+    /// A stream that was made on this device and not destroyed, or its legacy default stream.
+    pub(crate) fn stream(&self, device: Ordinal, stream: StreamHandle) -> Answer<StreamKey> {
+        let key = match stream {
+            StreamHandle::NULL | StreamHandle::LEGACY => StreamKey::legacy(device.0),
+            StreamHandle(handle) => *self.streams.named.get(&handle).ok_or(INVALID_HANDLE)?,
         };
-        self.devices[index].lost.get_or_insert(code);
-        let given_up = self.streams.give_up(device);
-        for work in given_up {
-            self.give_up_work(&work);
-        }
-        self.progress = true;
+        let here = key.device == device.0 && self.streams.get(key).is_some();
+        require(here, INVALID_HANDLE)?;
+        Ok(key)
     }
 }

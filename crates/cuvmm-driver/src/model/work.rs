@@ -1,21 +1,7 @@
-//! What a stream can be asked to do, and the doing of it.
-//!
-//! Work looks its addresses up when it runs, not when it was queued: a write that comes late lands
-//! in whatever is mapped there by then, and where nothing is, the context is lost. That is what a
-//! GPU does to memory that was given away too early.
-//!
-//! `unsafe` is needed for the copies to and from host memory, which come as addresses.
-#![allow(unsafe_code)]
+//! What a stream can be asked to do.
 
-use std::ptr;
-use std::slice;
-
-use super::answer::{Answer, ILLEGAL_ADDRESS};
-use super::backing::Backing;
-use super::copies::{Piece, Use};
 use super::costs::Costs;
-use super::state::State;
-use crate::{CUresult, Call};
+use crate::AccessFlags;
 
 /// One piece of work.
 #[derive(Clone, Debug)]
@@ -56,6 +42,23 @@ pub(crate) enum Work {
     /// A managed range is moved; the bytes stay where they are.
     Prefetch,
     Graph(Vec<Work>),
+}
+
+/// What is going to be done to a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    Read,
+    Write,
+}
+
+impl Use {
+    /// Whether a right is enough for it.
+    pub(crate) fn allowed(self, right: AccessFlags) -> bool {
+        match self {
+            Self::Read => right != AccessFlags::NONE,
+            Self::Write => right == AccessFlags::READ_WRITE,
+        }
+    }
 }
 
 /// A range that a piece of work will use when it runs.
@@ -134,110 +137,4 @@ impl Work {
             | Self::Prefetch { .. } => 0.0,
         }
     }
-}
-
-impl<B: Backing> State<B> {
-    /// Does a piece of work now. An error loses the context.
-    pub(crate) fn execute(&mut self, device: i32, work: &Work) -> Answer {
-        match work {
-            Work::Marker | Work::Prefetch => Ok(()),
-            &Work::Fill { to, byte, size } => {
-                for piece in self.now(device, to, size, Use::Write)? {
-                    self.backing
-                        .fill(piece.place, byte, piece.size)
-                        .map_err(broken)?;
-                }
-                Ok(())
-            }
-            &Work::Copy { to, from, size } => self.copy(device, to, from, size),
-            &Work::ToDevice { to, from, size } => {
-                let mut from = from;
-                for piece in self.now(device, to, size, Use::Write)? {
-                    let length = piece.size as usize;
-                    let source = ptr::with_exposed_provenance::<u8>(from);
-                    // SAFETY: the caller of the copy promised that the source is readable and not
-                    // written until the copy is done, which is after this.
-                    let bytes = unsafe { slice::from_raw_parts(source, length) };
-                    self.backing.write(piece.place, bytes).map_err(broken)?;
-                    from += length;
-                }
-                Ok(())
-            }
-            &Work::ToHost { to, from, size } => {
-                let mut to = to;
-                for piece in self.now(device, from, size, Use::Read)? {
-                    let length = piece.size as usize;
-                    let target = ptr::with_exposed_provenance_mut::<u8>(to);
-                    // SAFETY: the caller of the copy promised that the destination is writable and
-                    // used by nobody else until the copy is done, which is after this.
-                    let bytes = unsafe { slice::from_raw_parts_mut(target, length) };
-                    self.backing.read(piece.place, bytes).map_err(broken)?;
-                    to += length;
-                }
-                Ok(())
-            }
-            Work::Kernel { reads, writes } => {
-                for &(from, size) in reads {
-                    self.resolve_apart(device, from, size, Use::Read)
-                        .ok_or(ILLEGAL_ADDRESS)?;
-                }
-                for &(to, size, byte) in writes {
-                    let pieces = self.resolve_apart(device, to, size, Use::Write);
-                    for piece in pieces.ok_or(ILLEGAL_ADDRESS)? {
-                        self.backing
-                            .fill(piece.place, byte, piece.size)
-                            .map_err(broken)?;
-                    }
-                }
-                Ok(())
-            }
-            &Work::FreeAllocation { address } => {
-                self.free_in_order(address);
-                Ok(())
-            }
-            Work::Graph(nodes) => nodes.iter().try_for_each(|node| self.execute(device, node)),
-        }
-    }
-
-    /// Work that will never run: what it would have given back is given back all the same.
-    pub(crate) fn give_up_work(&mut self, work: &Work) {
-        if let &Work::FreeAllocation { address } = work {
-            self.end_allocation(Call::MemFreeAsync, address);
-        }
-    }
-
-    fn now(&self, device: i32, start: u64, size: u64, how: Use) -> Answer<Vec<Piece>> {
-        self.resolve(device, start, size, how)
-            .ok_or(ILLEGAL_ADDRESS)
-    }
-
-    /// Copies piece by piece, where pieces of source and destination need not end together.
-    fn copy(&mut self, device: i32, to: u64, from: u64, size: u64) -> Answer {
-        let mut sources = self.now(device, from, size, Use::Read)?.into_iter();
-        let mut source = sources.next();
-        for target in self.now(device, to, size, Use::Write)? {
-            let mut done = 0;
-            while done < target.size {
-                let Some(piece) = source.as_mut() else {
-                    return Ok(());
-                };
-                let size = piece.size.min(target.size - done);
-                self.backing
-                    .copy(target.place.plus(done), piece.place, size)
-                    .map_err(broken)?;
-                done += size;
-                piece.place = piece.place.plus(size);
-                piece.size -= size;
-                if piece.size == 0 {
-                    source = sources.next();
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The system could not bring the bytes: a device would report a failed launch.
-fn broken(_: CUresult) -> CUresult {
-    CUresult::CUDA_ERROR_LAUNCH_FAILED
 }

@@ -14,6 +14,7 @@ mod kv;
 mod own;
 mod plan;
 mod pool;
+mod range;
 mod region;
 mod registration;
 mod ring;
@@ -37,16 +38,17 @@ pub use dlpack::{
 pub use kv::{BuildKvCacheError, KvCacheError};
 pub use own::{
     AccessError, AllocateManagedError, CopyError, CreateError, ExportError, ImportError, MapError,
-    OpenError, ProbeError, ReserveError, RetainError,
+    OpenError, ProbeError, RetainError,
 };
 pub use plan::PlanError;
 pub use pool::{
     AllocateError, BuildPoolError, CompactError, ExportBlockError, ForkBlocksError, FreeError,
     FreeRefusal, GrowAllError, RegisterError, Shortage, ShrinkError,
 };
+pub use range::RangeError;
 pub use region::{
     AliasError, CommitError, DecommitError, ExportRegionError, ForkError, GrantError, LayoutError,
-    RangeError, RelocateError, ReplaceError, StartMapperError, UnshareError,
+    RelocateError, ReplaceError, ReserveError, StartMapperError, UnshareError,
 };
 pub use registration::{DmaBufError, RegisterRangeError, StillRegistered};
 pub use ring::RingError;

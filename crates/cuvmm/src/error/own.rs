@@ -2,7 +2,7 @@
 
 use cuvmm_driver::{HandleTypes, Location, Ordinal};
 
-use super::{CallError, GrantError, LayoutError};
+use super::CallError;
 
 /// Why a device could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -37,50 +37,6 @@ pub enum OpenError {
     /// A driver call failed.
     #[error(transparent)]
     Call(#[from] CallError),
-}
-
-/// Why addresses could not be reserved.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReserveError {
-    /// The size is zero.
-    #[error("a reservation of zero bytes")]
-    ZeroSize,
-    /// The size is not a whole number of granules.
-    #[error("a reservation of {size} bytes is not a multiple of the granularity, {granularity}")]
-    Misaligned {
-        /// Bytes asked for.
-        size: u64,
-        /// The granule in bytes.
-        granularity: u64,
-    },
-    /// The size does not fit 64 bits once rounded.
-    #[error("a reservation of {size} bytes does not fit the address space")]
-    TooLarge {
-        /// Bytes asked for.
-        size: u64,
-    },
-    /// The memory cannot be laid out so.
-    #[error(transparent)]
-    Layout(#[from] LayoutError),
-    /// A device could not be let in.
-    #[error(transparent)]
-    Grant(Box<GrantError>),
-    /// The alignment is not a power of two.
-    #[error("an alignment of {alignment} bytes is not a power of two")]
-    OddAlignment {
-        /// Bytes asked for.
-        alignment: u64,
-    },
-    /// The driver refused.
-    #[error("reserving {size} bytes of addresses: {cause}")]
-    Call {
-        /// Bytes asked for.
-        size: u64,
-        /// Its answer.
-        #[source]
-        cause: CallError,
-    },
 }
 
 /// Why physical memory could not be created.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use cuvmm_driver::{HandleTypes, Location};
 
 use super::{
-    AccessError, CallError, CopyError, CreateError, ExportError, MapError, ReserveError,
+    AccessError, CallError, CopyError, CreateError, ExportError, MapError, RangeError,
     StillRegistered,
 };
 
@@ -24,37 +24,47 @@ pub enum StartMapperError {
     Call(#[from] CallError),
 }
 
-/// What is wrong with a range of bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+/// Why addresses could not be reserved.
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum RangeError {
-    /// The range is empty or runs backwards.
-    #[error("the range {start}..{end} is empty")]
-    Empty {
-        /// First byte.
-        start: u64,
-        /// One past the last byte.
-        end: u64,
-    },
-    /// An end is not a whole number of granules.
-    #[error("the range {start}..{end} is not made of whole granules of {granularity} bytes")]
+pub enum ReserveError {
+    /// The size is zero.
+    #[error("a reservation of zero bytes")]
+    ZeroSize,
+    /// The size is not a whole number of granules.
+    #[error("a reservation of {size} bytes is not a multiple of the granularity, {granularity}")]
     Misaligned {
-        /// First byte.
-        start: u64,
-        /// One past the last byte.
-        end: u64,
+        /// Bytes asked for.
+        size: u64,
         /// The granule in bytes.
         granularity: u64,
     },
-    /// The range leaves the region.
-    #[error("the range {start}..{end} leaves the region of {bytes} bytes")]
-    OutOfRange {
-        /// First byte.
-        start: u64,
-        /// One past the last byte.
-        end: u64,
-        /// The region's size.
-        bytes: u64,
+    /// The size does not fit 64 bits once rounded.
+    #[error("a reservation of {size} bytes does not fit the address space")]
+    TooLarge {
+        /// Bytes asked for.
+        size: u64,
+    },
+    /// The memory cannot be laid out so.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// A device could not be let in.
+    #[error(transparent)]
+    Grant(Box<GrantError>),
+    /// The alignment is not a power of two.
+    #[error("an alignment of {alignment} bytes is not a power of two")]
+    OddAlignment {
+        /// Bytes asked for.
+        alignment: u64,
+    },
+    /// The driver refused.
+    #[error("reserving {size} bytes of addresses: {cause}")]
+    Call {
+        /// Bytes asked for.
+        size: u64,
+        /// Its answer.
+        #[source]
+        cause: CallError,
     },
 }
 

@@ -5,14 +5,11 @@
 
 use super::KvCache;
 use super::sequences::SequenceId;
-use crate::error::{AllocateError, GrowAllError, KvCacheError};
+use crate::error::{AllocateError, KvCacheError};
 use crate::pool::{Block, Prefix, Tenant};
 
 /// Forks blocks together.
 type Fork = fn(&Tenant, &[&Block], Prefix) -> Result<Vec<Block>, AllocateError>;
-
-/// Makes the memory of blocks their own.
-pub(super) type Unshare = fn(&Tenant, &[(&Block, u64)]) -> Result<(), GrowAllError>;
 
 impl KvCache {
     /// Begins a sequence with the first tokens of another, at least one and at most all: for beams,
@@ -90,45 +87,5 @@ impl KvCache {
         self.sequences.get_mut(new)?.fixed = tokens;
         self.foresee(|sequence| sequence.id == new);
         Ok(new)
-    }
-
-    /// Gives sequences that were truncated into what they share memory of their own behind their
-    /// last token, if they are to have more tokens.
-    pub(super) fn unshare(&mut self, make: Unshare) -> Result<(), KvCacheError> {
-        let (mut owners, mut blocks) = (Vec::new(), Vec::new());
-        for sequence in self.sequences.iter().filter(|it| it.cut && it.lacks_room()) {
-            // Its room ends where it was cut.
-            let from = self.geometry.bytes_of(sequence.room);
-            for block in &sequence.blocks {
-                owners.push(sequence.id);
-                blocks.push((block, from));
-            }
-        }
-        if blocks.is_empty() {
-            return Ok(());
-        }
-        make(&self.tenant, &blocks).map_err(|refused| KvCacheError::append(&owners, refused))?;
-        let geometry = &self.geometry;
-        let cut = self.sequences.iter_mut();
-        for sequence in cut.filter(|it| it.cut && it.lacks_room()) {
-            sequence.cut = false;
-            sequence.spread_anew();
-            let size = sequence.blocks.first().map_or(0, Block::size);
-            sequence.room = geometry.tokens_in(size);
-        }
-        Ok(())
-    }
-}
-
-impl KvCacheError {
-    /// Why a batch could not be appended, of whose blocks these are the sequences.
-    pub(super) fn append(owners: &[SequenceId], refused: GrowAllError) -> Self {
-        let index = match refused {
-            GrowAllError::Refused { index, .. } | GrowAllError::NotOurs { index } => index,
-        };
-        Self::Append {
-            sequence: owners.get(index).map_or(0, |id| id.number()),
-            cause: refused,
-        }
     }
 }

@@ -36,14 +36,16 @@ mod fork;
 mod precommit;
 mod sequences;
 mod shape;
+mod spread;
+mod unshare;
 mod view;
 
 use std::fmt;
 
 use self::builder::Options;
-use self::fork::Unshare;
 use self::sequences::Sequences;
 use self::shape::Geometry;
+use self::unshare::Unshare;
 use crate::error::{AllocateError, GrowAllError, KvCacheError};
 use crate::own::Stream;
 use crate::pool::{Block, BlockBuilder, Tenant};

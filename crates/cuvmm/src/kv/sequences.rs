@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::precommit::Spread;
+use super::spread::Spread;
 use crate::error::KvCacheError;
 use crate::pool::Block;
 

@@ -7,14 +7,15 @@
 //! has; its slots serve single blocks too. The driver has the addresses again when the last slot has
 //! gone: until then they count against the pool's limit, without being a tenant's.
 
-use super::allocate::{CANDIDATES, Moved, Needs};
+use super::allocate::{CANDIDATES, Needs, Wanted};
 use super::budget::TenantId;
-use super::core::{Attempt, Core, Wanted};
-use super::grow::gone;
-use super::locked::Locked;
-use super::slot::{Slot, SlotId};
-use super::state::State;
+use super::change::Change;
+use super::core::{Core, Locked};
+use super::ids::{BlockPlace, SlotId};
+use super::slot::Slot;
+use super::state::{State, gone};
 use super::tenancy::Tenancy;
+use super::wait::{Attempt, Wait};
 use crate::error::AllocateError;
 use crate::own::Stream;
 
@@ -22,16 +23,77 @@ use crate::own::Stream;
 /// pass, how long the row is that it is cut from, and how much more or less memory there is.
 type Rank = (bool, bool, usize, u64);
 
-/// Slots side by side that blocks are put in, in their places.
+/// How several blocks of a kind lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Placement {
+    /// Wherever there is a place for each.
+    Anywhere,
+    /// Side by side.
+    Adjacent,
+}
+
+/// Slots side by side that blocks are put in, in their places and pinned.
 struct Lot {
-    /// In the order of their addresses.
-    places: Vec<SlotId>,
+    /// One for each slot, in the order of their addresses.
+    changes: Vec<Change>,
     needs: Needs,
     /// The slots were opened for it.
     new: bool,
 }
 
 impl Core {
+    /// Places for `count` blocks of a kind: all of them, or everything is as before.
+    pub(super) fn allocate_many(
+        &self,
+        tenant: TenantId,
+        wanted: &Wanted<'_>,
+        (count, placement): (usize, Placement),
+        wait: Wait,
+    ) -> Result<Vec<BlockPlace>, AllocateError> {
+        let each = self.device.granule().round_up(wanted.size);
+        let bytes = each.unwrap_or(u64::MAX).saturating_mul(count as u64);
+        let snug = Wanted {
+            snug: true,
+            ..wanted.clone()
+        };
+        self.request(tenant, bytes, wait, |state| {
+            let place = |state, wanted| match placement {
+                Placement::Anywhere => self.scatter(state, tenant, wanted, count),
+                Placement::Adjacent => self.line_up(state, tenant, wanted, count),
+            };
+            match place(state, wanted) {
+                // What is left over behind each of them may be what the last one lacks.
+                (state, Err(error)) if count > 1 && error.is_shortage() => place(state, &snug),
+                attempted => attempted,
+            }
+        })
+    }
+
+    /// Places for `count` blocks, wherever there is one.
+    fn scatter<'a>(
+        &'a self,
+        mut state: Locked<'a>,
+        tenant: TenantId,
+        wanted: &Wanted<'_>,
+        count: usize,
+    ) -> Attempt<'a, Vec<BlockPlace>> {
+        let mut changes: Vec<Change> = Vec::with_capacity(count);
+        let mut outcome = Ok(());
+        while outcome.is_ok() && changes.len() < count {
+            match state.allocate_slot(tenant, wanted) {
+                Ok((change, mut slot)) => {
+                    slot.pinned = true;
+                    state.put_slot(slot);
+                    changes.push(change);
+                }
+                Err(error) => outcome = Err(error),
+            }
+        }
+        let places = changes.iter().map(|change| change.place).collect();
+        state = self.conclude(state, changes, outcome.is_ok());
+        (state, outcome.map(|()| places))
+    }
+
     /// Places for `count` blocks side by side: all of them, or everything is as before.
     pub(super) fn line_up<'a>(
         &'a self,
@@ -39,35 +101,30 @@ impl Core {
         id: TenantId,
         wanted: &Wanted<'_>,
         count: usize,
-    ) -> Attempt<'a, Vec<SlotId>> {
-        let lot = match state.find_lot(id, wanted, count) {
+    ) -> Attempt<'a, Vec<BlockPlace>> {
+        let Lot {
+            mut changes,
+            needs,
+            new,
+        } = match state.find_lot(id, wanted, count) {
             Ok(lot) => lot,
             Err(error) => return (state, Err(error)),
         };
-        let mut moved: Vec<Moved> = Vec::with_capacity(count);
         let mut outcome = Ok(());
-        for place in &lot.places {
+        for change in &mut changes {
             // Another operation may take memory from a slot that has no block yet.
-            state = self.await_slots(state, std::iter::once((*place, u64::MAX)));
-            match state.move_in_pinned(place, wanted, &lot.needs) {
-                Ok(done) => moved.push(done),
-                Err(error) => {
-                    outcome = Err(error);
-                    break;
-                }
+            state = self.await_slot(state, change.place.slot);
+            outcome = state.move_in_pinned(change, wanted, &needs);
+            if outcome.is_err() {
+                break;
             }
         }
-        for (index, place) in lot.places.iter().enumerate().rev() {
-            state = self.await_slots(state, std::iter::once((*place, u64::MAX)));
-            match (&outcome, moved.get(index)) {
-                (Ok(()), Some(moved)) => state.settle(place, moved.given.begun),
-                (_, moved) => state.move_out_of(place, moved, wanted.home),
-            }
+        let places: Vec<BlockPlace> = changes.iter().map(|change| change.place).collect();
+        state = self.conclude(state, changes, outcome.is_ok());
+        if new {
+            state.keep_row(id, &places);
         }
-        if lot.new {
-            state.keep_row(id, &lot.places);
-        }
-        (state, outcome.map(|()| lot.places))
+        (state, outcome.map(|()| places))
     }
 }
 
@@ -85,59 +142,46 @@ impl Locked<'_> {
         self.sweep(id);
         let row = self.pick_row(id, &needs, wanted.home, count);
         let new = row.is_none();
-        let slots: Vec<(usize, Box<Slot>)> = match row {
-            Some(row) => {
-                let take = |index| Some((index, self.take_slot(id, index)?));
-                row.into_iter().filter_map(take).collect()
-            }
-            None => self.open_slots(id, needs.class, count)?,
-        };
-        let mut places = Vec::with_capacity(count);
-        for (index, mut slot) in slots {
-            places.push(SlotId {
-                tenant: id,
-                slot: index,
-                address: slot.space.address(),
-                capacity: wanted.capacity,
-            });
+        let mut changes = Vec::new();
+        let mut pin = |state: &mut State, mut slot: Box<Slot>| {
+            changes.push(Change::of(&slot, slot.place(wanted.capacity)));
             slot.pinned = true;
-            self.put_slot(id, index, slot);
+            state.put_slot(slot);
+        };
+        match row {
+            Some(row) => row.into_iter().for_each(|index| {
+                let slot = self.take_slot(SlotId { tenant: id, index });
+                slot.into_iter().for_each(|slot| pin(self, slot));
+            }),
+            None => self
+                .open_slots(id, needs.class, count)?
+                .for_each(|slot| pin(self, slot)),
         }
-        Ok(Lot { places, needs, new })
+        Ok(Lot {
+            changes,
+            needs,
+            new,
+        })
     }
 
     /// Puts a block in a slot that is in its place.
     fn move_in_pinned(
         &mut self,
-        place: &SlotId,
+        change: &mut Change,
         wanted: &Wanted<'_>,
         needs: &Needs,
-    ) -> Result<Moved, AllocateError> {
-        let at = (place.tenant, place.slot);
-        let mut slot = self.take_out(at.0, at.1).ok_or_else(gone)?;
-        let permitted = self.permit_reuse(at, slot.space.bytes().min(needs.used));
-        let moved = permitted.and_then(|()| self.move_in(at, &mut slot, wanted, needs));
-        self.put_slot(at.0, at.1, slot);
-        moved
-    }
-
-    /// Makes a slot that is in its place what it was before a block was put in it, if one was.
-    fn move_out_of(&mut self, place: &SlotId, moved: Option<&Moved>, home: Option<&Stream>) {
-        let at = (place.tenant, place.slot);
-        let Some(mut slot) = self.take_out(at.0, at.1) else {
-            return;
-        };
-        slot.pinned = false;
-        if let Some(moved) = moved {
-            self.move_out(at, &mut slot, moved, home);
-        }
-        self.lay_down(at.0, at.1, slot);
+    ) -> Result<(), AllocateError> {
+        let mut slot = self.take_out(change.place.slot).ok_or_else(gone)?;
+        let moved = self.move_in(&mut slot, wanted, needs);
+        self.put_slot(slot);
+        change.given = Some(moved?);
+        Ok(())
     }
 
     /// Notes that new slots lie side by side, or gives their addresses back if they are of no use.
-    fn keep_row(&mut self, id: TenantId, places: &[SlotId]) {
+    fn keep_row(&mut self, id: TenantId, places: &[BlockPlace]) {
         // Memory without a block is just being zeroed, and stays where it is until that has passed.
-        let slots = || places.iter().filter_map(|place| self.slot(id, place.slot));
+        let slots = || places.iter().filter_map(|place| self.slot(place.slot));
         // Another operation may have dropped a slot without a block, and its number may be another slot's.
         let lie = slots().map(|slot| slot.space.address());
         if !lie.eq(places.iter().map(|place| place.address)) {
@@ -145,13 +189,11 @@ impl Locked<'_> {
         }
         if slots().all(Slot::is_bare) {
             // All of them at once: the lock is let go between those that are given back.
-            let take = |place: &SlotId| Some((place.slot, self.take_out(id, place.slot)?));
-            let slots: Vec<(usize, Box<Slot>)> = places.iter().filter_map(take).collect();
-            for (index, slot) in slots {
-                self.drop_slot(id, index, slot);
-            }
+            let take = |place: &BlockPlace| self.take_out(place.slot);
+            let slots: Vec<_> = places.iter().filter_map(take).collect();
+            slots.into_iter().for_each(|slot| self.drop_slot(slot));
         } else if let Some(tenancy) = self.tenants.get_mut(&id) {
-            let slots = places.iter().map(|place| place.slot);
+            let slots = places.iter().map(|place| place.slot.index);
             tenancy.rows.add(slots.collect());
         }
     }
@@ -194,7 +236,7 @@ impl State {
         for (_, part) in candidates {
             let mut ready = true;
             for &index in &part {
-                ready = ready && self.is_ready_for(id, index, home);
+                ready = ready && self.is_ready_for(SlotId { tenant: id, index }, home);
             }
             if ready {
                 return Some(part);

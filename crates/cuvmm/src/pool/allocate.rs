@@ -1,16 +1,19 @@
 //! Allocating: the best idle slot or a new one, furnished; or nothing.
 
+use std::sync::Arc;
+
 use super::budget::TenantId;
+use super::change::Change;
 use super::commit::{Fit, Furnished};
-use super::core::{Grain, Wanted};
-use super::grow::gone;
-use super::locked::Locked;
+use super::core::{Core, Locked};
+use super::ids::{BlockPlace, SlotId};
 use super::pace::{Growth, Pace};
-use super::slot::{Class, Occupant, Slot, SlotId};
-use super::state::State;
-use crate::error::{AllocateError, CallError};
+use super::slot::{Class, Occupant, Slot};
+use super::state::{State, gone};
+use super::wait::Wait;
+use crate::error::AllocateError;
 use crate::own::Stream;
-use crate::region::{Fence, Uses};
+use crate::region::Uses;
 
 /// Idle slots looked at for the best one.
 pub(super) const CANDIDATES: usize = 8;
@@ -18,6 +21,29 @@ pub(super) const CANDIDATES: usize = 8;
 /// A block that takes over idle memory strands at most this part of its size, or a granule: what
 /// lies behind it in the extent that its end falls into.
 const STRANDED_PART: u64 = 8;
+
+/// What a block is to be.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) size: u64,
+    pub(crate) capacity: u64,
+    pub(crate) home: Option<&'a Stream>,
+    pub(crate) tag: Option<Arc<str>>,
+    pub(crate) zeroed: bool,
+    pub(crate) grain: Grain,
+    /// Idle memory serves only where nothing of an extent is left over behind the block.
+    pub(crate) snug: bool,
+    /// What the distance of blocks side by side is a multiple of, in bytes.
+    pub(crate) stride: u64,
+}
+
+/// What a block's memory comes in, where that is another thing than the pool says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Grain {
+    pub(crate) growth: Option<Growth>,
+    /// The largest extent in bytes.
+    pub(crate) largest: Option<u64>,
+}
 
 /// What a block asks of its slot. Bytes.
 #[derive(Clone, Copy, Debug)]
@@ -31,74 +57,59 @@ pub(super) struct Needs {
     pub(super) strands: u64,
 }
 
-/// A block that was put in a slot, and what that was before.
-#[derive(Debug)]
-pub(super) struct Moved {
-    pub(super) given: Furnished,
-    /// When the slot had been used last.
-    touched: u64,
-}
-
-/// A block that was allocated.
-#[derive(Debug)]
-pub(super) struct Allocated {
-    pub(super) place: SlotId,
-    pub(super) moved: Moved,
-    /// The slot was opened for it.
-    pub(super) new: bool,
+impl Core {
+    /// Makes a place for a block.
+    pub(crate) fn allocate(
+        &self,
+        tenant: TenantId,
+        wanted: &Wanted<'_>,
+        wait: Wait,
+    ) -> Result<BlockPlace, AllocateError> {
+        self.request(tenant, wanted.size, wait, |mut state| {
+            let allocated = state.allocate_slot(tenant, wanted);
+            let outcome = allocated.map(|(change, mut slot)| {
+                let begun = change.given.map_or(u64::MAX, |given| given.begun);
+                slot.space.settle(begun);
+                state.put_slot(slot);
+                change.place
+            });
+            (state, outcome)
+        })
+    }
 }
 
 impl Locked<'_> {
-    /// Makes a place for a block.
-    pub(crate) fn allocate(
-        &mut self,
-        id: TenantId,
-        wanted: &Wanted<'_>,
-    ) -> Result<SlotId, AllocateError> {
-        let (Allocated { place, moved, .. }, mut slot) = self.allocate_slot(id, wanted)?;
-        slot.space.settle(moved.given.begun);
-        self.put_slot(id, place.slot, slot);
-        Ok(place)
-    }
-
     /// Makes a place for a block in a slot that stays out, so that what it took can still be told
     /// from what was there.
     pub(super) fn allocate_slot(
         &mut self,
         id: TenantId,
         wanted: &Wanted<'_>,
-    ) -> Result<(Allocated, Box<Slot>), AllocateError> {
+    ) -> Result<(Change, Box<Slot>), AllocateError> {
         let needs = self.needs(id, wanted)?;
         self.purge_some();
-        let (index, mut slot, new) = match self.find_slot(id, &needs, wanted.home) {
-            Some((index, slot)) => (index, slot, false),
+        let found = self.find_slot(id, &needs, wanted.home);
+        let new = found.is_none();
+        let mut slot = match found {
+            Some(slot) => slot,
             None => {
-                let opened = self.open_slots(id, needs.class, 1)?.pop();
-                let (index, slot) = opened.ok_or(AllocateError::TooLarge {
+                let opened = self.open_slots(id, needs.class, 1)?.next();
+                opened.ok_or(AllocateError::TooLarge {
                     size: wanted.capacity,
-                })?;
-                (index, slot, true)
+                })?
             }
         };
-        // Of a new slot nothing is used again.
-        let revived = slot.space.bytes().min(needs.used);
-        let permitted = self.permit_reuse((id, index), revived);
-        let moved = permitted.and_then(|()| self.move_in((id, index), &mut slot, wanted, &needs));
-        match moved {
-            Ok(moved) => {
-                let place = SlotId {
-                    tenant: id,
-                    slot: index,
-                    address: slot.space.address(),
-                    capacity: wanted.capacity,
-                };
-                Ok((Allocated { place, moved, new }, slot))
+        let mut change = Change::of(&slot, slot.place(wanted.capacity));
+        match self.move_in(&mut slot, wanted, &needs) {
+            Ok(given) => {
+                change.new = new;
+                change.given = Some(given);
+                Ok((change, slot))
             }
             Err(error) => {
-                if new {
-                    self.drop_slot(id, index, slot);
-                } else {
-                    self.put_slot(id, index, slot);
+                match new {
+                    true => self.drop_slot(slot),
+                    false => self.put_slot(slot),
                 }
                 Err(error)
             }
@@ -112,41 +123,41 @@ impl Locked<'_> {
         id: TenantId,
         needs: &Needs,
         home: Option<&Stream>,
-    ) -> Option<(usize, Box<Slot>)> {
+    ) -> Option<Box<Slot>> {
         let mut picked = self.pick(id, needs, home);
-        let lacks = |state: &State, index| {
-            let slot = state.slot(id, index);
+        let lacks = |state: &State, id| {
+            let slot = state.slot(id);
             slot.is_none_or(|slot| slot.space.bytes() < needs.used)
         };
         // What was freed a moment ago may have all that is wanted.
-        if picked.is_none_or(|index| lacks(self, index)) && self.sweep(id) {
+        if picked.is_none_or(|picked| lacks(self, picked)) && self.sweep(id) {
             picked = self.pick(id, needs, home);
         }
-        let index = picked?;
+        let picked = picked?;
         // The usual case makes no driver call that the lock is let go for.
-        let slot = match home.is_some() && !lacks(self, index) && !self.budget.is_overdrawn() {
-            true => self.take_slot(id, index),
-            false => self.take_out(id, index),
-        };
-        Some((index, slot?))
+        match home.is_some() && !lacks(self, picked) && !self.budget.is_overdrawn() {
+            true => self.take_slot(picked),
+            false => self.take_out(picked),
+        }
     }
 
     /// Puts a block in a slot that is out, and memory under it; or the slot is as before.
     #[inline(always)]
     pub(super) fn move_in(
         &mut self,
-        (id, index): (TenantId, usize),
         slot: &mut Slot,
         wanted: &Wanted<'_>,
         needs: &Needs,
-    ) -> Result<Moved, AllocateError> {
+    ) -> Result<Furnished, AllocateError> {
         let &Wanted {
             size, home, zeroed, ..
         } = wanted;
         let used = needs.used;
-        let given = self.furnish((id, index), slot, &Fit::new(used, home, zeroed))?;
-        let noted = slot.space.note_writer(0, used, id.0);
-        let touched = std::mem::replace(&mut slot.touched, self.tick());
+        // Of a new slot nothing is used again.
+        self.permit_reuse(slot.id, slot.space.bytes().min(used))?;
+        let given = self.furnish(slot, &Fit::new(used, home, zeroed))?;
+        let noted = slot.space.note_writer(0, used, slot.id.tenant.0);
+        slot.touched = self.tick();
         slot.block = Some(Occupant {
             requested: size,
             ever: size,
@@ -161,26 +172,7 @@ impl Locked<'_> {
             tag: wanted.tag.clone(),
             zeroed,
         });
-        Ok(Moved { given, touched })
-    }
-
-    /// Makes a slot that is out what it was before a block was put in it. Memory that is being
-    /// zeroed on its home stream stays.
-    pub(super) fn move_out(
-        &mut self,
-        at: (TenantId, usize),
-        slot: &mut Slot,
-        moved: &Moved,
-        home: Option<&Stream>,
-    ) {
-        slot.block = None;
-        slot.touched = moved.touched;
-        if moved.given.filled {
-            let zeros = Fence::streams(home.into_iter().cloned().collect());
-            slot.fence.merge(zeros);
-        } else {
-            self.give_back_from(at, slot, moved.given.begun);
-        }
+        Ok(given)
     }
 
     /// Addresses for new slots side by side, which are out.
@@ -189,7 +181,7 @@ impl Locked<'_> {
         id: TenantId,
         class: Class,
         count: usize,
-    ) -> Result<Vec<(usize, Box<Slot>)>, AllocateError> {
+    ) -> Result<impl Iterator<Item = Box<Slot>> + use<>, AllocateError> {
         let (guard, count) = (self.guard(), count as u64);
         let each = class.size.saturating_add(guard).saturating_add(guard);
         let addresses = each.saturating_mul(count);
@@ -204,22 +196,25 @@ impl Locked<'_> {
         // From here on the tenant is not empty, and cannot be forgotten.
         let flight = self.flight();
         let tenancy = self.tenants.get_mut(&id).ok_or_else(gone)?;
-        let indices: Vec<usize> = (0..count).map(|_| tenancy.vacancy(flight)).collect();
+        let ids = (0..count).map(|_| SlotId {
+            tenant: id,
+            index: tenancy.vacancy(flight),
+        });
+        let ids: Vec<SlotId> = ids.collect();
         self.budget.charge_addresses(id, addresses);
         let reserved = self.reserve(class.size, guard, count);
         let (now, single) = (self.now(), self.hardening.is_some());
         match reserved {
             Ok(spaces) => {
-                let open = |space| Box::new(Slot::new(space, class, now, single));
-                Ok(indices
-                    .into_iter()
-                    .zip(spaces.into_iter().map(open))
-                    .collect())
+                let slots = ids.into_iter().zip(spaces);
+                Ok(
+                    slots
+                        .map(move |(id, space)| Box::new(Slot::new(id, space, class, now, single))),
+                )
             }
             Err(error) => {
                 self.budget.refund_addresses(id, addresses);
-                let unused = indices.into_iter().rev();
-                unused.for_each(|index| self.vacate(id, index));
+                ids.into_iter().rev().for_each(|id| self.vacate(id));
                 Err(error.into())
             }
         }
@@ -291,26 +286,9 @@ impl State {
         }
     }
 
-    pub(crate) fn check_usable(&self, id: TenantId) -> Result<(), AllocateError> {
-        if let Some(error) = self.device.lost() {
-            return Err(CallError::ContextLost(error).into());
-        }
-        if let Some(forked) = self.device.forked() {
-            return Err(forked.into());
-        }
-        match self.tenants.get(&id) {
-            Some(tenancy) if tenancy.registered => Ok(()),
-            tenancy => Err(AllocateError::Unregistered {
-                tenant: tenancy
-                    .map(|tenancy| tenancy.name.clone())
-                    .unwrap_or_default(),
-            }),
-        }
-    }
-
     /// The idle slot of a class that serves best, ordered before the work of `home`: one in which a
     /// block strands no more than it may.
-    fn pick(&mut self, id: TenantId, needs: &Needs, home: Option<&Stream>) -> Option<usize> {
+    fn pick(&mut self, id: TenantId, needs: &Needs, home: Option<&Stream>) -> Option<SlotId> {
         let used = needs.used;
         let tenancy = self.tenants.get(&id)?;
         // Too little memory is worse than a fence, and a fence is worse than too much memory. Where
@@ -331,8 +309,9 @@ impl State {
         let candidates = candidates.get_mut(..count).unwrap_or_default();
         candidates.sort_unstable();
         for &mut (_, unready, _, index) in candidates {
-            if !unready || self.is_ready_for(id, index, home) {
-                return Some(index);
+            let picked = SlotId { tenant: id, index };
+            if !unready || self.is_ready_for(picked, home) {
+                return Some(picked);
             }
         }
         None
@@ -340,15 +319,10 @@ impl State {
 
     /// Whether what a slot's fence covers comes before the work of `home`, or can be ordered so now.
     /// A slot for which the driver fails is passed over.
-    pub(super) fn is_ready_for(
-        &mut self,
-        id: TenantId,
-        index: usize,
-        home: Option<&Stream>,
-    ) -> bool {
+    pub(super) fn is_ready_for(&mut self, id: SlotId, home: Option<&Stream>) -> bool {
         let (capturing, needs) = (self.capturing, &mut self.needs_synchronise);
-        let tenancy = self.tenants.get_mut(&id);
-        let Some(slot) = tenancy.and_then(|tenancy| tenancy.slot_mut(index)) else {
+        let tenancy = self.tenants.get_mut(&id.tenant);
+        let Some(slot) = tenancy.and_then(|tenancy| tenancy.slot_mut(id.index)) else {
             return false;
         };
         if slot.is_before(home) {

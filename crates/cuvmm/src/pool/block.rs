@@ -9,28 +9,22 @@ use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cuvmm_driver::DeviceAddress;
 
 use super::core::Core;
 use super::gate::Use;
+use super::ids::BlockPlace;
 use super::lease::Lease;
-use super::slot::SlotId;
 use super::stream_cache::Held;
+use super::wait::Wait;
 use crate::device::Device;
 use crate::error::{
     AllocateError, BlockRefusal, CallError, CopyError, FreeError, FreeRefusal, ShrinkError,
 };
 use crate::own::{Access, Span, Stream};
 use crate::region::{Extent, Registration};
-
-/// The moment so long from now, or one that is as good as never.
-pub(crate) fn after(wait: Duration) -> Instant {
-    let now = Instant::now();
-    let century = Duration::from_secs(100 * 365 * 86_400);
-    now.checked_add(wait.min(century)).unwrap_or(now)
-}
 
 /// Memory of a tenant, at an address that is fixed for life. Freed when dropped.
 ///
@@ -61,7 +55,7 @@ impl Block {
         &self.held.owner.core
     }
 
-    pub(super) fn place(&self) -> &SlotId {
+    pub(super) fn place(&self) -> &BlockPlace {
         &self.held.place
     }
 
@@ -76,7 +70,7 @@ impl Block {
     }
 
     /// A block at another place that shares memory with this one: neither goes in a stream cache.
-    pub(super) fn forked(&self, place: SlotId, size: u64) -> Self {
+    pub(super) fn forked(&self, place: BlockPlace, size: u64) -> Self {
         self.plain.store(false, Ordering::Relaxed);
         let held = Held {
             place,
@@ -127,8 +121,8 @@ impl Block {
     /// [`AllocateError`] with the figures; the block is as before then, except that one which has
     /// shrunk into what it [shares](Self::fork) may have memory of its own there, with the same bytes.
     pub fn grow_to(&mut self, size: u64) -> Result<(), AllocateError> {
-        let deadline = self.wait.map(after);
-        self.core().grow(self.place(), size, deadline)?;
+        self.core()
+            .grow(self.place(), size, || Wait::of(self.wait))?;
         self.held.size = size;
         Ok(())
     }
@@ -139,7 +133,7 @@ impl Block {
     /// # Errors
     /// As [`Self::grow_to`].
     pub fn try_grow_to(&mut self, size: u64) -> Result<(), AllocateError> {
-        self.core().try_grow(self.place(), size)?;
+        self.core().grow(self.place(), size, || Wait::Never)?;
         self.held.size = size;
         Ok(())
     }
@@ -164,8 +158,8 @@ impl Block {
     /// [`CallError::WrongDriver`] when the stream is another driver's.
     pub fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
         self.plain.store(false, Ordering::Relaxed);
-        let mut state = self.core().lock_with(self.place());
-        state.record_use(self.place(), stream)
+        let mut state = self.core().lock_with(self.place().slot);
+        state.record_use(self.place().slot, stream)
     }
 
     /// Notes that work which is on no stream of this library uses the block too: that of another
@@ -173,15 +167,17 @@ impl Block {
     /// the device that is queued when it is freed.
     pub fn record_use_anywhere(&self) {
         self.plain.store(false, Ordering::Relaxed);
-        let mut state = self.core().lock_with(self.place());
-        state.record_use_anywhere(self.place());
+        let mut state = self.core().lock_with(self.place().slot);
+        state.record_use_anywhere(self.place().slot);
     }
 
     /// The streams whose work may use the block, the home first; nothing where that is all work of
     /// the device.
     #[must_use]
     pub fn streams(&self) -> Option<Vec<Stream>> {
-        self.core().lock_with(self.place()).streams(self.place())
+        self.core()
+            .lock_with(self.place().slot)
+            .streams(self.place().slot)
     }
 
     /// Keeps what lies under the block in place: while the lease lives, nothing under the block is
@@ -305,6 +301,31 @@ impl Block {
         let legacy = || Stream::legacy(self.device());
         let stream = self.home_stream().cloned().unwrap_or_else(legacy);
         Ok((stream, lease))
+    }
+}
+
+impl Block {
+    /// A [lease](Self::lease) for a use of the whole block with this access: nothing puts the block
+    /// to sleep or moves it between the check and the lease.
+    ///
+    /// # Errors
+    /// [`BlockRefusal`] when the block sleeps, is to be written and shares memory with
+    /// [forks](Self::fork), or has lost memory, when the context is lost, and in a forked child.
+    pub fn lease_for(&self, access: Access) -> Result<Lease, BlockRefusal> {
+        self.admit(Use::Lend(access), 0..self.size())
+    }
+
+    /// Whether the whole block may be used with this access now. Nothing keeps it so but a lease:
+    /// [`lease_for`](Self::lease_for) asks the same and takes one.
+    ///
+    /// # Errors
+    /// As [`lease_for`](Self::lease_for).
+    pub fn check_for(&self, access: Access) -> Result<(), BlockRefusal> {
+        let core = self.core();
+        core.device.usable()?;
+        let range = 0..self.size();
+        let state = core.lock_with(self.place().slot);
+        state.check(self.place(), Use::Lend(access), &range)
     }
 }
 

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::batch::Placement;
-use super::block::{Block, after};
-use super::budget::TenantId;
-use super::core::{Core, Grain, Wanted};
+use super::adjacent::Placement;
+use super::allocate::{Grain, Wanted};
+use super::block::Block;
+use super::ids::BlockPlace;
 use super::pace::Growth;
-use super::slot::SlotId;
 use super::stream_cache::{Held, Owner, Shape};
+use super::wait::Wait;
 use crate::error::AllocateError;
 use crate::own::Stream;
 
@@ -121,13 +121,7 @@ impl<'a> BlockBuilder<'a> {
     /// # Errors
     /// [`AllocateError`] with the figures; every block is as before then.
     pub fn allocate(self) -> Result<Block, AllocateError> {
-        if let Some(held) = self.stream_cached() {
-            return Ok(self.block(held));
-        }
-        let Owner { core, tenant, .. } = &**self.owner;
-        let place = core.allocate(*tenant, &self.wanted, self.wait.map(after))?;
-        let held = self.held(place);
-        Ok(self.block(held))
+        self.one(|builder| Wait::of(builder.wait))
     }
 
     /// Allocates if that needs no waiting: neither for the GPU's work nor for anybody's memory.
@@ -140,13 +134,7 @@ impl<'a> BlockBuilder<'a> {
     /// # Errors
     /// [`AllocateError`] with the figures; every block is as before then.
     pub fn try_allocate(self) -> Result<Block, AllocateError> {
-        if let Some(held) = self.stream_cached() {
-            return Ok(self.block(held));
-        }
-        let Owner { core, tenant, .. } = &**self.owner;
-        let place = core.try_allocate(*tenant, &self.wanted)?;
-        let held = self.held(place);
-        Ok(self.block(held))
+        self.one(|_| Wait::Never)
     }
 
     /// Allocates so many blocks that are all like this one, in one go: all of them or none.
@@ -155,10 +143,8 @@ impl<'a> BlockBuilder<'a> {
     /// As [`Self::allocate`], and [`AllocateError::TooMany`] where they are more than the device has
     /// memory for.
     pub fn allocate_many(self, count: usize) -> Result<Vec<Block>, AllocateError> {
-        let until = self.wait.map(after);
-        self.many(count, |core, tenant, wanted, missing| {
-            core.allocate_many(tenant, wanted, missing, until, Placement::Anywhere)
-        })
+        let wait = Wait::of(self.wait);
+        self.many(count, wait)
     }
 
     /// The same if that needs no waiting.
@@ -166,9 +152,7 @@ impl<'a> BlockBuilder<'a> {
     /// # Errors
     /// As [`Self::try_allocate`].
     pub fn try_allocate_many(self, count: usize) -> Result<Vec<Block>, AllocateError> {
-        self.many(count, |core, tenant, wanted, missing| {
-            core.try_allocate_many(tenant, wanted, missing, Placement::Anywhere)
-        })
+        self.many(count, Wait::Never)
     }
 
     /// Allocates so many blocks that are all like this one and lie side by side, all of them or none:
@@ -189,10 +173,8 @@ impl<'a> BlockBuilder<'a> {
     /// # Errors
     /// As [`Self::allocate`].
     pub fn allocate_adjacent(self, count: usize) -> Result<Vec<Block>, AllocateError> {
-        let until = self.wait.map(after);
-        self.adjacent(count, |core, tenant, wanted| {
-            core.allocate_many(tenant, wanted, count, until, Placement::Adjacent)
-        })
+        let wait = Wait::of(self.wait);
+        self.adjacent(count, wait)
     }
 
     /// The same if that needs no waiting.
@@ -200,40 +182,46 @@ impl<'a> BlockBuilder<'a> {
     /// # Errors
     /// As [`Self::try_allocate`].
     pub fn try_allocate_adjacent(self, count: usize) -> Result<Vec<Block>, AllocateError> {
-        self.adjacent(count, |core, tenant, wanted| {
-            core.try_allocate_many(tenant, wanted, count, Placement::Adjacent)
-        })
+        self.adjacent(count, Wait::Never)
     }
 
-    fn adjacent(
-        self,
-        count: usize,
-        make: impl FnOnce(&Core, TenantId, &Wanted<'_>) -> Result<Vec<SlotId>, AllocateError>,
-    ) -> Result<Vec<Block>, AllocateError> {
+    fn one(self, wait: impl FnOnce(&Self) -> Wait) -> Result<Block, AllocateError> {
+        let held = match self.stream_cached() {
+            Some(held) => held,
+            None => {
+                let Owner { core, tenant, .. } = &**self.owner;
+                self.held(core.allocate(*tenant, &self.wanted, wait(&self))?)
+            }
+        };
+        Ok(self.block(held))
+    }
+
+    fn adjacent(self, count: usize, wait: Wait) -> Result<Vec<Block>, AllocateError> {
         if count == 0 {
             return Ok(Vec::new());
         }
         let Owner { core, tenant, .. } = &**self.owner;
-        let places = make(core, *tenant, &self.wanted)?;
+        let placement = (count, Placement::Adjacent);
+        let places = core.allocate_many(*tenant, &self.wanted, placement, wait)?;
         Ok(self.blocks(places).collect())
     }
 
-    fn many(
-        self,
-        count: usize,
-        make: impl Fn(&Core, TenantId, &Wanted<'_>, usize) -> Result<Vec<SlotId>, AllocateError>,
-    ) -> Result<Vec<Block>, AllocateError> {
+    fn many(self, count: usize, wait: Wait) -> Result<Vec<Block>, AllocateError> {
         self.check_count(count)?;
         let stream_cached = std::iter::from_fn(|| self.stream_cached()).take(count);
         let mut blocks: Vec<Block> = stream_cached.map(|held| self.block(held)).collect();
         let missing = count - blocks.len();
         if missing > 0 {
             let Owner { core, tenant, .. } = &**self.owner;
-            let mut made = make(core, *tenant, &self.wanted, missing);
+            let make = |count| {
+                let placement = (count, Placement::Anywhere);
+                core.allocate_many(*tenant, &self.wanted, placement, wait)
+            };
+            let mut made = make(missing);
             if matches!(&made, Err(error) if error.is_shortage()) && !blocks.is_empty() {
                 // Taken apart, what lay in the stream cache may go further.
                 blocks.clear();
-                made = make(core, *tenant, &self.wanted, count);
+                made = make(count);
             }
             blocks.extend(self.blocks(made?));
         }
@@ -253,7 +241,7 @@ impl<'a> BlockBuilder<'a> {
         Ok(())
     }
 
-    fn blocks(&self, places: Vec<SlotId>) -> impl Iterator<Item = Block> {
+    fn blocks(&self, places: Vec<BlockPlace>) -> impl Iterator<Item = Block> {
         let block = |place| self.block(self.held(place));
         places.into_iter().map(block)
     }
@@ -284,7 +272,7 @@ impl<'a> BlockBuilder<'a> {
     }
 
     #[inline]
-    fn held(&self, place: SlotId) -> Held {
+    fn held(&self, place: BlockPlace) -> Held {
         Held {
             owner: Arc::clone(self.owner),
             place,

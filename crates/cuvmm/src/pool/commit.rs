@@ -1,14 +1,16 @@
 //! Putting memory under a slot: charge, gather, place, scrub; or nothing.
 
 use super::budget::TenantId;
-use super::locked::Locked;
+use super::core::Locked;
+use super::fills::{Unfinished, is_capturing};
 use super::slot::Slot;
 use super::state::Scrub;
-use crate::error::{AllocateError, CallError, CommitError};
+use crate::error::{AllocateError, CommitError};
 use crate::own::Stream;
+use crate::region::{Fence, LastWriter};
+
 #[cfg(doc)]
 use crate::region::Space;
-use crate::region::{Fence, LastWriter, PlaceError, Unused, WaitError, wait_for};
 
 /// What memory a block is to find in its slot.
 #[derive(Clone, Copy, Debug)]
@@ -52,36 +54,6 @@ impl<'a> Fit<'a> {
     }
 }
 
-/// A fill or copy that failed.
-#[derive(Debug)]
-pub(super) struct Unfinished {
-    pub(super) error: AllocateError,
-    /// What of it may still be running: nothing, if this has passed.
-    pub(super) running: Fence,
-}
-
-impl Unfinished {
-    /// What is left of work on a stream that could not be waited for.
-    pub(super) fn of(failed: WaitError, stream: Stream) -> Self {
-        Self {
-            error: failed.error.into(),
-            running: match failed.ended {
-                true => Fence::complete(),
-                false => Fence::stream(stream),
-            },
-        }
-    }
-}
-
-impl<E: Into<AllocateError>> From<E> for Unfinished {
-    fn from(error: E) -> Self {
-        Self {
-            error: error.into(),
-            running: Fence::complete(),
-        }
-    }
-}
-
 impl Locked<'_> {
     /// Gets a slot, which is out, ready for a block: memory where it is to be, no other
     /// tenant's data in it, and zeros where they are owed. On failure the slot is as before, except
@@ -89,67 +61,68 @@ impl Locked<'_> {
     /// succeeded as a whole.
     pub(crate) fn furnish(
         &mut self,
-        (id, index): (TenantId, usize),
         slot: &mut Slot,
         fit: &Fit<'_>,
     ) -> Result<Furnished, AllocateError> {
         let begun = slot.space.bytes();
-        let bytes = fit.end.saturating_sub(begun);
-        let count = if bytes > 0 {
-            self.commit((id, index), slot, begun, bytes, fit.claims())?
-        } else {
-            0
-        };
-        let cleansed = self.cleanse(id, slot, begun, fit);
-        let filled = cleansed.map_err(|Unfinished { error, running }| {
-            self.uncommit(slot, begun, running.proof());
-            // What lay there before may be written to as well.
-            slot.fence.merge(running);
-            self.refund_for((id, index), bytes);
-            self.budget.refund_mappings(id, count);
-            error
-        })?;
-        Ok(Furnished { begun, filled })
+        if fit.end > begun {
+            self.commit(slot, begun, fit.end - begun, fit.claims())?;
+        }
+        match self.cleanse(slot, begun, fit) {
+            Ok(filled) => Ok(Furnished { begun, filled }),
+            Err(Unfinished { error, running }) => {
+                self.uncommit(slot, begun, running.proof());
+                // What lay there before may be written to as well.
+                slot.fence.merge(running);
+                Err(error)
+            }
+        }
     }
 
-    /// Charges for, gathers and places `bytes` behind the memory of a slot that is out; returns how
-    /// many extents that took.
+    /// Charges for, gathers and places `bytes` from an offset on in a slot that is out, where nothing
+    /// is.
     pub(super) fn commit(
         &mut self,
-        (id, index): (TenantId, usize),
         slot: &mut Slot,
         begun: u64,
         bytes: u64,
         claims: bool,
-    ) -> Result<u64, AllocateError> {
-        let end = begun + bytes;
-        let stuck = slot.space.stuck_in(begun, end);
-        if stuck > 0 {
-            return Err(CommitError::Quarantined {
-                start: begun,
-                end,
-                bytes: stuck,
-            }
-            .into());
-        }
-        self.make_room(id, bytes)?;
-        self.charge_for((id, index), bytes);
-        let placed = self.place(id, slot, begun, bytes, claims);
+    ) -> Result<(), AllocateError> {
+        Self::check_free(slot, begun, bytes)?;
+        self.make_room(slot.id.tenant, bytes)?;
+        self.charge_for(slot.id, bytes);
+        let placed = self.place(slot, begun, bytes, claims);
         if placed.is_err() {
-            self.refund_for((id, index), bytes);
+            self.refund_for(slot.id, bytes);
         }
         placed
     }
 
-    /// Gathers and places `bytes` behind the memory of a slot that is out, which were charged for.
+    /// Refuses to place something where something lies: what could not be unmapped, or what is left
+    /// behind memory that was lost.
+    pub(super) fn check_free(slot: &Slot, begun: u64, bytes: u64) -> Result<(), CommitError> {
+        let end = begun + bytes;
+        let here = slot.space.extents_in(begun, end).map(|extent| extent.size);
+        let bytes = slot.space.stuck_in(begun, end) + here.sum::<u64>();
+        match bytes {
+            0 => Ok(()),
+            _ => Err(CommitError::Quarantined {
+                start: begun,
+                end,
+                bytes,
+            }),
+        }
+    }
+
+    /// Gathers and places bytes that were charged for.
     pub(super) fn place(
         &mut self,
-        id: TenantId,
         slot: &mut Slot,
         begun: u64,
         bytes: u64,
         claims: bool,
-    ) -> Result<u64, AllocateError> {
+    ) -> Result<(), AllocateError> {
+        let id = slot.id.tenant;
         let physicals = self.gather(id, bytes, slot.class.largest, claims)?;
         let count = physicals.len() as u64;
         if let Err(error) = self.make_mapping_room(id, count, claims) {
@@ -158,19 +131,13 @@ impl Locked<'_> {
         }
         self.budget.charge_mappings(id, count);
         let placed = self.unlocked(|| slot.space.place(begun, physicals));
-        if let Err(PlaceError {
-            error,
-            physicals,
-            stuck,
-        }) = placed
-        {
-            let stuck_count = count - physicals.len() as u64;
+        placed.map_err(|failed| {
+            let stuck_count = count - failed.physicals.len() as u64;
             self.budget.refund_mappings(id, count);
-            self.set_aside(slot, stuck, stuck_count);
-            self.put_back(physicals);
-            return Err(self.not_placed(id, bytes, error));
-        }
-        Ok(count)
+            self.set_aside(slot, failed.stuck, stuck_count);
+            self.put_back(failed.physicals);
+            self.not_placed(id, bytes, failed.error)
+        })
     }
 
     /// Why `bytes` could not be placed for a tenant.
@@ -207,56 +174,17 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// Takes out what a commit placed behind `begun`, whose charges have been or will be
-    /// refunded. What cannot be unmapped, or may be in use, is quarantined.
-    pub(super) fn uncommit(&mut self, slot: &mut Slot, begun: u64, proof: Option<Unused>) {
-        let offsets: Vec<u64> = slot
-            .space
-            .extents()
-            .rev()
-            .map(|extent| extent.offset)
-            .take_while(|&offset| offset >= begun)
-            .collect();
-        if offsets.is_empty() {
-            return;
-        }
-        let before = (slot.space.stuck_bytes(), slot.space.stuck_count());
-        let mut unmapped = Vec::with_capacity(offsets.len());
-        let withdraw = |offset| {
-            let withdrawn = proof.ok_or(CallError::InUse);
-            match withdrawn.and_then(|proof| slot.space.withdraw_back(offset, proof)) {
-                Ok(here) => unmapped.extend(here),
-                Err(error) => {
-                    tracing::error!(%error, offset, "a roll-back could not unmap: quarantined");
-                    slot.space.quarantine(offset);
-                }
-            }
-        };
-        self.unlocked(|| offsets.into_iter().for_each(withdraw));
-        let stuck = slot.space.stuck_bytes() - before.0;
-        self.set_aside(slot, stuck, slot.space.stuck_count() - before.1);
-        self.put_back(unmapped);
-    }
-
-    /// Books bytes that are stuck in a slot as quarantined.
-    pub(crate) fn set_aside(&mut self, slot: &mut Slot, bytes: u64, mappings: u64) {
-        if bytes > 0 {
-            slot.broken = true;
-            self.budget.quarantine(bytes, mappings);
-        }
-    }
-
     /// Zeroes what another tenant wrote to in the memory behind `begun`, and whatever was written
     /// to where a block wants zeros; ordered before the new owner's work. In a pool that overwrites
     /// what is freed also what it could not overwrite, unless a stream captures. Whether that is
     /// still going on, on the home stream.
     pub(super) fn cleanse(
         &mut self,
-        id: TenantId,
         slot: &mut Slot,
         begun: u64,
         fit: &Fit<'_>,
     ) -> Result<bool, Unfinished> {
+        let id = slot.id.tenant;
         let scrubs = self.policy.scrub != Scrub::Never;
         let owed = |last_writer: LastWriter| fit.zeroed || (scrubs && last_writer.by != id.0);
         let overwrites = self.fill().is_some();
@@ -295,31 +223,4 @@ impl Locked<'_> {
         }
         Ok(fit.home.is_some())
     }
-
-    /// Fills a range with zeros on the home stream, or on a stream of ours that is waited for. One
-    /// fill, so that one that fails leaves nothing running.
-    pub(super) fn zero(
-        &mut self,
-        slot: &Slot,
-        offset: u64,
-        size: u64,
-        home: Option<&Stream>,
-    ) -> Result<(), Unfinished> {
-        let stream = match home {
-            Some(home) => home.clone(),
-            None => self.scrubber()?,
-        };
-        slot.space
-            .fill(&stream, offset, 0, size)
-            .map_err(AllocateError::Zero)?;
-        if home.is_some() {
-            return Ok(());
-        }
-        let waited = self.unlocked(|| wait_for(&stream));
-        waited.map_err(|failed| Unfinished::of(failed, stream))
-    }
-}
-
-pub(super) fn is_capturing(home: Option<&Stream>) -> Result<bool, CallError> {
-    home.map_or(Ok(false), Stream::is_capturing)
 }

@@ -6,13 +6,13 @@
 //! physicals to the driver, which makes large ones of them when they are wanted.
 
 use super::budget::TenantId;
-use super::core::Core;
-use super::locked::Locked;
+use super::core::{Core, Locked};
+use super::ids::SlotId;
 use super::slot::Slot;
 use super::state::State;
-use crate::error::{CallError, CompactError};
-use crate::own::Access;
-use crate::region::{Extent, Fence, Space, Unmapped, Unused, wait_for};
+use crate::error::{CallError, CompactError, ReplaceError};
+use crate::own::{Access, Stream};
+use crate::region::{Extent, Fence, Footing, LastWriter, Unmapped, Unused};
 
 /// What a compaction has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,8 +43,7 @@ pub struct Compaction {
 /// Where a compaction stands: the slot, and how much of it has been seen.
 #[derive(Clone, Copy, Debug)]
 struct Cursor {
-    tenant: TenantId,
-    slot: usize,
+    slot: SlotId,
     offset: u64,
 }
 
@@ -71,8 +70,10 @@ impl Core {
     ) -> Result<Compaction, CompactError> {
         let mut report = Compaction::default();
         let mut cursor = Cursor {
-            tenant: TenantId(0),
-            slot: 0,
+            slot: SlotId {
+                tenant: TenantId(0),
+                index: 0,
+            },
             offset: 0,
         };
         let mut state = self.lock();
@@ -113,9 +114,8 @@ impl Locked<'_> {
                 report.released += self.release_small_free();
                 return Ok(false);
             };
-            let (id, index) = (cursor.tenant, cursor.slot);
             cursor.offset = run.offset + run.size;
-            match self.compact_run(id, index, &run)? {
+            match self.compact_run(cursor.slot, &run)? {
                 Moved::Copied(bytes) => {
                     report.steps += 1;
                     report.copied += bytes;
@@ -133,25 +133,24 @@ impl Locked<'_> {
 impl State {
     /// The next run from the cursor on, which then points to its slot.
     fn next_run(&self, cursor: &mut Cursor) -> Option<Run> {
-        for (&id, tenancy) in self.tenants.range(cursor.tenant..) {
-            let indices = tenancy
-                .indices()
-                .filter(|&index| id != cursor.tenant || index >= cursor.slot);
-            for index in indices {
-                let same = (id, index) == (cursor.tenant, cursor.slot);
-                let from = if same { cursor.offset } else { 0 };
-                let run = tenancy.slot(index).and_then(|slot| self.run_of(slot, from));
-                if run.is_some() {
-                    *cursor = Cursor {
-                        tenant: id,
-                        slot: index,
-                        offset: from,
-                    };
-                    return run;
-                }
-            }
-        }
-        None
+        let begun = *cursor;
+        let tenants = self.tenants.range(begun.slot.tenant..);
+        let slots = tenants.flat_map(|(_, tenancy)| {
+            let indices = tenancy.indices();
+            indices.filter_map(|index| tenancy.slot(index))
+        });
+        let mut left = slots.filter(|slot| slot.id >= begun.slot);
+        left.find_map(|slot| {
+            let offset = if slot.id == begun.slot {
+                begun.offset
+            } else {
+                0
+            };
+            let run = self.run_of(slot, offset)?;
+            let slot = slot.id;
+            *cursor = Cursor { slot, offset };
+            Some(run)
+        })
     }
 
     /// The first run of a slot from an offset on, as long as may be.
@@ -187,27 +186,16 @@ impl State {
 }
 
 impl Locked<'_> {
-    fn compact_run(
-        &mut self,
-        id: TenantId,
-        index: usize,
-        run: &Run,
-    ) -> Result<Moved, CompactError> {
-        let Some(mut slot) = self.take_out(id, index) else {
+    fn compact_run(&mut self, id: SlotId, run: &Run) -> Result<Moved, CompactError> {
+        let Some(mut slot) = self.take_out(id) else {
             return Ok(Moved::InUse);
         };
-        let moved = self.move_run((id, index), &mut slot, run);
-        slot.receded();
-        self.put_slot(id, index, slot);
+        let moved = self.move_run(&mut slot, run);
+        self.put_slot(slot);
         moved
     }
 
-    fn move_run(
-        &mut self,
-        (id, index): (TenantId, usize),
-        slot: &mut Slot,
-        run: &Run,
-    ) -> Result<Moved, CompactError> {
+    fn move_run(&mut self, slot: &mut Slot, run: &Run) -> Result<Moved, CompactError> {
         if slot.leases > 0 || slot.is_busy() || slot.broken || slot.pinned {
             return Ok(Moved::InUse);
         }
@@ -225,10 +213,11 @@ impl Locked<'_> {
             return Ok(Moved::InUse);
         };
         if slot.block.is_none() {
-            self.take_spare((id, index), slot, proof)?;
+            self.take_spare(slot, proof)?;
             return Ok(Moved::Copied(0));
         }
-        let physicals = match self.gather(id, run.size, slot.class.largest, false) {
+        let stream = self.scrubber()?;
+        let physicals = match self.gather(slot.id.tenant, run.size, slot.class.largest, false) {
             Ok(physicals) => physicals,
             Err(error) if error.is_shortage() => return Ok(Moved::NoRoom),
             Err(error) => return Err(CompactError::Create(Box::new(error))),
@@ -244,159 +233,73 @@ impl Locked<'_> {
         }
         // The copy's own mappings and addresses are charged to no tenant, and count against the limits.
         self.budget.lend(count, run.size);
-        let copied = self.copy_out(slot, run, physicals);
-        let exchanged = copied.and_then(|copy| self.exchange_run(id, slot, run, copy, proof));
+        let replaced = self.replace_run(slot, run, physicals, &stream, proof);
         self.budget.unlend(count, run.size);
-        exchanged.map(|()| Moved::Copied(run.size))
+        replaced.map(|()| Moved::Copied(run.size))
     }
 
-    /// Places physicals at addresses of their own and copies a run to them.
-    fn copy_out(
+    /// Puts other memory with the same bytes where a run lies.
+    fn replace_run(
         &mut self,
         slot: &mut Slot,
         run: &Run,
         physicals: Vec<Unmapped>,
-    ) -> Result<Space, CompactError> {
-        let stream = match self.scrubber() {
-            Ok(stream) => stream,
-            Err(error) => {
-                self.put_back(physicals);
-                return Err(error.into());
-            }
-        };
-        let device = &self.core().device;
-        let mut copy = match self.unlocked(|| Space::reserve(device, run.size)) {
-            Ok(space) => space,
-            Err(error) => {
-                self.put_back(physicals);
-                return Err(error.into());
-            }
-        };
-        if let Err(failed) = self.unlocked(|| copy.place(0, physicals)) {
-            self.put_back(failed.physicals);
-            self.discard(copy);
-            return Err(failed.error.into());
-        }
-        let queued = copy.copy_from(&stream, &slot.space, run.offset, run.size);
-        let waited = self.unlocked(|| wait_for(&stream));
-        let error = match (queued, waited) {
-            (Ok(()), Ok(())) => return Ok(copy),
-            (_, Err(failed)) if !failed.ended => {
-                // The copy may be running: neither what it writes to nor what it reads goes before it.
-                slot.fence.merge(Fence::streams(vec![stream]));
-                self.keep_copy(copy, true);
-                return Err(failed.error.into());
-            }
-            (Err(error), _) => CompactError::Copy(error),
-            (_, Err(failed)) => failed.error.into(),
-        };
-        self.discard(copy);
-        Err(error)
-    }
-
-    /// Gives the memory of a copy that is of no use back, or keeps what cannot be given back.
-    fn discard(&mut self, mut copy: Space) {
-        let offsets: Vec<u64> = copy.extents().map(|extent| extent.offset).collect();
-        for offset in offsets {
-            let withdrawn = self.unlocked(|| copy.withdraw_back(offset, Unused::never_used()));
-            if let Ok(Some(unmapped)) = withdrawn {
-                self.put_back(vec![unmapped]);
-            }
-        }
-        self.keep_copy(copy, true);
-    }
-
-    /// Keeps what of a copy could not be unmapped, until the pool is closed.
-    fn keep_copy(&mut self, copy: Space, with_memory: bool) {
-        let mappings = copy.extents().count() as u64 + copy.stuck_count();
-        if mappings > 0 {
-            let bytes = copy.bytes() + copy.stuck_bytes();
-            self.budget
-                .quarantine(if with_memory { bytes } else { 0 }, mappings);
-            self.quarantine.1.push(copy);
-        } else {
-            self.unlocked(|| drop(copy));
-        }
-    }
-
-    /// Puts the copy's memory where the run lies.
-    fn exchange_run(
-        &mut self,
-        id: TenantId,
-        slot: &mut Slot,
-        run: &Run,
-        mut copy: Space,
+        stream: &Stream,
         proof: Unused,
     ) -> Result<(), CompactError> {
-        let mut old = vec![];
-        for extent in &run.extents {
-            match self.unlocked(|| slot.space.withdraw(extent.offset, proof)) {
-                Ok(unmapped) => old.extend(unmapped),
-                Err(error) => {
-                    let outcome = self.put_run_back(id, slot, run.offset, old);
-                    self.discard(copy);
-                    return Err(outcome.err().unwrap_or_else(|| error.into()));
-                }
-            }
-        }
-        let new: Vec<Unmapped> = copy.clones(id.0).collect();
-        let (count, stuck) = (new.len() as u64, slot.space.stuck_count());
-        if let Err(failed) = self.unlocked(|| slot.space.place(run.offset, new)) {
-            // They are the copy's physicals too, which it gives back itself. What is stuck of them is
-            // charged with the copy's.
-            drop(failed.physicals);
-            self.budget.quarantine(0, slot.space.stuck_count() - stuck);
-            slot.broken |= failed.stuck > 0;
-            let outcome = self.put_run_back(id, slot, run.offset, old);
-            self.discard(copy);
-            return Err(outcome.err().unwrap_or_else(|| failed.error.into()));
-        }
-        slot.space.settle(run.offset);
-        self.budget.refund_mappings(id, run.extents.len() as u64);
-        self.budget.charge_mappings(id, count);
-        old.into_iter().for_each(|unmapped| self.keep(unmapped));
-        // The second mapping of the same memory goes.
-        let offsets: Vec<u64> = copy.extents().map(|extent| extent.offset).collect();
-        for offset in offsets {
-            // The copy was waited for.
-            let withdrawn = self.unlocked(|| copy.withdraw_back(offset, Unused::never_used()));
-            if let Err(error) = withdrawn {
-                tracing::error!(%error, "a second mapping could not be unmapped: quarantined");
-                copy.quarantine(offset);
-            }
-        }
-        self.keep_copy(copy, false);
-        Ok(())
-    }
-
-    /// Places what was just taken out again. If even that fails, the block has lost it.
-    fn put_run_back(
-        &mut self,
-        id: TenantId,
-        slot: &mut Slot,
-        offset: u64,
-        old: Vec<Unmapped>,
-    ) -> Result<(), CompactError> {
-        let (bytes, count) = old.iter().fold((0, 0), |(bytes, count), unmapped| {
-            (bytes + unmapped.size(), count + 1)
+        let (by, blank) = (slot.id.tenant.0, false);
+        let mut at = run.offset;
+        let new = physicals.into_iter().map(|mut unmapped| {
+            let offset = at;
+            at += unmapped.size();
+            unmapped.last_writer = Some(LastWriter { by, blank });
+            (offset, unmapped)
         });
-        let before = slot.space.stuck_count();
-        let placed = self.unlocked(|| slot.space.place_back(offset, old, Access::ReadWrite));
-        let Err(failed) = placed else {
-            return Ok(());
+        let (new, space) = (new.collect(), &mut slot.space);
+        let before = space.footing();
+        let replaced = self.unlocked(|| space.replace(new, Access::ReadWrite, stream, proof));
+        self.rebook(slot, before);
+        let failed = match replaced {
+            Ok(old) => {
+                slot.space.settle(run.offset);
+                old.into_parts()
+                    .for_each(|(_, unmapped)| self.keep(unmapped));
+                return Ok(());
+            }
+            Err(failed) => failed,
         };
-        self.budget.refund(id, bytes);
-        self.budget.refund_mappings(id, count);
-        let stuck = slot.space.stuck_count() - before;
-        self.set_aside(slot, failed.stuck, stuck);
-        slot.broken = true;
+        if failed.running {
+            // Neither what the copy writes to nor what it reads goes before it.
+            slot.fence.merge(Fence::stream(stream.clone()));
+        }
         self.put_back(failed.physicals);
+        let Some(lost) = failed.lost else {
+            return Err(failed.error.into());
+        };
+        slot.broken = true;
+        let bytes = lost.bytes();
+        let rest = lost.rest.into_parts().map(|(_, unmapped)| unmapped);
+        self.put_back(rest.collect());
         Err(CompactError::Lost {
             address: slot.space.address(),
-            offset,
+            offset: lost.offset,
             bytes,
-            cause: failed.error,
+            cause: lost.error,
         })
+    }
+
+    /// Books what other memory in a slot, which is out, made of it.
+    fn rebook(&mut self, slot: &mut Slot, before: Footing) {
+        let (now, tenant) = (slot.space.footing(), slot.id.tenant);
+        self.budget.refund(tenant, before.bytes - now.bytes);
+        self.budget.refund_mappings(tenant, before.count);
+        self.budget.charge_mappings(tenant, now.count);
+        let stuck = now.stuck_bytes - before.stuck_bytes;
+        self.budget
+            .quarantine(stuck, now.stuck_count - before.stuck_count);
+        // What is stuck at the copy's own addresses is in nobody's way.
+        slot.broken |= slot.space.stuck_in(0, slot.space.size()) > 0;
+        self.renew(slot);
     }
 
     /// Gives free physicals that are smaller than the largest extent to the driver.
@@ -407,5 +310,17 @@ impl Locked<'_> {
             released += self.release(unmapped);
         }
         released
+    }
+}
+
+impl From<ReplaceError> for CompactError {
+    fn from(error: ReplaceError) -> Self {
+        match error {
+            ReplaceError::Reserve(error) => error.into(),
+            ReplaceError::Place(error) => error.into(),
+            ReplaceError::Copy(error) => Self::Copy(error),
+            ReplaceError::Call(error) => error.into(),
+            ReplaceError::Lost { cause, .. } => (*cause).into(),
+        }
     }
 }

@@ -19,8 +19,8 @@ use cuvmm_driver::{Exported, HandleTypes};
 
 use super::block::Block;
 use super::gate::Use;
+use super::ids::BlockPlace;
 use super::lease::Lease;
-use super::slot::SlotId;
 use super::state::State;
 use crate::error::{BlockRefusal, ExportBlockError, ExportError, SealError};
 use crate::own::{Physical, one_type};
@@ -83,7 +83,7 @@ impl Parts {
     ) -> Result<Vec<(Extent, Exported)>, ExportError> {
         let physicals: Vec<&Physical> = self.list.iter().map(|(_, physical)| physical).collect();
         let handles = Physical::export_all(&physicals, handle_type)?;
-        let mut state = self.lease.core().lock_with(self.lease.place());
+        let mut state = self.lease.core().lock_with(self.lease.place().slot);
         state.note_export(self.lease.place());
         drop(state);
         let extents = self.list.iter().map(|(extent, _)| *extent);
@@ -96,7 +96,7 @@ impl Parts {
         for (_, physical) in &self.list {
             physical.mark_exported();
         }
-        let mut state = self.lease.core().lock_with(self.lease.place());
+        let mut state = self.lease.core().lock_with(self.lease.place().slot);
         state.note_export(self.lease.place());
         drop(state);
         (self.list, self.lease)
@@ -152,13 +152,16 @@ impl Block {
     /// if nothing was when the last lease has ended, all is as before.
     pub(crate) fn parts(&self) -> Result<Parts, BlockRefusal> {
         let lease = self.admit(Use::Export, 0..self.size())?;
-        let list = lease.core().lock_with(lease.place()).parts(lease.place());
+        let list = lease
+            .core()
+            .lock_with(lease.place().slot)
+            .parts(lease.place());
         Ok(Parts { list, lease })
     }
 
     /// Whether nothing but the block itself may write to it.
     pub(crate) fn may_be_sealed(&self) -> Result<(), SealError> {
-        let state = self.core().lock_with(self.place());
+        let state = self.core().lock_with(self.place().slot);
         Ok(state.check_unlent(self.place(), 0)?)
     }
 
@@ -168,35 +171,18 @@ impl Block {
     pub(crate) fn seal(&mut self) -> Result<(), SealError> {
         let core = self.core();
         core.device.settle()?;
-        core.lock_with(self.place()).seal(self.place())
+        core.lock_with(self.place().slot).seal(self.place())
     }
 }
 
 impl State {
     /// The extents that a leased block uses, with their memory.
-    fn parts(&self, place: &SlotId) -> Vec<(Extent, Physical)> {
-        let Some(slot) = self.slot(place.tenant, place.slot) else {
+    fn parts(&self, place: &BlockPlace) -> Vec<(Extent, Physical)> {
+        let Some(slot) = self.slot(place.slot) else {
             return Vec::new();
         };
         let used = slot.space.parts_in(0, slot.used());
         used.map(|(extent, physical)| (extent, physical.clone()))
             .collect()
-    }
-
-    /// Notes that whatever was exported of a leased block may be written to up to the end of its
-    /// extents: a block that wants zeros has to zero what it grows over there.
-    pub(super) fn note_export(&mut self, place: &SlotId) {
-        let Some(slot) = self.slot_mut(place.tenant, place.slot) else {
-            return;
-        };
-        let end = slot
-            .space
-            .exported()
-            .last()
-            .map_or(0, |extent| extent.end());
-        if let Some(block) = &mut slot.block {
-            block.reach = block.reach.max(end);
-            block.ever = block.ever.max(block.used);
-        }
     }
 }

@@ -8,21 +8,20 @@
 //! Forks of blocks that lie side by side lie side by side.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
 
-use super::block::{Block, after};
-use super::budget::TenantId;
-use super::commit::{Fit, Furnished, Unfinished, is_capturing};
-use super::core::{Attempt, Core, Locked};
-use super::grow::gone;
+use super::block::Block;
+use super::commit::{Fit, Furnished};
+use super::core::{Core, Locked};
+use super::fills::{Unfinished, is_capturing};
+use super::ids::{BlockPlace, SlotId};
 use super::pace::Pace;
-use super::relief::Demand;
-use super::slot::{Occupant, Slot, SlotId};
-use super::state::State;
+use super::slot::{Occupant, Slot};
+use super::state::{State, gone};
 use super::tenant::Tenant;
+use super::wait::Wait;
 use crate::error::{AllocateError, ForkBlocksError};
 use crate::own::{Access, Physical};
-use crate::region::{Fence, LastWriter, PlaceError, Unmapped, Unused, Uses};
+use crate::region::{Fence, LastWriter, Unmapped, Unused, Uses};
 
 /// What a fork is to have.
 #[derive(Clone, Copy, Debug)]
@@ -33,16 +32,15 @@ pub(crate) struct Prefix {
     pub(crate) size: u64,
 }
 
-/// The slots of the blocks that are forked, by their numbers, while they are out.
-type Sources = BTreeMap<usize, Box<Slot>>;
+/// The slots of the blocks that are forked, while they are out.
+type Sources = BTreeMap<SlotId, Box<Slot>>;
 
 /// A block that was forked, whose slot is out.
 #[derive(Debug)]
 struct Forked {
-    place: SlotId,
     slot: Box<Slot>,
     /// The slot of the other block.
-    from: usize,
+    from: SlotId,
     /// Up to where they share memory.
     shared: u64,
     /// Whether the home stream, or one that its fence names, has been told to write to the rest.
@@ -123,12 +121,8 @@ impl Tenant {
         blocks: &[&Block],
         prefix: Prefix,
     ) -> Result<Vec<Block>, AllocateError> {
-        let patience = blocks.iter().filter_map(|block| block.patience());
-        let until = patience.max().map(after);
-        let made = self
-            .core()
-            .fork_all(self.id(), &places(blocks), prefix, until)?;
-        Ok(forked(blocks, made, prefix.size))
+        let wait = Wait::of_any(blocks.iter().map(|block| block.patience()));
+        fork(self.core(), blocks, prefix, wait)
     }
 
     /// The same if that needs no waiting.
@@ -137,11 +131,35 @@ impl Tenant {
         blocks: &[&Block],
         prefix: Prefix,
     ) -> Result<Vec<Block>, AllocateError> {
-        let made = self
-            .core()
-            .try_fork_all(self.id(), &places(blocks), prefix)?;
-        Ok(forked(blocks, made, prefix.size))
+        fork(self.core(), blocks, prefix, Wait::Never)
     }
+}
+
+/// Forks blocks of one tenant.
+fn fork(
+    core: &Core,
+    blocks: &[&Block],
+    prefix: Prefix,
+    wait: Wait,
+) -> Result<Vec<Block>, AllocateError> {
+    core.device.own_process()?;
+    let Some(first) = blocks.first() else {
+        return Ok(Vec::new());
+    };
+    let tenant = first.place().slot.tenant;
+    let places: Vec<BlockPlace> = blocks.iter().map(|block| *block.place()).collect();
+    let bytes = core.bytes_of_forks(&places, prefix);
+    let slots = || places.iter().map(|place| (place.slot, 0));
+    let made = core.request(tenant, bytes, wait, |mut state| {
+        state.purge_some();
+        state = core.await_slots(state, slots());
+        let outcome = state.fork_all(&places, prefix);
+        (state, outcome)
+    })?;
+    let pairs = blocks.iter().zip(made);
+    Ok(pairs
+        .map(|(block, place)| block.forked(place, prefix.size))
+        .collect())
 }
 
 impl Block {
@@ -152,13 +170,7 @@ impl Block {
     /// As [`Tenant::fork_all`].
     #[doc(alias("cuMemMap", "copy-on-write"))]
     pub fn fork(&self, bytes: u64, size: u64) -> Result<Self, ForkBlocksError> {
-        let prefix = Prefix::of(&[self], bytes, size)?;
-        let until = self.patience().map(after);
-        let place = *self.place();
-        let made = self
-            .core()
-            .fork_all(place.tenant, &[place], prefix, until)?;
-        self.only_fork(made, size)
+        self.fork_one(bytes, size, Wait::of(self.patience()))
     }
 
     /// The same if that needs no waiting.
@@ -166,15 +178,13 @@ impl Block {
     /// # Errors
     /// As [`Tenant::fork_all`].
     pub fn try_fork(&self, bytes: u64, size: u64) -> Result<Self, ForkBlocksError> {
-        let prefix = Prefix::of(&[self], bytes, size)?;
-        let place = *self.place();
-        let made = self.core().try_fork_all(place.tenant, &[place], prefix)?;
-        self.only_fork(made, size)
+        self.fork_one(bytes, size, Wait::Never)
     }
 
-    fn only_fork(&self, made: Vec<SlotId>, size: u64) -> Result<Self, ForkBlocksError> {
-        let place = made.into_iter().next().ok_or_else(gone)?;
-        Ok(self.forked(place, size))
+    fn fork_one(&self, bytes: u64, size: u64, wait: Wait) -> Result<Self, ForkBlocksError> {
+        let prefix = Prefix::of(&[self], bytes, size)?;
+        let made = fork(self.core(), &[self], prefix, wait)?;
+        Ok(made.into_iter().next().ok_or_else(gone)?)
     }
 
     /// How many of its first bytes must not be written: those that it shows together with its
@@ -183,9 +193,8 @@ impl Block {
     /// has shrunk since, what lies behind is its own.
     #[must_use]
     pub fn read_only(&self) -> u64 {
-        let state = self.core().lock_with(self.place());
-        let SlotId { tenant, slot, .. } = *self.place();
-        let slot = state.slot(tenant, slot);
+        let state = self.core().lock_with(self.place().slot);
+        let slot = state.slot(self.place().slot);
         slot.map_or(0, |slot| slot.bound().min(slot.requested()))
     }
 }
@@ -211,74 +220,19 @@ impl Prefix {
     }
 }
 
-fn places(blocks: &[&Block]) -> Vec<SlotId> {
-    blocks.iter().map(|block| *block.place()).collect()
-}
-
-fn forked(blocks: &[&Block], made: Vec<SlotId>, size: u64) -> Vec<Block> {
-    let pairs = blocks.iter().zip(made);
-    pairs
-        .map(|(block, place)| block.forked(place, size))
-        .collect()
-}
-
 impl Core {
-    fn try_fork_all(
-        &self,
-        tenant: TenantId,
-        blocks: &[SlotId],
-        prefix: Prefix,
-    ) -> Result<Vec<SlotId>, AllocateError> {
-        self.device.own_process()?;
-        let demand = self.demand_of_forks(blocks, prefix);
-        let attempt = |state| self.attempt_to_fork(state, blocks, prefix);
-        let (mut state, outcome) = self.beside_others(self.lock(), &attempt);
-        let outcome = outcome.map_err(|error| state.refuse(tenant, demand, error));
-        Self::let_go(state);
-        outcome
-    }
-
-    fn fork_all(
-        &self,
-        tenant: TenantId,
-        blocks: &[SlotId],
-        prefix: Prefix,
-        until: Option<Instant>,
-    ) -> Result<Vec<SlotId>, AllocateError> {
-        self.device.own_process()?;
-        let demand = self.demand_of_forks(blocks, prefix);
-        self.insist(tenant, demand, until, |state| {
-            self.attempt_to_fork(state, blocks, prefix)
-        })
-    }
-
-    fn attempt_to_fork<'a>(
-        &'a self,
-        mut state: Locked<'a>,
-        blocks: &[SlotId],
-        prefix: Prefix,
-    ) -> Attempt<'a, Vec<SlotId>> {
-        state.purge_some();
-        state = self.await_slots(state, blocks.iter().map(|block| (*block, 0)));
-        let outcome = state.fork_all(blocks, prefix);
-        state.look_behind();
-        (state, outcome)
-    }
-}
-
-impl Core {
-    /// What forks need beside what they share, each in whole granules.
-    fn demand_of_forks(&self, blocks: &[SlotId], prefix: Prefix) -> Demand<'static> {
+    /// How much memory forks need beside what they share, in whole granules.
+    fn bytes_of_forks(&self, blocks: &[BlockPlace], prefix: Prefix) -> u64 {
         let size = self.device.granule().round_up(prefix.size);
-        let wanted = blocks.iter().map(|block| (*block, 0));
+        let wanted = blocks.iter().map(|block| (block.slot, 0));
         let state = self.await_slots(self.lock(), wanted);
-        let own = |block: &SlotId| {
-            let parts = state.slot(block.tenant, block.slot);
+        let own = |block: &BlockPlace| {
+            let parts = state.slot(block.slot);
             let parts = parts.map(|slot| whole_parts(slot, prefix.bytes));
             let shared = parts.into_iter().flatten().map(|physical| physical.size());
             size.unwrap_or(u64::MAX).saturating_sub(shared.sum())
         };
-        Demand::Bytes(blocks.iter().map(own).fold(0, u64::saturating_add))
+        blocks.iter().map(own).fold(0, u64::saturating_add)
     }
 }
 
@@ -286,42 +240,33 @@ impl Locked<'_> {
     /// Forks blocks, whose slots are in their places: all of them or none.
     fn fork_all(
         &mut self,
-        blocks: &[SlotId],
+        blocks: &[BlockPlace],
         prefix: Prefix,
-    ) -> Result<Vec<SlotId>, AllocateError> {
-        let mut sources = BTreeMap::new();
-        for block in blocks {
-            let source = self.take_out(block.tenant, block.slot);
-            sources.extend(source.map(|source| (block.slot, source)));
-        }
-        let mut made = Vec::with_capacity(blocks.len());
+    ) -> Result<Vec<BlockPlace>, AllocateError> {
+        let take = |block: &BlockPlace| Some((block.slot, self.take_out(block.slot)?));
+        let mut sources: Sources = blocks.iter().filter_map(take).collect();
+        let mut made: Vec<Forked> = Vec::with_capacity(blocks.len());
         let outcome = self.fork_each(blocks, prefix, &mut sources, &mut made);
-        let places = made.iter().map(|forked| forked.place).collect();
-        match outcome {
-            Ok(()) => {
-                for mut forked in made {
-                    let SlotId { tenant, slot, .. } = forked.place;
+        let forks = made.iter().zip(blocks);
+        let places = forks.map(|(forked, block)| forked.slot.place(block.capacity));
+        let outcome = outcome.map(|()| places.collect());
+        for mut forked in made.into_iter().rev() {
+            match outcome {
+                Ok(_) => {
                     forked.slot.space.settle(forked.shared);
-                    self.put_slot(tenant, slot, forked.slot);
+                    self.put_slot(forked.slot);
                 }
-            }
-            Err(_) => {
-                let made = made.into_iter().rev();
-                made.for_each(|forked| self.unfork(forked));
+                Err(_) => self.unfork(forked),
             }
         }
-        for (index, source) in sources {
-            if let Some(block) = blocks.first() {
-                self.put_slot(block.tenant, index, source);
-            }
-        }
-        outcome.map(|()| places)
+        sources.into_values().for_each(|slot| self.put_slot(slot));
+        outcome
     }
 
     /// First all memory, then all copies: as long as none is running, all can be undone at once.
     fn fork_each(
         &mut self,
-        blocks: &[SlotId],
+        blocks: &[BlockPlace],
         prefix: Prefix,
         sources: &mut Sources,
         made: &mut Vec<Forked>,
@@ -341,27 +286,25 @@ impl Locked<'_> {
     /// Forks blocks that lie side by side, at least one, side by side.
     fn fork_run(
         &mut self,
-        blocks: &[SlotId],
+        blocks: &[BlockPlace],
         prefix: Prefix,
         sources: &mut Sources,
         made: &mut Vec<Forked>,
     ) -> Result<(), AllocateError> {
-        let Some(&SlotId {
-            tenant: id, slot, ..
-        }) = blocks.first()
-        else {
+        let Some(&BlockPlace { slot, .. }) = blocks.first() else {
             return Ok(());
         };
+        let id = slot.tenant;
         self.check_usable(id)?;
         let class = sources.get(&slot).ok_or_else(gone)?.class;
-        let slots = self.open_slots(id, class, blocks.len())?;
-        let row: Vec<usize> = slots.iter().map(|&(index, _)| index).collect();
-        let mut slots = slots.into_iter();
+        let mut slots = self.open_slots(id, class, blocks.len())?;
+        let mut row = Vec::with_capacity(blocks.len());
         for (block, slot) in blocks.iter().zip(slots.by_ref()) {
+            row.push(slot.id.index);
             match self.fork(block, slot, prefix, sources) {
                 Ok(forked) => made.push(forked),
                 Err(error) => {
-                    slots.for_each(|(index, slot)| self.drop_slot(id, index, slot));
+                    slots.for_each(|slot| self.drop_slot(slot));
                     return Err(error);
                 }
             }
@@ -376,56 +319,26 @@ impl Locked<'_> {
     /// gone.
     fn fork(
         &mut self,
-        block: &SlotId,
-        (index, mut slot): (usize, Box<Slot>),
+        block: &BlockPlace,
+        mut slot: Box<Slot>,
         prefix: Prefix,
         sources: &mut Sources,
     ) -> Result<Forked, AllocateError> {
-        let id = block.tenant;
-        let lent = match sources.get_mut(&block.slot) {
-            Some(source) => self.room_for_fork(source, prefix.size).and_then(|used| {
-                let from = (block.slot, &mut **source);
-                self.lend(id, from, (index, &mut slot), prefix.bytes, used)
+        let source = sources.get_mut(&block.slot).ok_or_else(gone);
+        let lent = source.and_then(|source| self.lend(source, &mut slot, prefix));
+        match lent {
+            Ok(given) => Ok(Forked {
+                slot,
+                from: block.slot,
+                shared: given.begun,
+                written: given.filled,
             }),
-            None => Err(gone()),
-        };
-        let (given, used) = match lent {
-            Ok(lent) => lent,
             Err(error) => {
-                self.leave_shared(id, index, &mut slot, Some(Unused::never_used()));
-                self.drop_slot(id, index, slot);
-                return Err(error);
+                self.uncommit(&mut slot, 0, Some(Unused::never_used()));
+                self.drop_slot(slot);
+                Err(error)
             }
-        };
-        let source = sources.get(&block.slot);
-        if let Some(other) = source.and_then(|source| source.block.as_ref()) {
-            slot.block = Some(Occupant {
-                requested: prefix.size,
-                ever: prefix.size,
-                used,
-                most: other.most,
-                reach: slot.space.bytes(),
-                noted: slot.space.note_writer(given.begun, used, id.0),
-                growth: other.growth,
-                pace: Pace::default(),
-                home: other.home.clone(),
-                uses: Uses::none(),
-                tag: other.tag.clone(),
-                zeroed: other.zeroed,
-            });
         }
-        let place = SlotId {
-            slot: index,
-            address: slot.space.address(),
-            ..*block
-        };
-        Ok(Forked {
-            place,
-            slot,
-            from: block.slot,
-            shared: given.begun,
-            written: given.filled,
-        })
     }
 
     /// What a fork of so many bytes takes in whole granules, if the block can be forked.
@@ -439,17 +352,16 @@ impl Locked<'_> {
         used.ok_or(AllocateError::TooLarge { size })
     }
 
-    /// Puts whole extents of another slot's first `bytes` under a new one, and memory of its own
-    /// behind them, up to `used`.
+    /// Puts whole extents of another slot's prefix under a new one, memory of its own behind them, and
+    /// a block in it.
     fn lend(
         &mut self,
-        id: TenantId,
-        (from, source): (usize, &mut Slot),
-        (index, slot): (usize, &mut Slot),
-        bytes: u64,
-        used: u64,
-    ) -> Result<(Furnished, u64), AllocateError> {
-        let parts = whole_parts(source, bytes);
+        source: &mut Slot,
+        slot: &mut Slot,
+        prefix: Prefix,
+    ) -> Result<Furnished, AllocateError> {
+        let used = self.room_for_fork(source, prefix.size)?;
+        let (id, parts) = (slot.id.tenant, whole_parts(source, prefix.bytes));
         let count = parts.len() as u64;
         self.make_mapping_room(id, count, true)?;
         self.budget.charge_mappings(id, count);
@@ -465,23 +377,35 @@ impl Locked<'_> {
         let physicals: Vec<Unmapped> = physicals.collect();
         let shared = physicals.iter().map(Unmapped::size).sum();
         let placed = self.unlocked(|| slot.space.place_for(0, physicals, Access::Read));
-        if let Err(PlaceError { error, .. }) = placed {
+        placed.map_err(|failed| {
             self.budget.refund_mappings(id, count);
             // What is stuck shows memory that the other slot has.
             self.budget.quarantine(0, slot.space.stuck_count());
-            return Err(self.not_placed(id, shared, error));
-        }
-        self.share(id, (from, source), (index, slot), shared);
-        let (home, zeroed) = match &source.block {
-            Some(block) => (block.home.clone(), block.zeroed),
-            None => (None, false),
-        };
+            self.not_placed(id, shared, failed.error)
+        })?;
+        self.share(source, slot, shared);
+        let other = source.block.as_ref().ok_or_else(gone)?;
         let fit = Fit {
             // What is shared is to stay as it is.
             zeros: None,
-            ..Fit::new(used, home.as_ref(), zeroed)
+            ..Fit::new(used, other.home.as_ref(), other.zeroed)
         };
-        Ok((self.furnish((id, index), slot, &fit)?, used))
+        let given = self.furnish(slot, &fit)?;
+        slot.block = Some(Occupant {
+            requested: prefix.size,
+            ever: prefix.size,
+            used,
+            most: other.most,
+            reach: slot.space.bytes(),
+            noted: slot.space.note_writer(given.begun, used, id.0),
+            growth: other.growth,
+            pace: Pace::default(),
+            home: other.home.clone(),
+            uses: Uses::none(),
+            tag: other.tag.clone(),
+            zeroed: other.zeroed,
+        });
+        Ok(given)
     }
 
     /// Copies what of a prefix is not shared.
@@ -494,10 +418,9 @@ impl Locked<'_> {
         let Some(rest) = bytes.checked_sub(forked.shared).filter(|&rest| rest > 0) else {
             return Ok(());
         };
-        let id = forked.place.tenant;
         let source = sources.get_mut(&forked.from).ok_or_else(gone)?;
         let slot = &mut forked.slot;
-        let home = slot.block.as_ref().and_then(|block| block.home.clone());
+        let (id, home) = (slot.id.tenant, slot.home().cloned());
         let outcome = is_capturing(home.as_ref())
             .map_err(Unfinished::from)
             .and_then(|capturing| match capturing || self.capturing > 0 {
@@ -518,7 +441,6 @@ impl Locked<'_> {
 
     /// Takes a fork back.
     fn unfork(&mut self, forked: Forked) {
-        let (id, index) = (forked.place.tenant, forked.place.slot);
         let mut slot = forked.slot;
         let block = slot.block.take();
         if forked.written {
@@ -526,26 +448,28 @@ impl Locked<'_> {
             slot.fence.merge(Fence::streams(home.into_iter().collect()));
             let state: &mut State = self;
             let needs = &mut state.needs_synchronise;
-            if !matches!(
-                State::poll(state.capturing, needs, &mut slot.fence),
-                Ok(true)
-            ) {
-                return self.lay_down(id, index, slot);
+            let passed = State::poll(state.capturing, needs, &mut slot.fence);
+            if !matches!(passed, Ok(true)) {
+                return self.put_slot(slot);
             }
         }
-        self.give_back_from((id, index), &mut slot, forked.shared);
-        self.leave_shared(id, index, &mut slot, Some(Unused::never_used()));
-        self.drop_slot(id, index, slot);
+        self.uncommit(&mut slot, 0, Some(Unused::never_used()));
+        self.drop_slot(slot);
     }
 }
 
 /// How many blocks, of which there is a first, lie side by side in their order, with so many bytes of
 /// guards between two. Their addresses tell: of their row other slots may have gone.
-fn side_by_side(first: &SlotId, blocks: &[SlotId], sources: &Sources, guards: u64) -> usize {
-    let class = |block: &SlotId| Some(sources.get(&block.slot)?.class);
+fn side_by_side(
+    first: &BlockPlace,
+    blocks: &[BlockPlace],
+    sources: &Sources,
+    guards: u64,
+) -> usize {
+    let class = |block: &BlockPlace| Some(sources.get(&block.slot)?.class);
     let first = class(first);
     let distance = first.map(|class| class.size.saturating_add(guards));
-    let next = |pair: &&[SlotId]| match pair {
+    let next = |pair: &&[BlockPlace]| match pair {
         [one, two] => class(two) == first && two.address.0.checked_sub(one.address.0) == distance,
         _ => false,
     };

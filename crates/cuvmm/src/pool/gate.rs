@@ -9,13 +9,10 @@
 //! Nothing is handed out here, and no byte is copied.
 
 use std::ops::Range;
-use std::sync::Arc;
 
-use super::block::Block;
-use super::core::Core;
-use super::lease::Lease;
-use super::locked::Locked;
-use super::slot::{Slot, SlotId};
+use super::core::Locked;
+use super::ids::BlockPlace;
+use super::slot::Slot;
 use super::state::State;
 use crate::error::{BlockRefusal, SealError};
 use crate::own::Access;
@@ -40,65 +37,18 @@ impl Use {
     }
 }
 
-impl Core {
-    /// A lease for a use of a range of a block, or of what an earlier lease kept of one.
-    pub(super) fn admit(
-        self: &Arc<Self>,
-        (place, size): (SlotId, u64),
-        wanted: Use,
-        range: Range<u64>,
-    ) -> Result<Lease, BlockRefusal> {
-        self.device.usable()?;
-        self.lock_with(&place).admit(&place, wanted, &range)?;
-        Ok(Lease::counted(Arc::clone(self), place, size))
-    }
-}
-
-impl Block {
-    /// A [lease](Self::lease) for a use of the whole block with this access: nothing puts the block
-    /// to sleep or moves it between the check and the lease.
-    ///
-    /// # Errors
-    /// [`BlockRefusal`] when the block sleeps, is to be written and shares memory with
-    /// [forks](Self::fork), or has lost memory, when the context is lost, and in a forked child.
-    pub fn lease_for(&self, access: Access) -> Result<Lease, BlockRefusal> {
-        self.admit(Use::Lend(access), 0..self.size())
-    }
-
-    /// Whether the whole block may be used with this access now. Nothing keeps it so but a lease:
-    /// [`lease_for`](Self::lease_for) asks the same and takes one.
-    ///
-    /// # Errors
-    /// As [`lease_for`](Self::lease_for).
-    pub fn check_for(&self, access: Access) -> Result<(), BlockRefusal> {
-        let core = self.core();
-        core.device.usable()?;
-        let range = 0..self.size();
-        let state = core.lock_with(self.place());
-        state.check(self.place(), Use::Lend(access), &range)
-    }
-}
-
-impl Lease {
-    /// Another lease, for a use of a range of the memory.
-    pub(crate) fn admit(&self, wanted: Use, range: Range<u64>) -> Result<Self, BlockRefusal> {
-        let of = (*self.place(), self.size());
-        self.core().admit(of, wanted, range)
-    }
-}
-
 impl State {
     /// Checks a use and counts its lease.
-    fn admit(
+    pub(super) fn admit(
         &mut self,
-        place: &SlotId,
+        place: &BlockPlace,
         wanted: Use,
         range: &Range<u64>,
     ) -> Result<(), BlockRefusal> {
         self.check(place, wanted, range)?;
-        self.take_lease(place);
+        self.take_lease(place.slot);
         if wanted == Use::Export
-            && let Some(slot) = self.slot_mut(place.tenant, place.slot)
+            && let Some(slot) = self.slot_mut(place.slot)
         {
             // If nothing is exported before the last lease ends, that end takes it back.
             slot.exported = true;
@@ -107,7 +57,12 @@ impl State {
     }
 
     /// Checks a use of a range of a block.
-    fn check(&self, place: &SlotId, wanted: Use, range: &Range<u64>) -> Result<(), BlockRefusal> {
+    pub(super) fn check(
+        &self,
+        place: &BlockPlace,
+        wanted: Use,
+        range: &Range<u64>,
+    ) -> Result<(), BlockRefusal> {
         if self.capturing > 0 && matches!(wanted, Use::Copy(_)) {
             return Err(BlockRefusal::Capturing);
         }
@@ -115,7 +70,7 @@ impl State {
             offset: range.start,
             size: range.end.saturating_sub(range.start),
         };
-        let slot = self.slot(place.tenant, place.slot).ok_or(unmapped)?;
+        let slot = self.slot(place.slot).ok_or(unmapped)?;
         if !slot.sleep_state.is_awake() {
             let size = slot.block.as_ref().map_or(0, |block| block.requested);
             return Err(BlockRefusal::Asleep { size });
@@ -131,8 +86,8 @@ impl State {
     }
 
     /// Checks that a block is leased by none but its `own` leases: what others hold may write.
-    pub(super) fn check_unlent(&self, place: &SlotId, own: u64) -> Result<(), BlockRefusal> {
-        let slot = self.slot(place.tenant, place.slot);
+    pub(super) fn check_unlent(&self, place: &BlockPlace, own: u64) -> Result<(), BlockRefusal> {
+        let slot = self.slot(place.slot);
         match slot.map_or(0, |slot| slot.leases.saturating_sub(own)) {
             0 => Ok(()),
             leases => Err(BlockRefusal::Lent { leases }),
@@ -140,15 +95,34 @@ impl State {
     }
 }
 
+impl State {
+    /// Notes that whatever was exported of a leased block may be written to up to the end of its
+    /// extents: a block that wants zeros has to zero what it grows over there.
+    pub(super) fn note_export(&mut self, place: &BlockPlace) {
+        let Some(slot) = self.slot_mut(place.slot) else {
+            return;
+        };
+        let end = slot
+            .space
+            .exported()
+            .last()
+            .map_or(0, |extent| extent.end());
+        if let Some(block) = &mut slot.block {
+            block.reach = block.reach.max(end);
+            block.ever = block.ever.max(block.used);
+        }
+    }
+}
+
 impl Locked<'_> {
     /// Makes the extents of a block read-only, for good. One lease is the publication's own.
-    pub(super) fn seal(&mut self, place: &SlotId) -> Result<(), SealError> {
+    pub(super) fn seal(&mut self, place: &BlockPlace) -> Result<(), SealError> {
         self.check_unlent(place, 1)?;
-        let Some(mut slot) = self.take_out(place.tenant, place.slot) else {
+        let Some(mut slot) = self.take_out(place.slot) else {
             return Ok(());
         };
         let sealed = self.unlocked(|| slot.space.cap_all(Access::Read));
-        self.put_slot(place.tenant, place.slot, slot);
+        self.put_slot(slot);
         Ok(sealed?)
     }
 }

@@ -1,15 +1,22 @@
 //! Growing in place: into memory that is there, or in steps ahead of the block's use.
 
+use std::cell::Cell;
 use std::ops::Range;
 
 use super::budget::TenantId;
-use super::commit::{Fit, Furnished, is_capturing};
-use super::locked::Locked;
+use super::change::Change;
+use super::commit::{Fit, Furnished};
+use super::core::{Core, Locked};
+use super::fills::is_capturing;
+use super::ids::BlockPlace;
 use super::pace::{Growth, Precommit};
-use super::slot::{Slot, SlotId};
-use super::state::State;
+use super::relief::Demand;
+use super::slot::Slot;
+use super::state::{State, gone};
 use super::tenancy::Tenancy;
-use crate::error::AllocateError;
+use super::unshare::Refused;
+use super::wait::{Attempt, Wait};
+use crate::error::{AllocateError, CallError};
 use crate::own::Stream;
 
 impl Slot {
@@ -29,14 +36,8 @@ impl Slot {
     }
 
     /// Grows its block, which has room for that.
-    pub(super) fn grow_within(
-        &mut self,
-        place: &SlotId,
-        size: u64,
-        used: u64,
-        precommit: Option<&mut Precommit>,
-    ) {
-        let bytes = self.space.bytes();
+    pub(super) fn grow_within(&mut self, size: u64, used: u64, precommit: Option<&mut Precommit>) {
+        let (id, bytes) = (self.id, self.space.bytes());
         let Some(block) = &mut self.block else {
             return;
         };
@@ -44,13 +45,16 @@ impl Slot {
         block.ever = block.ever.max(size);
         block.used = block.used.max(used);
         if let Some(precommit) = precommit {
-            precommit.look_at((place.tenant, place.slot), block, bytes);
+            precommit.look_at(id, block, bytes);
         }
     }
 }
 
+/// A block to grow, and to how many bytes.
+type Step = (BlockPlace, u64);
+
 /// What growing from where a slot stands asks for.
-struct Step {
+struct Need {
     from: u64,
     to: u64,
     zeroed: bool,
@@ -65,17 +69,17 @@ struct Step {
 
 impl State {
     /// Grows a block into memory that is there already and needs nothing: no fence, no zeros, no
-    /// charge. False, and nothing has changed, if that is not so; [`Self::grow`] knows why.
-    pub(crate) fn grow_within(&mut self, place: &SlotId, size: u64) -> bool {
+    /// charge. False, and nothing has changed, if that is not so; growing whatever it takes tells why.
+    pub(crate) fn grow_within(&mut self, place: &BlockPlace, size: u64) -> bool {
         let granule = self.device.granule();
         let (Some((tenancy, precommit)), Some(used)) =
-            (self.growing(place.tenant), granule.round_up(size))
+            (self.growing(place.slot.tenant), granule.round_up(size))
         else {
             return false;
         };
-        match tenancy.slot_mut(place.slot) {
+        match tenancy.slot_mut(place.slot.index) {
             Some(slot) if slot.has_room(place.capacity, size, used) => {
-                slot.grow_within(place, size, used, precommit);
+                slot.grow_within(size, used, precommit);
                 true
             }
             _ => false,
@@ -85,22 +89,24 @@ impl State {
     /// The same for several blocks of a tenant: all of them or none. Looks at all before it changes
     /// one, so that nothing has to be undone, and does little with each: what lies far away in memory
     /// is on its way for several at a time.
-    pub(super) fn grow_all_within(&mut self, id: TenantId, steps: &[(SlotId, u64)]) -> bool {
+    pub(super) fn grow_all_within(&mut self, id: TenantId, steps: &[(BlockPlace, u64)]) -> bool {
         let granule = self.device.granule();
         let Some((tenancy, mut precommit)) = self.growing(id) else {
             return false;
         };
-        let fits = |(place, size): &(SlotId, u64)| {
-            let slot = tenancy.slot(place.slot).zip(granule.round_up(*size));
+        let fits = |(place, size): &(BlockPlace, u64)| {
+            let slot = tenancy.slot(place.slot.index).zip(granule.round_up(*size));
             slot.is_some_and(|(slot, used)| slot.has_room(place.capacity, *size, used))
         };
         if !steps.iter().all(fits) {
             return false;
         }
         for (place, size) in steps {
-            let slot = tenancy.slot_mut(place.slot).zip(granule.round_up(*size));
+            let slot = tenancy
+                .slot_mut(place.slot.index)
+                .zip(granule.round_up(*size));
             if let Some((slot, used)) = slot {
-                slot.grow_within(place, *size, used, precommit.as_deref_mut());
+                slot.grow_within(*size, used, precommit.as_deref_mut());
             }
         }
         true
@@ -123,27 +129,13 @@ impl State {
 }
 
 impl Locked<'_> {
-    /// Grows a block, whose slot is in its place.
-    pub(crate) fn grow(&mut self, place: &SlotId, size: u64) -> Result<(), AllocateError> {
-        let Some(mut slot) = self.take_out(place.tenant, place.slot) else {
-            return Err(gone());
-        };
-        let grown = self.grow_slot(place, &mut slot, size);
-        if let Ok(given) = &grown {
-            slot.space.settle(given.begun);
-        }
-        self.put_slot(place.tenant, place.slot, slot);
-        grown.map(drop)
-    }
-
     /// Grows the block of a slot that is out. What it took can still be told from what was there.
     pub(super) fn grow_slot(
         &mut self,
-        place: &SlotId,
         slot: &mut Slot,
+        capacity: u64,
         size: u64,
     ) -> Result<Furnished, AllocateError> {
-        let (tenant, capacity) = (place.tenant, place.capacity);
         if size > capacity {
             return Err(AllocateError::OverCapacity { size, capacity });
         }
@@ -165,21 +157,19 @@ impl Locked<'_> {
         }
         let stale = block.stale(size);
         if block.zeroed && !stale.is_empty() {
-            self.check_usable(tenant)?;
-            self.blank(tenant, slot, stale)?;
+            self.check_usable(slot.id.tenant)?;
+            self.blank(slot, stale)?;
         }
-        self.grow_clean(place, slot, size, used)
+        self.grow_clean(slot, size, used)
     }
 
     /// Grows a block that has nothing to hide within the granules that it has.
     fn grow_clean(
         &mut self,
-        place: &SlotId,
         slot: &mut Slot,
         size: u64,
         used: u64,
     ) -> Result<Furnished, AllocateError> {
-        let tenant = place.tenant;
         let bytes = slot.space.bytes();
         let Some(block) = &mut slot.block else {
             return Err(gone());
@@ -193,31 +183,27 @@ impl Locked<'_> {
             });
         }
         let revived = used.min(bytes).saturating_sub(block.used);
-        self.check_usable(tenant)?;
-        self.permit_reuse((tenant, place.slot), revived)?;
-        let given = self.extend((tenant, place.slot), slot, used)?;
+        self.check_usable(slot.id.tenant)?;
+        self.permit_reuse(slot.id, revived)?;
+        let given = self.extend(slot, used)?;
         slot.touched = self.tick();
         if let Some(block) = &mut slot.block {
             block.requested = size;
             block.ever = block.ever.max(size);
             block.used = used;
         }
-        slot.note_writer(tenant);
+        slot.note_writer();
         Ok(given)
     }
 
     /// Zeroes what a block would show of what it gave up, behind the work that may still write there.
-    fn blank(
-        &mut self,
-        id: TenantId,
-        slot: &mut Slot,
-        stale: Range<u64>,
-    ) -> Result<(), AllocateError> {
-        let home = slot.block.as_ref().and_then(|block| block.home.clone());
+    fn blank(&mut self, slot: &mut Slot, stale: Range<u64>) -> Result<(), AllocateError> {
+        let home = slot.home().cloned();
         let bytes = stale.end - stale.start;
-        self.settle_before(id, slot, home.as_ref(), bytes)?;
+        self.settle_before(slot, home.as_ref(), bytes)?;
         if self.capturing > 0 || is_capturing(home.as_ref())? {
-            return Err(AllocateError::Capturing(self.shortage(id, bytes, 0)));
+            let shortage = self.shortage(slot.id.tenant, bytes, 0);
+            return Err(AllocateError::Capturing(shortage));
         }
         let zeroed = self.zero(slot, stale.start, bytes, home.as_ref());
         zeroed.map_err(|unfinished| {
@@ -229,16 +215,11 @@ impl Locked<'_> {
 
     /// Gets memory under the first `to` bytes of a block's slot, which is out, and precommitted
     /// memory behind them if there is enough for that.
-    fn extend(
-        &mut self,
-        (id, index): (TenantId, usize),
-        slot: &mut Slot,
-        to: u64,
-    ) -> Result<Furnished, AllocateError> {
+    fn extend(&mut self, slot: &mut Slot, to: u64) -> Result<Furnished, AllocateError> {
         let Some(block) = &slot.block else {
             return Err(gone());
         };
-        let step = Step {
+        let step = Need {
             from: block.used,
             to,
             zeroed: block.zeroed,
@@ -251,27 +232,29 @@ impl Locked<'_> {
         // What was given up a moment ago may still be written to by work that was queued before:
         // zeros must come after that.
         if step.zeroed && step.from < step.reach {
-            self.settle_before(id, slot, step.home.as_ref(), to - step.from)?;
+            self.settle_before(slot, step.home.as_ref(), to - step.from)?;
         }
         let begun = slot.space.bytes();
-        let end = begun + self.step_of(id, begun, &step);
+        let end = begun + self.step_of(slot.id.tenant, begun, &step);
         let fit = Fit {
             zeros: step.zeroed.then_some((step.from, to.min(step.reach))),
             ..Fit::new(to, step.home.as_ref(), step.zeroed)
         };
-        if end > to {
-            match self.furnish((id, index), slot, &Fit { end, ..fit }) {
-                // It was more than was asked for: without it there may be enough.
-                Err(error) if error.is_shortage() => self.furnish((id, index), slot, &fit),
-                outcome => outcome,
-            }
-        } else {
-            self.furnish((id, index), slot, &fit)
+        match self.furnish(
+            slot,
+            &Fit {
+                end: end.max(to),
+                ..fit
+            },
+        ) {
+            // It was more than was asked for: without it there may be enough.
+            Err(error) if end > to && error.is_shortage() => self.furnish(slot, &fit),
+            outcome => outcome,
         }
     }
 
     /// How much memory to put behind a block's, `begun` bytes, whose growth asks for a step.
-    fn step_of(&self, id: TenantId, begun: u64, step: &Step) -> u64 {
+    fn step_of(&self, id: TenantId, begun: u64, step: &Need) -> u64 {
         let need = step.to.saturating_sub(begun);
         let Growth::Part(part) = step.growth else {
             return need;
@@ -295,14 +278,14 @@ impl Locked<'_> {
     /// stream by events, elsewhere only if it has passed.
     fn settle_before(
         &mut self,
-        id: TenantId,
         slot: &mut Slot,
         home: Option<&Stream>,
         bytes: u64,
     ) -> Result<(), AllocateError> {
-        if slot.fence.is_complete() || home.is_some_and(|home| slot.fence.precedes(home)) {
+        if slot.is_before(home) {
             return Ok(());
         }
+        let id = slot.id.tenant;
         if self.capturing > 0 {
             return Err(AllocateError::Capturing(self.shortage(id, bytes, 0)));
         }
@@ -318,9 +301,99 @@ impl Locked<'_> {
     }
 }
 
-/// A block whose tenant has gone.
-pub(super) fn gone() -> AllocateError {
-    AllocateError::Unregistered {
-        tenant: String::new(),
+impl Core {
+    /// Grows one block.
+    pub(super) fn grow(
+        &self,
+        place: &BlockPlace,
+        size: u64,
+        wait: impl FnOnce() -> Wait,
+    ) -> Result<(), AllocateError> {
+        let mut state = self.lock();
+        let grown = state.grow_within(place, size);
+        Self::let_go(state);
+        if grown {
+            return Ok(());
+        }
+        let grown = self.grow_all(place.slot.tenant, &[(*place, size)], wait());
+        grown.map_err(|refused| refused.cause)
+    }
+
+    /// Grows blocks that have not all room for that.
+    pub(super) fn grow_all(
+        &self,
+        tenant: TenantId,
+        steps: &[Step],
+        wait: Wait,
+    ) -> Result<(), Refused> {
+        let forked = |cause: CallError| Refused {
+            index: 0,
+            cause: cause.into(),
+        };
+        self.device.own_process().map_err(forked)?;
+        self.unshare_cuts(tenant, steps, wait)?;
+        let failed = Cell::new(0);
+        let grown = self.request(tenant, Demand::Growth(steps), wait, |state| {
+            self.attempt_to_grow(state, steps, &failed)
+        });
+        let index = failed.get();
+        grown.map_err(|cause| Refused { index, cause })
+    }
+
+    /// Grows blocks, first all those that have what they need; `failed` is told which could not.
+    fn attempt_to_grow<'a>(
+        &'a self,
+        mut state: Locked<'a>,
+        steps: &[Step],
+        failed: &Cell<usize>,
+    ) -> Attempt<'a, ()> {
+        state.purge_some();
+        state = self.await_slots(state, steps.iter().map(|(place, size)| (place.slot, *size)));
+        let mut changes = Vec::with_capacity(steps.len());
+        let mut lacking = Vec::new();
+        for (index, step) in steps.iter().enumerate() {
+            match state.step_within(step) {
+                Some(change) => changes.push(change),
+                None => lacking.push((index, step)),
+            }
+        }
+        let mut outcome = Ok(());
+        for (index, step) in lacking {
+            // Another operation may take what lies behind its end meanwhile, and the mapper place more.
+            state = self.await_slots(state, std::iter::once((step.0.slot, step.1)));
+            match state.step_far(step) {
+                Ok(change) => changes.push(change),
+                Err(error) => {
+                    failed.set(index);
+                    outcome = Err(error);
+                    break;
+                }
+            }
+        }
+        state = self.conclude(state, changes, outcome.is_ok());
+        (state, outcome)
+    }
+}
+
+impl Locked<'_> {
+    /// Grows a block into what is there; nothing if that is not enough.
+    fn step_within(&mut self, (place, size): &Step) -> Option<Change> {
+        let change = Change::of(self.slot(place.slot)?, *place);
+        if !self.grow_within(place, *size) {
+            return None;
+        }
+        self.slot_mut(place.slot)?.pinned = true;
+        Some(change)
+    }
+
+    /// Grows a block, whose slot is in its place, whatever it takes.
+    fn step_far(&mut self, (place, size): &Step) -> Result<Change, AllocateError> {
+        let mut slot = self.take_out(place.slot).ok_or_else(gone)?;
+        let mut change = Change::of(&slot, *place);
+        let given = self.grow_slot(&mut slot, place.capacity, *size);
+        slot.pinned = given.is_ok();
+        self.put_slot(slot);
+        change.given = Some(given?);
+        Ok(change)
     }
 }

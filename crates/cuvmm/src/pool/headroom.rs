@@ -6,10 +6,8 @@ use cuvmm_driver::PhysicalHandle;
 
 use super::block::Block;
 use super::budget::TenantId;
-use super::locked::Locked;
-use super::reclaim::Plan;
+use super::core::Locked;
 use super::slot::Slot;
-use super::tenancy::Give;
 use super::tenant::Tenant;
 use crate::error::CallError;
 
@@ -74,7 +72,7 @@ impl Tenant {
     pub fn headroom(&self) -> Result<Headroom, CallError> {
         let owner = self.owner();
         owner.core.device.own_process()?;
-        owner.core.lock().headroom(owner.tenant)
+        Ok(owner.core.lock().headroom(owner.tenant))
     }
 
     /// Looks at what lies under groups of this tenant's blocks. With each group comes how many bytes of
@@ -90,12 +88,12 @@ impl Tenant {
             let owner = self.owner();
             let mut state = owner.core.lock();
             if state.has_company() {
-                let places = blocks.iter().map(|block| (*block.place(), 0));
+                let places = blocks.iter().map(|block| (block.place().slot, 0));
                 state = owner.core.await_slots(state, places);
             }
             let tenancy = state.tenants.get(&owner.tenant);
             for block in blocks {
-                let slot = tenancy.and_then(|tenancy| tenancy.slot(block.place().slot));
+                let slot = tenancy.and_then(|tenancy| tenancy.slot(block.place().slot.index));
                 let Some(slot) = slot else {
                     see(group, Footprint::default());
                     continue;
@@ -138,30 +136,14 @@ impl Slot {
 }
 
 impl Locked<'_> {
-    /// What a tenant could take back of its own, and from others.
-    pub(super) fn reach(&mut self, id: TenantId) -> Result<(Plan, Plan), CallError> {
-        self.sweep_all();
-        self.part_all();
-        let mut own = Plan::begin(self);
-        for give in [Give::Cached, Give::Precommitted] {
-            self.plan_from(&[id], give, u64::MAX, false, &mut own)?;
-        }
-        let mut others = Plan::begin(self);
-        for give in [Give::Cached, Give::Precommitted] {
-            self.plan_others(id, give, u64::MAX, &mut others)?;
-        }
-        Ok((own, others))
-    }
-
-    fn headroom(&mut self, id: TenantId) -> Result<Headroom, CallError> {
-        let (own, others) = self.reach(id)?;
+    fn headroom(&mut self, id: TenantId) -> Headroom {
+        let (own, others) = self.reach(id);
+        let (own, others) = (own.gained(), others.gained());
         let guarantee = self.budget.account(id).guarantee;
-        Ok(Headroom {
-            now: self.budget.available_after(id, own.gained(), 0),
+        Headroom {
+            now: self.budget.available_after(id, own, 0),
             at_worst: guarantee.saturating_sub(self.kept_by(id)),
-            taking_back: self
-                .budget
-                .available_after(id, own.gained(), others.gained()),
-        })
+            taking_back: self.budget.available_after(id, own, others),
+        }
     }
 }

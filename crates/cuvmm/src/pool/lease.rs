@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use super::core::Core;
 use super::gate::Use;
-use super::slot::SlotId;
+use super::ids::BlockPlace;
 use crate::device::Device;
 use crate::error::{BlockRefusal, CallError, DmaBufError};
-use crate::own::{Access, Stream};
+use crate::own::{Access, ExportMark, Stream};
 use crate::region::{Extent, Keeper, Registration};
 
 /// While a lease lives, nothing under its block is unmapped or handed on, whatever becomes of the
@@ -22,18 +22,18 @@ use crate::region::{Extent, Keeper, Registration};
 /// before it ends.
 pub struct Lease {
     core: Arc<Core>,
-    place: SlotId,
+    place: BlockPlace,
     size: u64,
 }
 
 impl Lease {
-    pub(super) fn new(core: Arc<Core>, place: SlotId, size: u64) -> Self {
-        core.lock_with(&place).take_lease(&place);
+    pub(super) fn new(core: Arc<Core>, place: BlockPlace, size: u64) -> Self {
+        core.lock_with(place.slot).take_lease(place.slot);
         Self { core, place, size }
     }
 
     /// A lease that has been counted already.
-    pub(super) const fn counted(core: Arc<Core>, place: SlotId, size: u64) -> Self {
+    pub(super) const fn counted(core: Arc<Core>, place: BlockPlace, size: u64) -> Self {
         Self { core, place, size }
     }
 
@@ -53,7 +53,7 @@ impl Lease {
         &self.core
     }
 
-    pub(super) const fn place(&self) -> &SlotId {
+    pub(super) const fn place(&self) -> &BlockPlace {
         &self.place
     }
 
@@ -69,8 +69,8 @@ impl Lease {
     /// [`CallError::WrongDriver`] when the stream is another driver's.
     pub fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
         self.core
-            .lock_with(&self.place)
-            .record_use(&self.place, stream)
+            .lock_with(self.place.slot)
+            .record_use(self.place.slot, stream)
     }
 
     /// The lease as a [`Registration`], for registering the memory with a NIC or with NCCL: the list
@@ -94,15 +94,17 @@ impl Lease {
     /// Notes that work which is on no stream of this library uses the memory: it is handed on only
     /// after all work of the device that is queued when the last lease ends.
     pub fn record_use_anywhere(&self) {
-        let mut state = self.core.lock_with(&self.place);
-        state.record_use_anywhere(&self.place);
+        let mut state = self.core.lock_with(self.place.slot);
+        state.record_use_anywhere(self.place.slot);
     }
 
     /// The streams whose work may use the memory, the block's home first; nothing where that is all
     /// work of the device, or the block has been freed.
     #[must_use]
     pub fn streams(&self) -> Option<Vec<Stream>> {
-        self.core.lock_with(&self.place).streams(&self.place)
+        self.core
+            .lock_with(self.place.slot)
+            .streams(self.place.slot)
     }
 
     /// Whether a capture guard of its pool lives.
@@ -115,6 +117,44 @@ impl Lease {
     #[must_use]
     pub fn extents(&self) -> Vec<Extent> {
         self.core.extents(&self.place)
+    }
+}
+
+impl Core {
+    /// A lease for a use of a range of a block, or of what an earlier lease kept of one.
+    pub(super) fn admit(
+        self: &Arc<Self>,
+        (place, size): (BlockPlace, u64),
+        wanted: Use,
+        range: Range<u64>,
+    ) -> Result<Lease, BlockRefusal> {
+        self.device.usable()?;
+        self.lock_with(place.slot).admit(&place, wanted, &range)?;
+        Ok(Lease::counted(Arc::clone(self), place, size))
+    }
+
+    /// Every extent of the slot that a block is or was in, in order.
+    pub(crate) fn extents(&self, place: &BlockPlace) -> Vec<Extent> {
+        let state = self.lock_with(place.slot);
+        let slot = state.slot(place.slot);
+        slot.map_or_else(Vec::new, |slot| slot.space.extents().collect())
+    }
+
+    /// The same, each with what marks its memory as exported.
+    pub(crate) fn marked_extents(&self, place: &BlockPlace) -> Vec<(Extent, ExportMark)> {
+        let state = self.lock_with(place.slot);
+        let slot = state.slot(place.slot);
+        slot.map_or_else(Vec::new, |slot| {
+            slot.space.marked_in(0, slot.space.size()).collect()
+        })
+    }
+}
+
+impl Lease {
+    /// Another lease, for a use of a range of the memory.
+    pub(crate) fn admit(&self, wanted: Use, range: Range<u64>) -> Result<Self, BlockRefusal> {
+        let of = (*self.place(), self.size());
+        self.core().admit(of, wanted, range)
     }
 }
 
@@ -135,7 +175,7 @@ impl Keeper for Lease {
     }
 
     fn exported(&self) {
-        let mut state = self.core.lock_with(&self.place);
+        let mut state = self.core.lock_with(self.place.slot);
         state.note_export(&self.place);
     }
 }

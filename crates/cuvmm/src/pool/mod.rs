@@ -59,23 +59,29 @@
 
 mod adjacent;
 mod allocate;
+#[cfg(debug_assertions)]
+mod audit;
 mod batch;
 mod block;
 mod budget;
 mod builder;
 mod capture;
+mod change;
 mod commit;
 mod compact;
 mod core;
 mod exported;
+mod fills;
 mod fork;
 mod free_list;
+mod freeing;
 mod gate;
 mod grow;
 mod hardened;
 mod headroom;
+mod ids;
 mod lease;
-mod locked;
+mod mapper_calls;
 mod moving;
 mod pace;
 mod precommit;
@@ -83,6 +89,7 @@ mod precommit_all;
 mod pressure;
 mod purge;
 mod reclaim;
+mod release;
 mod relief;
 mod resting;
 mod rows;
@@ -95,10 +102,12 @@ mod state;
 mod stats;
 mod stream_cache;
 mod supply;
+mod take;
 mod teardown;
 mod tenancy;
 mod tenant;
 mod unshare;
+mod wait;
 mod wake;
 mod withdraw;
 
@@ -118,7 +127,6 @@ use crate::own::{CloseError, CloseRefusal, creatable_as, nccl_wishes};
 use crate::region::{DEFAULT_LARGEST_EXTENT, Mapper};
 
 pub use block::Block;
-pub(crate) use block::after;
 pub use builder::BlockBuilder;
 pub use capture::CaptureGuard;
 pub use compact::Compaction;
@@ -136,6 +144,7 @@ pub(crate) use sleep::ToSleep;
 pub use state::Scrub;
 pub use stats::{PoolStats, TenantStats};
 pub use tenant::{Tenant, TenantBuilder};
+pub(crate) use wait::after;
 pub(crate) use wake::ToWake;
 
 /// How much physical memory a pool may hold. What it has released counts no more, even if whoever
@@ -338,7 +347,9 @@ impl<'a> PoolBuilder<'a> {
         });
         let mut state = State::new(device.clone(), policy, budget);
         state.hardening = hardened.map(|hardened| Box::new(Hardening::new(hardened)));
-        let core = Arc::new(Core::new(device.clone(), state));
+        let core = Arc::new(Core::new(device.clone(), state, |state| {
+            state.finish_behind()
+        }));
         if let Some(waker) = mapper.and_then(Mapper::waker) {
             Core::attach(&core, waker, free_target);
         }

@@ -13,11 +13,11 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use super::budget::TenantId;
-use super::core::Core;
+use super::core::{Core, Locked};
+use super::ids::{BlockPlace, SlotId};
 use super::lease::Lease;
-use super::locked::Locked;
 use super::sleep_state::SleepState;
-use super::slot::{Figures, Slot, SlotId};
+use super::slot::{Figures, Slot};
 use super::state::State;
 use super::tenancy::Tenancy;
 use super::tenant::Tenant;
@@ -35,7 +35,7 @@ pub(crate) struct MovingBlock {
 }
 
 /// A chosen block's place, bytes and bytes in whole granules.
-pub(super) type Chosen = (SlotId, u64, u64);
+pub(super) type Chosen = (BlockPlace, u64, u64);
 
 /// Blocks to be put to sleep or woken: those with one of these tags, or all.
 #[derive(Clone, Copy, Debug)]
@@ -97,7 +97,12 @@ impl MovingBlock {
 
     /// Locks the pool, once no operation has the block's slot.
     pub(super) fn lock(&self) -> Locked<'_> {
-        self.lease.core().lock_with(self.lease.place())
+        self.lease.core().lock_with(self.lease.place().slot)
+    }
+
+    /// Where it lies.
+    pub(super) const fn place(&self) -> &BlockPlace {
+        self.lease.place()
     }
 
     /// The block's size in whole granules.
@@ -167,50 +172,23 @@ impl State {
         id: TenantId,
         choice: Choice<'_>,
         of: impl Fn(&SleepState) -> bool,
-    ) -> Vec<usize> {
+    ) -> Vec<SlotId> {
         let Some(tenancy) = self.tenants.get(&id) else {
             return Vec::new();
         };
-        let chosen = |slot: &Slot| of(&slot.sleep_state) && choice.takes(slot);
-        let indices = tenancy.indices();
-        indices
-            .filter(|&index| tenancy.slot(index).is_some_and(chosen))
-            .collect()
+        let chosen = |slot: &&Slot| of(&slot.sleep_state) && choice.takes(slot);
+        let slots = tenancy.indices().filter_map(|index| tenancy.slot(index));
+        slots.filter(chosen).map(|slot| slot.id).collect()
     }
 
     /// Marks a slot, and counts the lease of whoever moves its block.
-    pub(super) fn mark(
-        &mut self,
-        id: TenantId,
-        index: usize,
-        sleep_state: SleepState,
-    ) -> Option<Chosen> {
-        let mut slot = self.take_slot(id, index)?;
+    pub(super) fn mark(&mut self, id: SlotId, sleep_state: SleepState) -> Option<Chosen> {
+        let mut slot = self.take_slot(id)?;
         slot.leases += 1;
         slot.sleep_state = sleep_state;
-        let chosen = slot.block.as_ref().map(|block| {
-            let place = SlotId {
-                tenant: id,
-                slot: index,
-                address: slot.space.address(),
-                capacity: block.most,
-            };
-            (place, block.requested, block.used)
-        });
-        self.put_slot(id, index, slot);
+        let block = slot.block.as_ref();
+        let chosen = block.map(|block| (slot.place(block.most), block.requested, block.used));
+        self.put_slot(slot);
         chosen
-    }
-
-    /// Whether a block has no memory, or somebody is moving it.
-    pub(super) fn is_asleep(&self, place: &SlotId) -> bool {
-        let tenancy = self.tenants.get(&place.tenant);
-        tenancy.is_some_and(|tenancy| tenancy.sleeps(place.slot))
-    }
-
-    /// Blocks go into stream caches again when none of a tenant sleeps.
-    pub(super) fn update_bypass(&self, id: TenantId) {
-        if let Some(tenancy) = self.tenants.get(&id) {
-            tenancy.unswept.bypass(tenancy.has_sleepers());
-        }
     }
 }

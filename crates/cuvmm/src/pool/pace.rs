@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::budget::TenantId;
+use super::ids::SlotId;
 use crate::region::{Urgency, Waker};
 
 /// The mapper is called when a block has less precommitted memory than it uses up in so long.
@@ -35,7 +35,7 @@ pub(crate) struct Precommit {
     /// The number by which the waker knows the pool.
     pub(crate) attached: u64,
     /// Blocks whose precommitted memory runs out.
-    pub(crate) growing: VecDeque<(TenantId, usize)>,
+    pub(crate) growing: VecDeque<SlotId>,
     /// How soon to wake the mapper once the lock is released.
     urgency: Option<Urgency>,
     /// Bytes of physical memory to keep ready.

@@ -9,14 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::budget::TenantId;
-use super::core::Core;
-use super::locked::Locked;
+use super::core::{Core, Locked};
+use super::ids::SlotId;
 use super::pace::{Growth, Precommit};
-use super::slot::Occupant;
 use super::state::{Policy, State};
-use super::tenancy::{Give, Tenancy};
 use crate::error::CreateError;
-use crate::region::{MapperWork, PlaceFailure, Placed, Target, Unmapped, Urgency, Waker};
+use crate::region::{MapperWork, PlaceFailure, Placed, Target, Unmapped, Waker};
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// How often the mapper looks after what unregistered tenants left, until its fences have passed.
@@ -27,8 +25,7 @@ const LOOK_FOR_MORE: Duration = Duration::from_millis(20);
 
 /// An extent to be placed without the lock.
 struct Job {
-    tenant: TenantId,
-    slot: usize,
+    slot: SlotId,
     offset: u64,
     size: u64,
     /// From the free list; created if there is none.
@@ -36,73 +33,24 @@ struct Job {
     target: Target,
 }
 
-impl Precommit {
-    /// Notes a block that runs low on precommitted memory in a slot that has `bytes` of memory.
-    pub(crate) fn look_at(&mut self, place: (TenantId, usize), block: &mut Occupant, bytes: u64) {
-        let low = bytes.saturating_sub(block.used) < block.pace.low && bytes < block.most;
-        if low && !block.pace.called && !self.waker.is_dead() {
-            block.pace.called = true;
-            self.growing.push_back(place);
-            self.call(block.pace.wake());
-        }
-    }
-}
-
 impl State {
-    /// Calls the mapper, when the lock is let go, if a block's precommitted memory runs low.
-    pub(crate) fn ask_precommit(&mut self, id: TenantId, index: usize) {
-        let Some(slot) = self
-            .tenants
-            .get_mut(&id)
-            .and_then(|tenancy| tenancy.slot_mut(index))
-        else {
-            return;
-        };
-        let bytes = slot.space.bytes();
-        if let (Some(block), Some(precommit)) = (&mut slot.block, &mut self.precommit) {
-            precommit.look_at((id, index), block, bytes);
-        }
-    }
-
-    /// Calls the mapper, when the lock is let go, if blocks run low whose slots were out when it came.
-    pub(crate) fn remind_mapper(&mut self) {
-        if let Some(precommit) = &mut self.precommit
-            && !precommit.growing.is_empty()
-        {
-            precommit.call(Urgency::Soon);
-        }
-    }
-
-    pub(crate) fn take_urgency(&mut self) -> Option<(Waker, Urgency)> {
-        self.precommit.as_mut()?.take_urgency()
-    }
-
-    /// Whether a block that wants to use `size` bytes must wait for what the mapper is placing.
-    pub(crate) fn waits_for_mapper(&self, id: TenantId, index: usize, size: u64) -> bool {
-        self.slot(id, index)
-            .is_some_and(|slot| slot.is_busy() && slot.space.bytes() < size)
-    }
-
     /// The next extent to be placed ahead: charged, and its slot marked.
     fn begin_precommit(&mut self) -> Option<Job> {
         loop {
-            let growing = &self.precommit.as_ref()?.growing;
-            let (id, index) = growing
-                .iter()
-                .copied()
-                .find(|&(id, index)| !self.is_out(id, index))?;
+            let mut growing = self.precommit.as_ref()?.growing.iter().copied();
+            let id = growing.find(|&id| !self.is_out(id))?;
             let growing = &mut self.precommit.as_mut()?.growing;
-            growing.retain(|&place| place != (id, index));
-            if let Some(job) = self.prepare(id, index) {
+            growing.retain(|&slot| slot != id);
+            if let Some(job) = self.prepare(id) {
                 return Some(job);
             }
         }
     }
 
-    fn prepare(&mut self, id: TenantId, index: usize) -> Option<Job> {
-        let granule = self.device.granule();
-        let registered = self.tenants.get(&id)?.registered;
-        let slot = self.tenants.get_mut(&id)?.slot_mut(index)?;
+    fn prepare(&mut self, id: SlotId) -> Option<Job> {
+        let (granule, tenant) = (self.device.granule(), id.tenant);
+        let registered = self.tenants.get(&tenant)?.registered;
+        let slot = self.slot_mut(id)?;
         let offset = slot.space.bytes();
         let busy = slot.is_busy() || slot.broken || !slot.sleep_state.is_awake();
         let largest = slot.class.largest;
@@ -124,25 +72,26 @@ impl State {
             return None;
         }
         let zeroed = slot.block.as_ref().is_some_and(|block| block.zeroed);
-        if step > self.budget.available_to(id) || self.budget.mappings_left() == 0 {
+        if step > self.budget.available_to(tenant) || self.budget.mappings_left() == 0 {
             return None;
         }
-        let unmapped = self.free_list.take(step, (!zeroed).then_some(id.0), false);
+        let unmapped = self
+            .free_list
+            .take(step, (!zeroed).then_some(tenant.0), false);
         if unmapped.is_none() {
             if self.budget.creatable() < step {
                 return None;
             }
             self.budget.created(step);
         }
-        self.budget.charge(id, step);
-        self.budget.charge_mappings(id, 1);
-        let mut slot = self.take_slot(id, index)?;
+        self.budget.charge(tenant, step);
+        self.budget.charge_mappings(tenant, 1);
+        let mut slot = self.take_slot(id)?;
         slot.coming = step;
         let target = slot.space.target();
-        self.put_slot(id, index, slot);
+        self.put_slot(slot);
         Some(Job {
-            tenant: id,
-            slot: index,
+            slot: id,
             offset,
             size: step,
             unmapped,
@@ -150,45 +99,23 @@ impl State {
         })
     }
 
-    /// Bytes that are to be ready and are not, and that could be.
-    fn lacks_free(&self) -> u64 {
-        let free_target = self
-            .precommit
-            .as_ref()
-            .map_or(0, |precommit| precommit.free_target);
-        free_target.saturating_sub(self.free_list.bytes() + self.budget.creatable())
-    }
-
     /// When to look again for memory that will be taken back once its fences have passed.
     fn look_again(&self) -> Option<Duration> {
-        let draining = |tenancy: &Tenancy| {
-            !tenancy.registered && tenancy.next_giving(Give::Cached, None).is_some()
-        };
-        if self.has_purging() || self.tenants.values().any(draining) {
-            Some(LOOK_AGAIN)
-        } else {
-            (self.lacks_free() > 0).then_some(LOOK_FOR_MORE)
+        // Of a context that is lost nothing is taken back.
+        if self.device.lost().is_some() {
+            return None;
+        }
+        match self.purging.is_empty() && self.draining.is_empty() {
+            true => (self.lacks_free() > 0).then_some(LOOK_FOR_MORE),
+            false => Some(LOOK_AGAIN),
         }
     }
 }
 
 impl Locked<'_> {
-    /// Calls the mapper, when the lock is let go, if there is work behind.
-    pub(crate) fn look_behind(&mut self) {
-        let lacks = self.lacks_free() > 0;
-        if let Some(precommit) = self.precommit.as_mut().filter(|_| lacks) {
-            precommit.call(Urgency::Soon);
-        }
-    }
-
     /// Takes in what was placed, or books back what was not.
-    fn finish_precommit(
-        &mut self,
-        (id, index): (TenantId, usize),
-        size: u64,
-        outcome: Result<Placed, Failure>,
-    ) {
-        let Some(mut slot) = self.take_slot(id, index) else {
+    fn finish_precommit(&mut self, id: SlotId, size: u64, outcome: Result<Placed, Failure>) {
+        let Some(mut slot) = self.take_slot(id) else {
             return;
         };
         slot.coming = 0;
@@ -200,8 +127,8 @@ impl Locked<'_> {
                 slot.space.settle(slot.space.bytes() - size);
             }
             Err(failure) => {
-                self.budget.refund(id, size);
-                self.budget.refund_mappings(id, 1);
+                self.budget.refund(id.tenant, size);
+                self.budget.refund_mappings(id.tenant, 1);
                 match failure {
                     Failure::Create(error) => {
                         self.budget.not_created(size);
@@ -223,28 +150,18 @@ impl Locked<'_> {
             }
         }
         // The block may be gone by now.
-        self.lay_down(id, index, slot);
+        self.put_slot(slot);
         self.put_back(back);
-        self.collect_if_draining(id);
         // What failed is tried again when the block grows, not at once and for ever.
         if placed {
-            self.ask_precommit(id, index);
+            self.ask_precommit(id);
         }
     }
 
-    /// Takes back one extent, or a tenant's idle memory, that nobody has asked for yet. Whether
+    /// Purges a few slots, and takes back one extent that nobody has asked for yet. Whether
     /// there may be more.
     fn unmap_behind(&mut self) -> bool {
-        let draining: Vec<TenantId> = self
-            .tenants
-            .iter()
-            .filter(|(_, tenancy)| !tenancy.registered)
-            .map(|(&id, _)| id)
-            .collect();
-        for id in draining {
-            self.collect_if_draining(id);
-        }
-        let purged = self.purge_some() > 0;
+        let purged = self.purge_some() + self.purge_draining() > 0;
         let lacking = self.lacks_free().min(self.policy.largest_extent);
         if lacking == 0 {
             return purged;
@@ -323,13 +240,10 @@ impl MapperWork for Core {
             };
             let policy = state.policy;
             drop(state);
-            let (place, size) = ((job.tenant, job.slot), job.size);
+            let (slot, size) = (job.slot, job.size);
             let outcome = job.carry_out(self, &policy);
-            let mut state = self.lock();
-            while state.is_out(place.0, place.1) {
-                state = state.wait(&self.settled, None);
-            }
-            state.finish_precommit(place, size, outcome);
+            let mut state = self.lock_with(slot);
+            state.finish_precommit(slot, size, outcome);
             // Before what users gave is dropped, which may take its time.
             self.settled.notify_all();
             drop(state);

@@ -4,12 +4,11 @@
 //! A [mapper](super::precommit) does that unasked, so a cache does not call this where there is one.
 
 use super::block::Block;
-use super::budget::TenantId;
 use super::commit::Fit;
-use super::core::Core;
-use super::locked::Locked;
+use super::core::{Core, Locked};
+use super::ids::BlockPlace;
 use super::pace::Growth;
-use super::slot::{Slot, SlotId};
+use super::slot::Slot;
 use super::state::State;
 use super::tenant::Tenant;
 use crate::error::AllocateError;
@@ -37,8 +36,8 @@ impl Tenant {
 impl Locked<'_> {
     /// Puts a step of memory behind a block, if it may have some ahead of its use and has none.
     /// Whether it has what it may have.
-    fn precommits(&mut self, place: &SlotId) -> bool {
-        let (id, index) = (place.tenant, place.slot);
+    fn precommits(&mut self, place: &BlockPlace) -> bool {
+        let id = place.slot.tenant;
         let Some(step) = self.next_step(place) else {
             return true;
         };
@@ -46,26 +45,20 @@ impl Locked<'_> {
         if self.check_usable(id).is_err() || step > self.budget.available_to(id) {
             return false;
         }
-        let Some(mut slot) = self.take_out(id, index) else {
+        let Some(mut slot) = self.take_out(place.slot) else {
             return true;
         };
-        let outcome = self.place_precommit((id, index), &mut slot, step);
-        self.put_slot(id, index, slot);
+        let outcome = self.place_precommit(&mut slot, step);
+        self.put_slot(slot);
         if let Err(error) = &outcome {
             tracing::debug!(%error, step, "nothing was committed ahead");
         }
         outcome.is_ok()
     }
 
-    fn place_precommit(
-        &mut self,
-        at: (TenantId, usize),
-        slot: &mut Slot,
-        step: u64,
-    ) -> Result<(), AllocateError> {
-        let block = slot.block.as_ref();
-        let home = block.and_then(|block| block.home.clone());
-        let zeroed = block.is_some_and(|block| block.zeroed);
+    fn place_precommit(&mut self, slot: &mut Slot, step: u64) -> Result<(), AllocateError> {
+        let home = slot.home().cloned();
+        let zeroed = slot.block.as_ref().is_some_and(|block| block.zeroed);
         let begun = slot.space.bytes();
         let fit = Fit {
             to: begun,
@@ -74,7 +67,7 @@ impl Locked<'_> {
             zeroed,
             zeros: None,
         };
-        self.furnish(at, slot, &fit)?;
+        self.furnish(slot, &fit)?;
         slot.space.settle(begun);
         Ok(())
     }
@@ -82,9 +75,9 @@ impl Locked<'_> {
 
 impl State {
     /// How much a block that uses all of its memory would grow by; nothing where none may be ahead.
-    fn next_step(&self, place: &SlotId) -> Option<u64> {
+    fn next_step(&self, place: &BlockPlace) -> Option<u64> {
         let granule = self.device.granule();
-        let slot = self.slot(place.tenant, place.slot)?;
+        let slot = self.slot(place.slot)?;
         let block = slot.block.as_ref()?;
         let Growth::Part(part) = block.growth else {
             return None;

@@ -1,19 +1,23 @@
 //! What a pool does not keep cached: all that it gives up when it is hardened, which is overwritten,
-//! unmapped once its fence has passed, and its addresses put to rest; and in any pool what is left
-//! of a block that was [exported](super::exported), and what a block gives up of memory that
-//! [others show too](super::shared).
+//! unmapped once its fence has passed, and its addresses put to rest; and in any pool what tenants
+//! have that were unregistered, what is left of a block that was [exported](super::exported), and
+//! what a block gives up of memory that [others show too](super::shared).
 //!
 //! Nothing here waits: a slot whose fence has not passed is looked at again by later operations, a
-//! few at a time, and by the mapper's thread if there is one. Where a pool is not hardened and has
-//! exported and forked nothing, all of this does nothing.
+//! few at a time, and by the mapper's thread if there is one. What tenants leave that were
+//! unregistered delays nobody else: it is looked at when an operation has put back a slot of such a
+//! tenant, by the mapper, and by whoever lacks memory.
+
+use std::collections::VecDeque;
 
 use super::budget::TenantId;
-use super::locked::Locked;
+use super::core::Locked;
+use super::ids::SlotId;
 use super::slot::Slot;
 use super::state::State;
+use super::tenancy::Tenancy;
 use crate::error::{CallError, ReserveError};
-use crate::own::Stream;
-use crate::region::{Fence, Round, Space, Urgency};
+use crate::region::{Round, Space, Urgency};
 
 /// Slots that one operation looks at. A free adds one, so that what has passed is caught up with.
 const LOOKS: usize = 8;
@@ -24,11 +28,6 @@ impl State {
         self.hardening.as_ref().map_or(0, |hardened| hardened.guard)
     }
 
-    /// What memory that is given up is filled with.
-    pub(crate) fn fill(&self) -> Option<u8> {
-        self.hardening.as_ref()?.fill
-    }
-
     /// Blocks that are gone and whose addresses rest, and the bytes of those.
     pub(crate) fn resting(&self) -> (u64, u64) {
         let hardening = self.hardening.as_ref();
@@ -37,57 +36,34 @@ impl State {
         })
     }
 
-    /// Overwrites what lies behind the first `from` bytes of a slot, which a block has just given
-    /// up, behind the work of its home stream. Not what others show too, nor if another stream or a
-    /// lease may still use it, nor if it was exported, since whoever imported it may still read it,
-    /// nor while the stream captures: the fill would become part of the graph.
-    pub(crate) fn overwrite(&self, slot: &mut Slot, home: Option<&Stream>, from: u64) {
-        let (Some(byte), Some(home)) = (self.fill(), home) else {
+    /// Whether what no block of a tenant uses is given up, and not kept cached.
+    fn keeps_nothing(&self, id: TenantId) -> bool {
+        let tenancy = self.tenants.get(&id);
+        self.hardening.is_some() || tenancy.is_some_and(|tenancy| !tenancy.registered)
+    }
+
+    /// Has everything looked after that a tenant which begins to drain does not use.
+    pub(super) fn list_all(&mut self, id: TenantId) {
+        let Some(tenancy) = self.tenants.get(&id) else {
             return;
         };
-        let (from, to) = (from.max(slot.bound()), slot.space.bytes());
-        let alone = slot.leases == 0 && !slot.exported && slot.fence.precedes(home);
-        if from >= to || !alone || self.capturing > 0 || home.is_capturing().unwrap_or(true) {
-            return;
-        }
-        match slot.space.fill(home, from, byte, to - from) {
-            Ok(()) => {
-                // The fence was made before the fill was queued.
-                slot.fence.merge(Fence::stream(home.clone()));
-                slot.space.blank(from);
+        for index in tenancy.indices().collect::<Vec<_>>() {
+            if let Some(slot) = self.take_slot(SlotId { tenant: id, index }) {
+                self.put_slot(slot);
             }
-            Err(error) => tracing::debug!(%error, "what a block gave up was not overwritten"),
-        }
-        // If the block grows over it again, that is noted anew.
-        if let Some(block) = &mut slot.block {
-            block.noted = block.noted.min(from);
         }
     }
 
-    /// Puts a slot in its place, and has it looked after, sooner than those that wait already, if
-    /// it has memory or addresses that are not to be kept.
-    pub(crate) fn lay_down(&mut self, id: TenantId, index: usize, mut slot: Box<Slot>) {
-        if self.is_to_purge(&slot) && !slot.purging {
-            slot.purging = true;
-            self.purging.push_front((id, index));
-        }
-        self.put_slot(id, index, slot);
-    }
-
-    /// Whether a slot has something that is not to be kept cached.
-    fn is_to_purge(&self, slot: &Slot) -> bool {
-        let gives = match self.hardening {
-            Some(_) => slot.is_vacant() || slot.has_spare(),
-            None => slot.exported && slot.is_vacant(),
-        };
-        gives || slot.has_parting()
-    }
-
-    /// Whether something waits for its fence.
-    pub(crate) fn has_purging(&self) -> bool {
-        !self.purging.is_empty()
+    /// A slot's number is free, and its addresses are no tenant's.
+    fn disown(&mut self, slot: &Slot) {
+        let tenant = slot.id.tenant;
+        self.budget.disown_addresses(tenant, slot.space.addresses());
+        self.vacate(slot.id);
     }
 }
+
+/// A list of slots to be purged.
+type Queue = fn(&mut State) -> &mut VecDeque<SlotId>;
 
 impl Locked<'_> {
     /// Unmaps what a few slots have to give up, as far as their fences have passed; how many were
@@ -97,32 +73,59 @@ impl Locked<'_> {
         if self.purging.is_empty() {
             return 0;
         }
-        self.purge(LOOKS)
+        self.purge(|state| &mut state.purging, LOOKS)
+    }
+
+    /// The same with slots of draining tenants.
+    pub(super) fn purge_draining(&mut self) -> usize {
+        self.purge(|state| &mut state.draining, LOOKS)
     }
 
     /// The same with all slots.
     pub(crate) fn purge_all(&mut self) {
-        self.purge(usize::MAX);
+        self.purge(|state| &mut state.purging, usize::MAX);
+        self.purge(|state| &mut state.draining, usize::MAX);
     }
 
-    fn purge(&mut self, looks: usize) -> usize {
-        // Of a context that is lost nothing is reused.
-        if self.device.lost().is_some() || self.device.forked().is_some() {
+    /// Unmaps what slots have given up of memory that others show too, as far as their fences have
+    /// passed: then it is known whose it is.
+    pub(super) fn part_all(&mut self) {
+        let shares = |tenancy: &Tenancy| tenancy.share_table.bytes() > 0;
+        if self.tenants.values().any(shares) {
+            self.purge_all();
+        }
+    }
+
+    /// Does what was put off until slots are in their places: frees blocks whose slots were out, takes
+    /// back what draining tenants do not use, and gives to the driver what others may still have.
+    pub(super) fn finish_behind(&mut self) {
+        self.has_behind = false;
+        self.free_late();
+        // Some that wait longer, too.
+        let looks = std::mem::take(&mut self.listed) + LOOKS;
+        self.purge(|state| &mut state.draining, looks);
+        self.release_marked();
+        // What came meanwhile is looked after when another operation ends, not at once and for ever.
+        self.has_behind = self.listed > 0 || !self.to_release.is_empty();
+    }
+
+    fn purge(&mut self, queue: Queue, looks: usize) -> usize {
+        if queue(self).is_empty() || self.device.forked().is_some() {
             return 0;
         }
         let mut done = 0;
         let round = Round::begin(&self.device);
-        for _ in 0..looks.min(self.purging.len()) {
-            let Some((id, index)) = self.purging.pop_front() else {
+        for _ in 0..looks.min(queue(self).len()) {
+            let Some(id) = queue(self).pop_front() else {
                 break;
             };
-            let outcome = self.purge_slot(id, index, &round);
+            let outcome = self.purge_slot(id, &round);
             if let Ok(true) = outcome {
                 done += 1;
                 continue;
             }
             // To the end of the queue, so that one that waits long holds up no other.
-            self.purging.push_back((id, index));
+            queue(self).push_back(id);
             if let Err(error) = outcome {
                 // It stays charged to its tenant.
                 tracing::warn!(%error, "memory that was given up stays mapped for now");
@@ -130,9 +133,8 @@ impl Locked<'_> {
             }
         }
         self.release_marked();
-        if self.has_purging()
-            && let Some(precommit) = &mut self.precommit
-        {
+        let left = !queue(self).is_empty() && self.device.lost().is_none();
+        if let Some(precommit) = self.precommit.as_mut().filter(|_| left) {
             precommit.call(Urgency::Soon);
         }
         done
@@ -140,59 +142,60 @@ impl Locked<'_> {
 
     /// Unmaps what a slot has to give up, and lets its addresses rest if that was all of it. False
     /// if its fence has not passed.
-    fn purge_slot(&mut self, id: TenantId, index: usize, round: &Round) -> Result<bool, CallError> {
-        if self.is_out(id, index) {
+    fn purge_slot(&mut self, id: SlotId, round: &Round) -> Result<bool, CallError> {
+        if self.is_out(id) {
             return Ok(false);
         }
-        if self
-            .slot(id, index)
-            .is_some_and(|slot| !self.is_to_purge(slot))
-        {
-            // Nobody else shows its memory any more, or a lease keeps it, whose end lists the slot
-            // again.
-            if let Some(slot) = self.slot_mut(id, index) {
-                slot.purging = false;
-            }
-            self.collect_if_draining(id);
-            return Ok(true);
-        }
+        let keeps_nothing = self.keeps_nothing(id.tenant);
+        let drains = self
+            .tenants
+            .get(&id.tenant)
+            .is_some_and(|it| !it.registered);
+        let lost = self.device.lost().is_some();
         let state: &mut State = self;
         let (capturing, needs) = (state.capturing, &mut state.needs_synchronise);
-        let tenancy = state.tenants.get_mut(&id);
+        let tenancy = state.tenants.get_mut(&id.tenant);
+        let slot = tenancy.and_then(|tenancy| tenancy.slot_mut(id.index));
         // Another slot may have its number by now.
-        let slot = tenancy.and_then(|tenancy| tenancy.slot_mut(index));
         let Some(slot) = slot.filter(|slot| slot.purging) else {
             return Ok(true);
         };
+        if !slot.is_to_purge(keeps_nothing) {
+            // Nobody else shows its memory any more, or a lease keeps it, whose end lists the slot
+            // again.
+            slot.purging = false;
+            return Ok(true);
+        }
         let gives = slot.has_spare() || slot.has_parting();
+        // Of a context that is lost nothing is reused: only what is empty goes, with its tenant.
+        if lost && (gives || !drains) {
+            return Ok(false);
+        }
         if gives && !State::poll_in(capturing, needs, &mut slot.fence, round) {
             return Ok(false);
         }
-        let Some(mut slot) = self.take_out(id, index) else {
+        let Some(mut slot) = self.take_out(id) else {
             return Ok(true);
         };
         let outcome = match slot.proof() {
-            Some(proof) => {
-                let taken = self.take_spare((id, index), &mut slot, proof);
-                taken.and_then(|()| self.part(id, index, &mut slot, proof))
-            }
+            Some(proof) => self.take_unused(&mut slot, proof),
             None => Ok(()),
         };
         slot.purging = outcome.is_err();
         if slot.is_vacant() && slot.space.bytes() == 0 {
-            self.put_away(id, index, slot);
-            self.forget_if_drained(id);
+            self.put_away(slot);
+        } else if slot.purging {
+            self.put_unlisted(slot);
         } else {
-            self.put_slot(id, index, slot);
+            self.put_slot(slot);
         }
         outcome.map(|()| true)
     }
 
     /// Gives the addresses of a slot that is in no place back. What is stuck in it is kept.
-    pub(crate) fn drop_slot(&mut self, id: TenantId, index: usize, slot: Box<Slot>) {
-        self.vacate(id, index);
+    pub(crate) fn drop_slot(&mut self, slot: Box<Slot>) {
         // Reserved they stay with what is stuck, or with a neighbour that is in use.
-        self.budget.disown_addresses(id, slot.space.addresses());
+        self.disown(&slot);
         if slot.space.stuck_count() > 0 {
             self.quarantine.1.push(slot.space);
         } else {
@@ -203,13 +206,12 @@ impl Locked<'_> {
 
     /// Lets the addresses of an empty slot that was taken out rest, where the pool does that; else
     /// they go back to the driver.
-    pub(crate) fn put_away(&mut self, id: TenantId, index: usize, slot: Box<Slot>) {
+    pub(crate) fn put_away(&mut self, slot: Box<Slot>) {
         let stuck = slot.space.stuck_count() > 0;
         if stuck || self.hardening.is_none() {
-            return self.drop_slot(id, index, slot);
+            return self.drop_slot(slot);
         }
-        self.vacate(id, index);
-        self.budget.disown_addresses(id, slot.space.addresses());
+        self.disown(&slot);
         if let Some(hardening) = &mut self.hardening {
             hardening.resting.add(slot.space);
         }

@@ -7,12 +7,12 @@
 use std::time::Instant;
 
 use super::budget::TenantId;
-use super::locked::Locked;
+use super::core::Locked;
+use super::ids::BlockPlace;
 use super::pressure::{Pressure, PressureHook};
 use super::reclaim::Plan;
-use super::slot::SlotId;
 use super::state::State;
-use crate::error::{AllocateError, CallError, Shortage};
+use crate::error::{AllocateError, Shortage};
 
 /// What a request asks for.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +20,7 @@ pub(super) enum Demand<'a> {
     /// New memory, in bytes.
     Bytes(u64),
     /// Blocks that are to have this number of bytes each.
-    Growth(&'a [(SlotId, u64)]),
+    Growth(&'a [(BlockPlace, u64)]),
 }
 
 impl From<u64> for Demand<'_> {
@@ -80,13 +80,11 @@ impl Locked<'_> {
         let of_driver = matches!(error, AllocateError::DriverOutOfMemory { .. });
         if let Some(shortage) = shortage_of(&mut error) {
             shortage.wanted = asked.more;
-            // Where the driver does not answer, what is known without it stays.
-            if let Ok((own, others)) = self.reach(id) {
-                let own = self.own_of(id, demand, asked, &own);
-                let available = self.takeable(id, own, others.gained(), of_driver);
-                let less = asked.more.saturating_sub(self.device.granule().bytes());
-                shortage.available = available.min(less);
-            }
+            let (own, others) = self.reach(id);
+            let own = State::own_of(demand, asked, &own);
+            let available = self.takeable(id, own, others.gained(), of_driver);
+            let less = asked.more.saturating_sub(self.device.granule().bytes());
+            shortage.available = available.min(less);
         }
         error
     }
@@ -101,23 +99,18 @@ impl Locked<'_> {
         error: &AllocateError,
         deadline: Option<Instant>,
         asked: &[TenantId],
-    ) -> Result<Option<Appeal>, CallError> {
-        let mut relief = self.relief(id, demand, error)?;
+    ) -> Option<Appeal> {
+        let mut relief = self.relief(id, demand, error);
         relief.givers.retain(|(other, _)| !asked.contains(other));
         if deadline.is_none() && !relief.is_enough() {
-            return Ok(None);
+            return None;
         }
         let priority = |&&(other, _): &&(TenantId, u64)| {
             let tenancy = self.tenants.get(&other);
             tenancy.map_or(0, |tenancy| tenancy.priority)
         };
-        let Some(&(to, _)) = relief.givers.iter().min_by_key(priority) else {
-            return Ok(None);
-        };
-        let tenancy = self.tenants.get(&to);
-        let Some(hook) = tenancy.and_then(|tenancy| tenancy.hook.clone()) else {
-            return Ok(None);
-        };
+        let &(to, _) = relief.givers.iter().min_by_key(priority)?;
+        let hook = self.tenants.get(&to)?.hook.clone()?;
         let wanted_by = self.tenants.get(&id).map(|tenancy| tenancy.name.clone());
         let pressure = Pressure {
             wanted_by: wanted_by.unwrap_or_default(),
@@ -126,28 +119,23 @@ impl Locked<'_> {
             addresses: relief.addresses,
             deadline,
         };
-        Ok(Some(Appeal { to, hook, pressure }))
+        Some(Appeal { to, hook, pressure })
     }
 
     /// What is missing, and the tenants whose hooks could give some of it.
-    fn relief(
-        &mut self,
-        id: TenantId,
-        demand: Demand<'_>,
-        error: &AllocateError,
-    ) -> Result<Relief, CallError> {
+    fn relief(&mut self, id: TenantId, demand: Demand<'_>, error: &AllocateError) -> Relief {
         let mut relief = Relief::default();
         let of_driver = matches!(error, AllocateError::DriverOutOfMemory { .. });
         match *error {
             AllocateError::OutOfMemory(_) | AllocateError::DriverOutOfMemory { .. } => {
                 let asked = self.asked(demand);
-                let (own, others) = self.reach(id)?;
-                let own = self.own_of(id, demand, asked, &own);
+                let (own, others) = self.reach(id);
+                let own = State::own_of(demand, asked, &own);
                 let available = self.takeable(id, own, others.gained(), of_driver);
                 relief.bytes = asked.more.saturating_sub(available);
                 // Its own limit, or its own work: no other tenant can help.
                 if self.budget.missing(id, asked.more).0 > own || relief.bytes == 0 {
-                    return Ok(relief);
+                    return relief;
                 }
                 relief.givers = self.givers(id, |state, other| state.spare_of(other, &others));
             }
@@ -156,7 +144,7 @@ impl Locked<'_> {
                 held,
                 limit,
             } => {
-                let (_, others) = self.reach(id)?;
+                let (_, others) = self.reach(id);
                 relief.mappings = wanted.saturating_sub(limit.saturating_sub(held));
                 relief.givers = self.givers(id, |state, other| {
                     let gives = state.spare_of(other, &others) > 0;
@@ -175,7 +163,7 @@ impl Locked<'_> {
             // Others have no part in it: a capture ends, or the tenant's own work.
             _ => {}
         }
-        Ok(relief)
+        relief
     }
 }
 
@@ -235,7 +223,7 @@ impl State {
         };
         let mut asked = Asked::default();
         for (place, size) in steps {
-            let slot = self.slot(place.tenant, place.slot);
+            let slot = self.slot(place.slot);
             let (used, has) = slot.map_or((0, 0), |slot| (slot.used(), slot.space.bytes()));
             let (size, more) = (whole(*size), whole(*size).saturating_sub(used));
             asked.more = asked.more.saturating_add(more);
@@ -247,13 +235,13 @@ impl State {
 
     /// What a tenant has itself for a request: what lies behind the ends of blocks that grow, and
     /// what can be taken back elsewhere.
-    fn own_of(&self, id: TenantId, demand: Demand<'_>, asked: Asked, own: &Plan) -> u64 {
+    fn own_of(demand: Demand<'_>, asked: Asked, own: &Plan) -> u64 {
         let growing = match demand {
             Demand::Growth(steps) => steps,
             Demand::Bytes(_) => &[],
         };
         let growing = growing.iter().map(|(place, _)| place.slot).collect();
-        let elsewhere = own.gained().saturating_sub(own.takes_from(id, &growing));
+        let elsewhere = own.gained().saturating_sub(own.takes_from(&growing));
         elsewhere.saturating_add(asked.within)
     }
 

@@ -66,20 +66,18 @@ impl ShareTable {
         entry.holders.push(other);
     }
 
-    /// Notes that a slot shows an extent no more.
-    pub(super) fn remove(&mut self, handle: PhysicalHandle, slot: usize) -> Left {
-        let Some(entry) = self.entries.get_mut(&handle) else {
-            return Left::Nobody;
-        };
+    /// Notes that a slot shows an extent no more. Nothing if it was not shared.
+    pub(super) fn remove(&mut self, handle: PhysicalHandle, slot: usize) -> Option<Left> {
+        let entry = self.entries.get_mut(&handle)?;
         entry.holders.retain(|&holder| holder != slot);
-        match *entry.holders {
+        Some(match *entry.holders {
             [] => {
                 self.forget(handle);
                 Left::Nobody
             }
             [other] => Left::One(other),
             _ => Left::Several,
-        }
+        })
     }
 
     pub(super) fn forget(&mut self, handle: PhysicalHandle) {
@@ -106,14 +104,14 @@ impl ShareTable {
     }
 
     /// Gives a slot what nobody else shows any more for its own.
-    pub(crate) fn settle(&mut self, index: usize, slot: &mut Slot) {
+    pub(crate) fn settle(&mut self, slot: &mut Slot) {
         while let Some(last) = slot.shared.checked_sub(1) {
             let mut there = slot.space.parts_in(last, slot.shared);
             let Some((extent, physical)) = there.next() else {
                 return;
             };
             let handle = physical.as_raw();
-            if self.others_of(handle, index).next().is_some() {
+            if self.others_of(handle, slot.id.index).next().is_some() {
                 return;
             }
             self.forget(handle);

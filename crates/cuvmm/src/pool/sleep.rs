@@ -9,15 +9,16 @@
 use std::time::Instant;
 
 use super::budget::TenantId;
-use super::locked::Locked;
+use super::core::Locked;
+use super::ids::SlotId;
 use super::moving::{Choice, Chosen, MovingBlock, Tally};
-use super::sleep_state::{Aside, SleepState};
-use super::slot::{Slot, SlotId};
+use super::sleep_state::SleepState;
+use super::slot::Slot;
 use super::state::State;
 use super::tenant::Tenant;
 use crate::error::{CallError, SleepError};
 use crate::own::Stream;
-use crate::region::{Fence, Unmapped, Unused};
+use crate::region::Unused;
 use crate::store::Saved;
 
 /// A block that is being put to sleep. Dropped before that is done, it is as it was.
@@ -82,7 +83,7 @@ impl ToSleep {
             return 0;
         };
         let mut state = moving.lock();
-        let given = state.settle_asleep(moving.lease.place(), self.saved.take(), release);
+        let given = state.settle_asleep(moving.place().slot, self.saved.take(), release);
         drop(state);
         moving.lease.core().announce();
         given
@@ -99,15 +100,15 @@ impl ToSleep {
         };
         let reading = self.saved.as_deref_mut().map_or(&[][..], Saved::unfinished);
         let mut state = moving.lock();
-        state.is_read_on(moving.lease.place(), reading);
-        state.restore(moving.lease.place(), self.saved.take())
+        state.is_read_on(moving.place().slot, reading);
+        state.restore(moving.place().slot, self.saved.take())
     }
 }
 
 impl MovingBlock {
     /// Takes the memory of a block that falls asleep out and puts it aside.
     pub(crate) fn withdraw(&self) -> Result<(), SleepError> {
-        self.lock().withdraw_all(self.lease.place())
+        self.lock().withdraw_all(self.place().slot)
     }
 }
 
@@ -153,8 +154,8 @@ impl State {
         let Some(tenancy) = self.tenants.get_mut(&id) else {
             return Ok(Vec::new());
         };
-        for &index in &chosen {
-            let Some(slot) = tenancy.slot_mut(index) else {
+        for id in &chosen {
+            let Some(slot) = tenancy.slot_mut(id.index) else {
                 continue;
             };
             if !slot.sleep_state.is_awake() {
@@ -179,16 +180,9 @@ impl State {
             let Tally { blocks, bytes } = busy;
             return Err(SleepError::Busy { blocks, bytes });
         }
-        let marked = chosen.into_iter().filter_map(|index| {
-            let aside = Vec::new();
-            let (owed, filling) = (0, Fence::complete());
-            let moving = SleepState::Moving {
-                aside,
-                owed,
-                filling,
-            };
-            self.mark(id, index, moving)
-        });
+        let marked = chosen
+            .into_iter()
+            .filter_map(|id| self.mark(id, SleepState::moving(0)));
         Ok(marked.collect())
     }
 
@@ -202,8 +196,8 @@ impl State {
     }
 
     /// Notes copies out of a moving block that may still be running.
-    fn is_read_on(&mut self, place: &SlotId, streams: &[Stream]) {
-        let Some(slot) = self.slot_mut(place.tenant, place.slot) else {
+    fn is_read_on(&mut self, id: SlotId, streams: &[Stream]) {
+        let Some(slot) = self.slot_mut(id) else {
             return;
         };
         for stream in streams {
@@ -214,12 +208,12 @@ impl State {
 
 impl Locked<'_> {
     /// Takes all memory out of a moving block's slot, last first.
-    fn withdraw_all(&mut self, place: &SlotId) -> Result<(), SleepError> {
-        let Some(mut slot) = self.take_out(place.tenant, place.slot) else {
+    fn withdraw_all(&mut self, id: SlotId) -> Result<(), SleepError> {
+        let Some(mut slot) = self.take_out(id) else {
             return Ok(());
         };
         let outcome = self.unlocked(|| Self::empty_slot(&mut slot));
-        self.put_slot(place.tenant, place.slot, slot);
+        self.put_slot(slot);
         outcome
     }
 
@@ -231,51 +225,29 @@ impl Locked<'_> {
             let Tally { blocks, bytes } = leased;
             return Err(SleepError::Leased { blocks, bytes });
         }
-        let offsets: Vec<u64> = slot.space.extents().rev().map(|it| it.offset).collect();
-        for offset in offsets {
-            let most = slot.space.most_at(offset);
-            let unmapped = slot.space.withdraw(offset, Unused::promised())?;
-            if let (Some(unmapped), SleepState::Moving { aside, .. }) =
-                (unmapped, &mut slot.sleep_state)
-            {
-                aside.push(Aside {
-                    offset,
-                    unmapped,
-                    most,
-                });
-            }
+        if let SleepState::Moving { aside, .. } = &mut slot.sleep_state {
+            let offsets = slot.space.extents().rev().map(|extent| extent.offset);
+            let offsets: Vec<u64> = offsets.collect();
+            slot.space.take_out(offsets, Unused::promised(), aside)?;
         }
         Ok(())
     }
 
     /// Gives up what was put aside of a moving block; returns the bytes.
-    fn settle_asleep(&mut self, place: &SlotId, saved: Option<Box<Saved>>, release: bool) -> u64 {
-        let (id, index) = (place.tenant, place.slot);
-        let Some(mut slot) = self.take_slot(id, index) else {
+    fn settle_asleep(&mut self, id: SlotId, saved: Option<Box<Saved>>, release: bool) -> u64 {
+        let Some(mut slot) = self.take_out(id) else {
             return 0;
         };
-        let SleepState::Moving { aside, .. } = std::mem::take(&mut slot.sleep_state) else {
-            self.put_slot(id, index, slot);
-            return 0;
-        };
-        let held = self.budget.account(id).held;
         let free_list = self.free_list.bytes();
-        for Aside {
-            offset, unmapped, ..
-        } in aside
-        {
-            self.abandon(id, (index, &mut slot), offset, unmapped);
+        let mut given = 0;
+        if let SleepState::Moving { aside, .. } = &mut slot.sleep_state {
+            let mut aside = std::mem::take(aside);
+            aside.settle();
+            given = self.abandon(&mut slot, aside);
+            slot.lies_down(saved);
         }
-        let given = held - self.budget.account(id).held;
-        // What it wakes to is its own.
-        slot.lent = 0;
-        // The block may have been dropped meanwhile.
-        if slot.block.is_some() {
-            slot.sleep_state = SleepState::Asleep { saved };
-        }
-        slot.receded();
-        self.put_slot(id, index, slot);
-        self.update_bypass(id);
+        self.put_slot(slot);
+        self.update_bypass(id.tenant);
         if release {
             self.release_growth(free_list);
         }
@@ -283,89 +255,44 @@ impl Locked<'_> {
     }
 
     /// Puts what was put aside back. If that fails the block sleeps, with what was saved of it.
-    fn restore(&mut self, place: &SlotId, saved: Option<Box<Saved>>) -> bool {
-        let (id, index) = (place.tenant, place.slot);
-        let Some(mut slot) = self.take_out(id, index) else {
+    fn restore(&mut self, id: SlotId, saved: Option<Box<Saved>>) -> bool {
+        let Some(mut slot) = self.take_out(id) else {
             return true;
         };
-        let SleepState::Moving { aside, .. } = std::mem::take(&mut slot.sleep_state) else {
-            self.put_slot(id, index, slot);
-            return true;
+        let mut stays = true;
+        if let SleepState::Moving { aside, .. } = &mut slot.sleep_state {
+            let aside = std::mem::take(aside);
+            let proof = slot.fence.proof();
+            // What of it was put back is of no use without the rest.
+            let restored = self.unlocked(|| {
+                let put_back = slot.space.put_back(aside);
+                put_back.map_err(|lost| lost.with_all_of(&mut slot.space, proof))
+            });
+            match restored {
+                Ok(()) => slot.sleep_state = SleepState::Awake,
+                Err(lost) => {
+                    let error = self.lose(&mut slot, lost);
+                    tracing::error!(%error, "a block that was to stay awake sleeps");
+                    slot.lies_down(saved);
+                    stays = false;
+                }
+            }
+        }
+        self.put_slot(slot);
+        self.update_bypass(id.tenant);
+        stays
+    }
+}
+
+impl Slot {
+    /// Its block sleeps from here on, with what was saved of it.
+    pub(super) fn lies_down(&mut self, saved: Option<Box<Saved>>) {
+        // What it wakes to is its own.
+        self.lent = 0;
+        // The block may have been dropped meanwhile.
+        self.sleep_state = match self.block {
+            Some(_) => SleepState::Asleep { saved },
+            None => SleepState::Awake,
         };
-        let mut aside = aside.into_iter().rev();
-        let failed = aside.by_ref().find_map(|aside| {
-            let Aside {
-                offset,
-                unmapped,
-                most,
-            } = aside;
-            let handle = unmapped.physical.as_raw();
-            let back = vec![unmapped];
-            let placed = self.unlocked(|| slot.space.place_back(offset, back, most));
-            Some((offset, handle, placed.err()?))
-        });
-        let stays = failed.is_some();
-        if let Some((offset, handle, failed)) = failed {
-            tracing::error!(error = %failed.error, "a block that was to stay awake sleeps");
-            let lost = failed.stuck;
-            let rest = aside.map(|aside| (aside.offset, aside.unmapped));
-            let rest: Vec<(u64, Unmapped)> = rest.collect();
-            let failed = failed
-                .physicals
-                .into_iter()
-                .map(|unmapped| (offset, unmapped));
-            // Last first: up to where it shares tells which of them others show too.
-            for (offset, unmapped) in rest.into_iter().rev().chain(failed) {
-                self.abandon(id, (index, &mut slot), offset, unmapped);
-            }
-            if lost > 0 && offset < slot.shared {
-                self.stuck(id, index, &mut slot, offset, (handle, lost));
-            } else if lost > 0 {
-                self.budget.refund(id, lost);
-                self.budget.refund_mappings(id, 1);
-                self.set_aside(&mut slot, lost, 1);
-            }
-            self.take_all_out(id, (index, &mut slot));
-            slot.lent = 0;
-            if slot.block.is_some() {
-                slot.sleep_state = SleepState::Asleep { saved };
-            }
-        }
-        self.put_slot(id, index, slot);
-        self.update_bypass(id);
-        !stays
-    }
-
-    /// Books a physical that a moving block had at an offset, and keeps it.
-    fn abandon(
-        &mut self,
-        id: TenantId,
-        (index, slot): (usize, &mut Slot),
-        offset: u64,
-        unmapped: Unmapped,
-    ) {
-        if offset < slot.shared {
-            self.parted(id, index, slot, offset, unmapped);
-        } else {
-            self.taken(id, unmapped);
-        }
-    }
-
-    /// Takes what is left of a moving block's memory out, for good.
-    fn take_all_out(&mut self, id: TenantId, (index, slot): (usize, &mut Slot)) {
-        let (shared, mut own) = (slot.shared, (0, 0));
-        for extent in slot
-            .space
-            .extents()
-            .filter(|extent| extent.offset >= shared)
-        {
-            own = (own.0 + extent.size, own.1 + 1);
-        }
-        let proof = slot.fence.proof();
-        self.uncommit(slot, shared, proof);
-        self.budget.refund(id, own.0);
-        self.budget.refund_mappings(id, own.1);
-        self.leave_shared(id, index, slot, proof);
-        slot.receded();
     }
 }

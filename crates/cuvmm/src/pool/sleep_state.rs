@@ -2,8 +2,7 @@
 //!
 //! What brings a block from one state to another is [sleep](super::sleep) and [waking](super::wake).
 
-use crate::own::Access;
-use crate::region::{Fence, Unmapped};
+use crate::region::{Fence, TakenOut};
 use crate::store::Saved;
 
 /// Whether a block has its memory.
@@ -15,7 +14,7 @@ pub(crate) enum SleepState {
     /// Somebody is putting it to sleep or waking it.
     Moving {
         /// What was taken out, last first.
-        aside: Vec<Aside>,
+        aside: TakenOut,
         /// Bytes that are charged and still to be placed.
         owed: u64,
         /// What may still be filling memory that was placed.
@@ -28,27 +27,33 @@ pub(crate) enum SleepState {
     },
 }
 
-/// An extent that was taken out of a block.
-#[derive(Debug)]
-pub(crate) struct Aside {
-    pub(super) offset: u64,
-    pub(super) unmapped: Unmapped,
-    /// The most that anybody might do with it.
-    pub(super) most: Access,
-}
-
 impl SleepState {
+    /// Begins to move a block, for which so many bytes were charged that are not there.
+    pub(super) fn moving(owed: u64) -> Self {
+        Self::Moving {
+            aside: TakenOut::default(),
+            owed,
+            filling: Fence::complete(),
+        }
+    }
+
     pub(crate) const fn is_awake(&self) -> bool {
         matches!(self, Self::Awake)
+    }
+
+    /// Bytes that are charged for the block and still to come from somewhere.
+    #[cfg(debug_assertions)]
+    pub(crate) const fn owed(&self) -> u64 {
+        match self {
+            Self::Moving { owed, .. } => *owed,
+            _ => 0,
+        }
     }
 
     /// Bytes that are charged for the block and not in its slot.
     pub(crate) fn beside(&self) -> u64 {
         match self {
-            Self::Moving { aside, owed, .. } => {
-                let aside: u64 = aside.iter().map(|aside| aside.unmapped.size()).sum();
-                aside + owed
-            }
+            Self::Moving { aside, owed, .. } => aside.bytes() + owed,
             _ => 0,
         }
     }

@@ -9,12 +9,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cuvmm_driver::DeviceAddress;
-
-use super::budget::TenantId;
+use super::ids::{BlockPlace, SlotId};
 use super::pace::{Growth, Pace};
 use super::sleep_state::SleepState;
-use crate::own::Stream;
+use crate::own::{Physical, Stream};
 use crate::region::{Extent, Fence, Space, Unused, Uses};
 
 /// Where a slot's memory stands when it is not in use.
@@ -29,15 +27,6 @@ pub(crate) enum Freed {
     Leased,
 }
 
-/// Where a block is.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SlotId {
-    pub(crate) tenant: TenantId,
-    pub(crate) slot: usize,
-    pub(crate) address: DeviceAddress,
-    pub(crate) capacity: u64,
-}
-
 /// Blocks that may trade places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Class {
@@ -49,6 +38,7 @@ pub(crate) struct Class {
 
 #[derive(Debug)]
 pub(crate) struct Slot {
+    pub(crate) id: SlotId,
     pub(crate) space: Space,
     /// The blocks it serves.
     pub(crate) class: Class,
@@ -170,10 +160,12 @@ pub(crate) struct Figures {
 impl Slot {
     /// What it counts for.
     pub(crate) fn figures(&self) -> Figures {
-        let in_use = self.requested().saturating_sub(self.shared);
+        // A block that has lost memory has less than it was asked to have.
+        let there = self.charged().max(self.shared);
+        let in_use = self.requested().min(there).saturating_sub(self.shared);
         Figures {
             in_use,
-            padding: self.taken() - self.shared - in_use,
+            padding: self.taken().min(there) - self.shared - in_use,
             precommitted: self.precommitted(),
             idle: self.idle(),
             freed: self.freed_state(),
@@ -190,8 +182,15 @@ impl Slot {
         }
     }
 
-    pub(crate) const fn new(space: Space, class: Class, now: u64, single: bool) -> Self {
+    pub(crate) const fn new(
+        id: SlotId,
+        space: Space,
+        class: Class,
+        now: u64,
+        single: bool,
+    ) -> Self {
         Self {
+            id,
             space,
             class,
             block: None,
@@ -327,6 +326,16 @@ impl Slot {
         self.broken || self.single || self.exported || self.bound() > 0
     }
 
+    /// Whether something lies in it that is not to be kept cached: anything that no block uses if
+    /// its pool or tenant keeps nothing, what was exported, and what others show too.
+    pub(crate) fn is_to_purge(&self, keeps_nothing: bool) -> bool {
+        let gives = match keeps_nothing {
+            true => self.is_vacant() || self.has_spare(),
+            false => self.exported && self.is_vacant(),
+        };
+        gives || self.has_parting()
+    }
+
     /// Whether memory could be taken from it, if its fence has passed.
     pub(crate) fn has_spare(&self) -> bool {
         let taken = self.taken();
@@ -380,6 +389,14 @@ impl Slot {
         }
     }
 
+    /// Notes that work on a stream reads its memory.
+    pub(super) fn is_read_on(&mut self, stream: &Stream) {
+        // Nobody captures: it has just been copied.
+        self.record_use(stream, false);
+        // Also where that is the home: the memory may be exchanged before the block is freed.
+        self.fence.merge(Fence::stream(stream.clone()));
+    }
+
     /// Notes that work on any stream of the device uses that memory.
     pub(crate) fn record_use_anywhere(&mut self) {
         let device = self.space.device();
@@ -420,15 +437,30 @@ impl Slot {
     }
 
     /// Marks what the block may have written to since that was done last.
-    pub(crate) fn note_writer(&mut self, by: TenantId) {
+    pub(crate) fn note_writer(&mut self) {
         if let Some(block) = &mut self.block
             && block.used > block.noted
         {
-            block.noted = self.space.note_writer(block.noted, block.used, by.0);
+            let by = self.id.tenant.0;
+            block.noted = self.space.note_writer(block.noted, block.used, by);
         }
     }
 
-    /// Memory was taken from its end.
+    /// Where its block is, whose capacity is given.
+    pub(crate) fn place(&self, capacity: u64) -> BlockPlace {
+        BlockPlace {
+            slot: self.id,
+            address: self.space.address(),
+            capacity,
+        }
+    }
+
+    /// The stream that its block was allocated on.
+    pub(crate) fn home(&self) -> Option<&Stream> {
+        self.block.as_ref()?.home.as_ref()
+    }
+
+    /// Memory may have been taken from its end.
     pub(crate) fn receded(&mut self) {
         let bytes = self.space.bytes();
         self.lent = self.lent.min(bytes);
@@ -436,5 +468,49 @@ impl Slot {
             block.reach = block.reach.min(bytes);
             block.noted = block.noted.min(bytes);
         }
+    }
+}
+
+impl Slot {
+    /// Up to where it may not write, or should not.
+    #[inline]
+    pub(crate) fn bound(&self) -> u64 {
+        self.shared.max(self.lent)
+    }
+
+    /// Whether its block has shrunk to less than it may not write: what it grows by is to be
+    /// [made its own](super::unshare) first.
+    #[inline]
+    pub(crate) fn is_cut(&self) -> bool {
+        let block = self.block.as_ref();
+        block.is_some_and(|block| block.requested < self.bound())
+    }
+
+    /// The extents that others show too and its block does not use, last first.
+    pub(super) fn parting(&self) -> impl Iterator<Item = Extent> + '_ {
+        let (from, to) = (self.used(), self.shared);
+        let from = if self.is_free() { from } else { to };
+        let extents = self.space.extents().rev();
+        extents
+            .skip_while(move |extent| extent.offset >= to)
+            .take_while(move |extent| extent.offset >= from)
+    }
+
+    /// Whether memory that it may not write could be unmapped if its fence has passed.
+    #[inline]
+    pub(crate) fn has_parting(&self) -> bool {
+        // Most share nothing, and are not asked further.
+        let bound = self.bound();
+        if bound == 0 {
+            return false;
+        }
+        let used = self.used();
+        let last = || self.space.last_offset();
+        bound > used && self.is_free() && last().is_some_and(|offset| offset >= used)
+    }
+
+    /// The memory that it shares and its block uses.
+    pub(crate) fn shared_parts(&self) -> impl Iterator<Item = (Extent, &Physical)> + '_ {
+        self.space.parts_in(0, self.shared.min(self.used()))
     }
 }

@@ -1,6 +1,6 @@
 //! What a pool knows, behind one lock: budget, free list, tenants and their slots.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -11,11 +11,14 @@ use cuvmm_driver::{HandleTypes, PhysicalProps};
 use super::budget::{Budget, TenantId};
 use super::free_list::FreeList;
 use super::hardened::Hardening;
+use super::ids::{BlockPlace, SlotId};
 use super::pace::{Growth, Precommit};
-use super::slot::{Freed, Slot};
-use super::tenancy::{self, Tenancy};
+use super::slot::Freed;
+use super::slot::Slot;
+use super::tenancy::FreedBlock;
+use super::tenancy::Tenancy;
 use crate::device::Device;
-use crate::error::{CallError, Shortage};
+use crate::error::{AllocateError, CallError, Shortage};
 use crate::own::{Physical, Stream};
 use crate::region::{Fence, Poll, Round, Space, Unmapped};
 
@@ -119,11 +122,12 @@ pub(crate) struct State {
     pub(super) told: u64,
     /// Whether an operation has something to do before it ends, for itself or for another one.
     pub(super) has_behind: bool,
-    /// Draining tenants whose slots operations have put back: who looked for their memory meanwhile
-    /// has not seen it.
-    pub(super) to_collect: BTreeSet<TenantId>,
+    /// How many slots of draining tenants were listed to be purged since that was last done.
+    pub(super) listed: usize,
+    /// Slots of draining tenants with something to be unmapped.
+    pub(super) draining: VecDeque<SlotId>,
     /// Blocks from stream caches that are to be freed when their slots are back.
-    pub(super) to_free: Vec<tenancy::Freed>,
+    pub(super) to_free: Vec<FreedBlock>,
     /// Capture guards that live.
     pub(crate) capturing: u64,
     /// Threads that wait for the device, and began before any guard lived.
@@ -133,12 +137,15 @@ pub(crate) struct State {
     /// Physicals that the driver would not take back, and spaces with mappings stuck in them.
     pub(crate) quarantine: (Vec<Physical>, Vec<Space>),
     pub(crate) refusals: u64,
+    /// How often it was [audited](super::audit).
+    #[cfg(debug_assertions)]
+    pub(super) audits: u64,
     /// What the mapper does for it, if it has one.
     pub(crate) precommit: Option<Precommit>,
     /// What it knows besides if it is hardened.
     pub(crate) hardening: Option<Box<Hardening>>,
     /// Slots with memory that is to be unmapped once their fences have passed.
-    pub(crate) purging: VecDeque<(TenantId, usize)>,
+    pub(crate) purging: VecDeque<SlotId>,
     next_tenant: u64,
     scrubber: Option<Stream>,
 }
@@ -156,13 +163,16 @@ impl State {
             flights: Flights::default(),
             told: 0,
             has_behind: false,
-            to_collect: BTreeSet::new(),
+            listed: 0,
+            draining: VecDeque::new(),
             to_free: Vec::new(),
             capturing: 0,
             synchronising: 0,
             needs_synchronise: false,
             quarantine: (Vec::new(), Vec::new()),
             refusals: 0,
+            #[cfg(debug_assertions)]
+            audits: 0,
             precommit: None,
             hardening: None,
             purging: VecDeque::new(),
@@ -187,102 +197,149 @@ impl State {
         id
     }
 
-    /// Bytes that a new tenant can be guaranteed.
-    pub(crate) fn guaranteeable(&mut self) -> u64 {
-        self.sweep_all();
-        self.budget.guaranteeable(|id| self.kept_by(id))
-    }
-
     /// Bytes of a tenant that cannot be taken back, however long one waits for the GPU.
     pub(crate) fn kept_by(&self, id: TenantId) -> u64 {
         self.tenants.get(&id).map_or(0, Tenancy::kept)
     }
 
-    pub(crate) fn slot(&self, id: TenantId, index: usize) -> Option<&Slot> {
-        self.tenants.get(&id)?.slot(index)
+    pub(crate) fn slot(&self, id: SlotId) -> Option<&Slot> {
+        self.tenants.get(&id.tenant)?.slot(id.index)
     }
 
     /// For changes that do not alter where a slot is listed.
-    pub(crate) fn slot_mut(&mut self, id: TenantId, index: usize) -> Option<&mut Slot> {
-        self.tenants.get_mut(&id)?.slot_mut(index)
+    pub(crate) fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot> {
+        self.tenants.get_mut(&id.tenant)?.slot_mut(id.index)
     }
 
     /// Takes a slot out, so that nothing done for it can take from it. What is known of its memory is
     /// brought up to date: a block that [grows within](Self::grow_within) has no time for that.
-    pub(crate) fn take_slot(&mut self, id: TenantId, index: usize) -> Option<Box<Slot>> {
-        let mut slot = self.tenants.get_mut(&id)?.take(index)?;
-        slot.note_writer(id);
+    pub(crate) fn take_slot(&mut self, id: SlotId) -> Option<Box<Slot>> {
+        let mut slot = self.tenants.get_mut(&id.tenant)?.take(id.index)?;
+        slot.note_writer();
         Some(slot)
     }
 
-    /// Puts a slot where it was taken out, and lists it for what it has to give.
-    pub(crate) fn put_slot(&mut self, id: TenantId, index: usize, slot: Box<Slot>) {
-        if let Some(tenancy) = self.tenants.get_mut(&id) {
-            tenancy.put(index, slot);
-            if !tenancy.registered {
-                self.to_collect.insert(id);
-                self.has_behind = true;
-            }
+    /// Puts a slot where it was taken out, lists it for what it has to give, and has it
+    /// [looked after](super::purge) if some of that is not to be kept.
+    pub(crate) fn put_slot(&mut self, mut slot: Box<Slot>) {
+        let id = slot.id;
+        let Some(tenancy) = self.tenants.get_mut(&id.tenant) else {
+            return;
+        };
+        if slot.sleep_state.is_awake() {
+            slot.receded();
+        }
+        let drains = !tenancy.registered;
+        if slot.is_to_purge(self.hardening.is_some() || drains) {
+            self.list(&mut slot, drains);
+        }
+        if let Some(tenancy) = self.tenants.get_mut(&id.tenant) {
+            tenancy.put(slot);
+        }
+    }
+
+    /// Has a slot [looked after](super::purge), sooner than those that wait already. What belongs to a
+    /// tenant that drains is purged when the operation ends.
+    pub(super) fn list(&mut self, slot: &mut Slot, drains: bool) {
+        if slot.purging && drains {
+            self.purging.retain(|&id| id != slot.id);
+            self.draining.retain(|&id| id != slot.id);
+        } else if slot.purging {
+            return;
+        }
+        slot.purging = true;
+        if drains {
+            self.draining.push_front(slot.id);
+            self.listed += 1;
+            self.has_behind = true;
+        } else {
+            self.purging.push_front(slot.id);
+        }
+    }
+
+    /// Puts a slot back that is listed already and could not be purged.
+    pub(super) fn put_unlisted(&mut self, mut slot: Box<Slot>) {
+        slot.receded();
+        if let Some(tenancy) = self.tenants.get_mut(&slot.id.tenant) {
+            tenancy.put(slot);
         }
     }
 
     /// Whether an operation has a slot out.
-    pub(crate) fn is_out(&self, id: TenantId, index: usize) -> bool {
+    pub(crate) fn is_out(&self, id: SlotId) -> bool {
         // Mostly nothing is in flight.
         if self.flights.count() == 0 {
             return false;
         }
-        let tenancy = self.tenants.get(&id);
-        tenancy.is_some_and(|tenancy| tenancy.is_out(index))
+        let tenancy = self.tenants.get(&id.tenant);
+        tenancy.is_some_and(|tenancy| tenancy.is_out(id.index))
     }
 
     /// No slot has a number any more.
-    pub(super) fn vacate(&mut self, id: TenantId, index: usize) {
-        if let Some(tenancy) = self.tenants.get_mut(&id) {
-            tenancy.vacate(index);
-            if !tenancy.registered {
-                self.to_collect.insert(id);
-                self.has_behind = true;
-            }
+    pub(super) fn vacate(&mut self, id: SlotId) {
+        if let Some(tenancy) = self.tenants.get_mut(&id.tenant) {
+            tenancy.vacate(id.index);
         }
+        self.forget_if_drained(id.tenant);
     }
 
     /// Charges bytes for a slot that is out.
-    pub(super) fn charge_for(&mut self, (id, index): (TenantId, usize), bytes: u64) {
-        self.budget.charge(id, bytes);
-        if let Some(tenancy) = self.tenants.get_mut(&id) {
-            tenancy.note_charge(index, |charged| charged + bytes);
+    pub(super) fn charge_for(&mut self, id: SlotId, bytes: u64) {
+        self.budget.charge(id.tenant, bytes);
+        if let Some(tenancy) = self.tenants.get_mut(&id.tenant) {
+            tenancy.note_charge(id.index, |charged| charged + bytes);
         }
     }
 
     /// Takes such a charge back.
-    pub(super) fn refund_for(&mut self, (id, index): (TenantId, usize), bytes: u64) {
-        self.budget.refund(id, bytes);
-        if let Some(tenancy) = self.tenants.get_mut(&id) {
-            tenancy.note_charge(index, |charged| charged.saturating_sub(bytes));
+    pub(super) fn refund_for(&mut self, id: SlotId, bytes: u64) {
+        self.budget.refund(id.tenant, bytes);
+        if let Some(tenancy) = self.tenants.get_mut(&id.tenant) {
+            tenancy.note_charge(id.index, |charged| charged - bytes);
         }
     }
 
-    /// Notes what a slot that is out counts for, when some of its memory was given up.
-    pub(super) fn renew(&mut self, (id, index): (TenantId, usize), slot: &Slot) {
-        if let Some(tenancy) = self.tenants.get_mut(&id) {
-            tenancy.renew(index, slot);
+    /// Notes what a slot that is out counts for now: what was charged for it is there, or refunded.
+    pub(super) fn renew(&mut self, slot: &Slot) {
+        if let Some(tenancy) = self.tenants.get_mut(&slot.id.tenant) {
+            tenancy.renew(slot);
         }
-    }
-
-    /// Checks that no slot is out of its place without its figures, before the lock is let go.
-    pub(super) fn check_none_taken(&self) {
-        #[cfg(debug_assertions)]
-        debug_assert!(
-            !self.tenants.values().any(Tenancy::has_taken),
-            "a slot is taken while the lock is let go"
-        );
     }
 
     /// Gives up what an operation had taken out, which was ended by a panic.
     pub(super) fn lose(&mut self, flight: NonZeroU64) {
         let tenants = self.tenants.values_mut();
         tenants.for_each(|tenancy| tenancy.lose(flight));
+    }
+
+    pub(crate) fn check_usable(&self, id: TenantId) -> Result<(), AllocateError> {
+        if let Some(error) = self.device.lost() {
+            return Err(CallError::ContextLost(error).into());
+        }
+        if let Some(forked) = self.device.forked() {
+            return Err(forked.into());
+        }
+        match self.tenants.get(&id) {
+            Some(tenancy) if tenancy.registered => Ok(()),
+            tenancy => Err(AllocateError::Unregistered {
+                tenant: tenancy
+                    .map(|tenancy| tenancy.name.clone())
+                    .unwrap_or_default(),
+            }),
+        }
+    }
+
+    /// Whether a block has no memory, or somebody is moving it.
+    pub(super) fn is_asleep(&self, place: &BlockPlace) -> bool {
+        let tenancy = self.tenants.get(&place.slot.tenant);
+        tenancy.is_some_and(|tenancy| tenancy.sleeps(place.slot.index))
+    }
+
+    /// Blocks go into stream caches again when none of a tenant sleeps.
+    pub(super) fn update_bypass(&self, id: TenantId) {
+        if let Some(tenancy) = self.tenants.get(&id) {
+            tenancy.unswept.bypass(tenancy.has_sleepers());
+        }
     }
 
     /// Forgets a tenant that is unregistered and has nothing left.
@@ -406,6 +463,13 @@ impl State {
             quarantined: self.budget.quarantined(),
             holders,
         })
+    }
+}
+
+/// A block whose tenant has gone.
+pub(super) fn gone() -> AllocateError {
+    AllocateError::Unregistered {
+        tenant: String::new(),
     }
 }
 

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::budget::TenantId;
-use super::slot::{Figures, Freed};
+use super::slot::Figures;
+use super::slot::Freed;
 use super::state::State;
 use super::tenancy::Tenancy;
-use super::tenant::Tenant;
 use crate::calls::CallCounts;
 
 /// A pool's figures. Sizes in bytes.
@@ -167,31 +167,6 @@ impl TenantStats {
                 None => drop(self.tags.insert(tag.to_string(), figures.in_use)),
             }
         }
-    }
-}
-
-/// Slots that are looked at before the lock is let go of.
-const SLOTS_AT_ONCE: usize = 256;
-
-impl Tenant {
-    /// Bytes of its memory that no block uses or has ahead of its growth: what
-    /// [`stats`](Self::stats) show as cached, pending free and leased. The lock is let go of between parts.
-    pub(crate) fn idle(&self) -> u64 {
-        let (core, id) = (self.core(), self.id());
-        let mut state = core.lock();
-        state.sweep(id);
-        let tenancy = state.tenants.get(&id);
-        let mut idle = tenancy.map_or(0, Tenancy::shared_pending_free);
-        for first in (0..).step_by(SLOTS_AT_ONCE) {
-            let tenancy = state.tenants.get(&id);
-            let Some(part) = tenancy.and_then(|it| it.idle_in(first, SLOTS_AT_ONCE)) else {
-                break;
-            };
-            idle += part;
-            drop(state);
-            state = core.lock();
-        }
-        idle
     }
 }
 

@@ -10,10 +10,11 @@ use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, PoisonError};
 
+use super::allocate::Grain;
 use super::budget::TenantId;
-use super::core::{Core, Grain};
-use super::slot::SlotId;
-use super::tenancy::{Freed, Unswept};
+use super::core::Core;
+use super::ids::BlockPlace;
+use super::tenancy::{FreedBlock, Unswept};
 use crate::own::Stream;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard};
@@ -38,7 +39,7 @@ pub(crate) struct Owner {
 #[derive(Clone, Debug)]
 pub(crate) struct Held {
     pub(crate) owner: Arc<Owner>,
-    pub(crate) place: SlotId,
+    pub(crate) place: BlockPlace,
     /// As asked for.
     pub(crate) size: u64,
     pub(crate) tag: Option<Arc<str>>,
@@ -55,9 +56,9 @@ struct CachedBlock {
 }
 
 impl CachedBlock {
-    fn freed(self) -> Freed {
-        Freed {
-            place: self.held.place,
+    fn freed(self) -> FreedBlock {
+        FreedBlock {
+            slot: self.held.place.slot,
             at: self.freed,
         }
     }
@@ -227,7 +228,7 @@ impl StreamCaches {
 }
 
 impl Unswept for StreamCaches {
-    fn sweep(&self) -> Vec<Freed> {
+    fn sweep(&self) -> Vec<FreedBlock> {
         self.stream_caches
             .iter()
             .filter_map(OnceLock::get)
@@ -237,7 +238,7 @@ impl Unswept for StreamCaches {
             .collect()
     }
 
-    fn sweep_each(&self) -> Vec<Freed> {
+    fn sweep_each(&self) -> Vec<FreedBlock> {
         // One that is not made yet is made, since its maker may know nothing of this thread.
         self.stream_caches
             .iter()
@@ -250,7 +251,7 @@ impl Unswept for StreamCaches {
         self.bypassed.store(yes, Ordering::SeqCst);
     }
 
-    fn close(&self) -> Vec<Freed> {
+    fn close(&self) -> Vec<FreedBlock> {
         // One that is not made yet must not be made open later.
         self.stream_caches
             .iter()

@@ -1,12 +1,12 @@
 //! Giving physical memory back to the driver: down to a mark, or all of it at the end.
 
 use super::budget::TenantId;
-use super::core::Core;
-use super::locked::Locked;
+use super::core::{Core, Locked};
+use super::ids::SlotId;
 use super::slot::Slot;
 use super::state::State;
 use crate::error::CallError;
-use crate::region::Unused;
+use crate::region::{TakenOut, Unused};
 
 impl Locked<'_> {
     pub(crate) fn trim(&mut self, keep: u64) -> Result<u64, CallError> {
@@ -47,13 +47,13 @@ impl Locked<'_> {
         };
         let mut outcome = Ok(());
         for index in indices {
-            let Some(mut slot) = self.take_out(id, index) else {
+            let Some(mut slot) = self.take_out(SlotId { tenant: id, index }) else {
                 continue;
             };
-            match self.strip(id, (index, &mut slot)) {
-                Ok(()) => self.drop_slot(id, index, slot),
+            match self.strip(&mut slot) {
+                Ok(()) => self.drop_slot(slot),
                 Err(error) => {
-                    self.put_slot(id, index, slot);
+                    self.put_slot(slot);
                     outcome = outcome.and(Err(error));
                 }
             }
@@ -65,20 +65,12 @@ impl Locked<'_> {
     }
 
     /// Unmaps everything of a slot that was taken out.
-    fn strip(&mut self, id: TenantId, (index, slot): (usize, &mut Slot)) -> Result<(), CallError> {
+    fn strip(&mut self, slot: &mut Slot) -> Result<(), CallError> {
         let proof = self.unlocked(|| slot.fence.wait())?;
-        let extents = slot.space.extents().rev();
-        let offsets: Vec<u64> = extents.map(|extent| extent.offset).collect();
-        for offset in offsets {
-            match self.unlocked(|| slot.space.withdraw_back(offset, proof))? {
-                Some(unmapped) if offset < slot.shared => {
-                    self.parted(id, index, slot, offset, unmapped);
-                }
-                Some(unmapped) => self.taken(id, unmapped),
-                None => {}
-            }
-        }
-        Ok(())
+        let mut taken = TakenOut::default();
+        let stripped = self.unlocked(|| slot.space.take_all(proof, &mut taken));
+        self.abandon(slot, taken);
+        stripped
     }
 
     /// Tries once more to give back what could not be given. Work may still use what was

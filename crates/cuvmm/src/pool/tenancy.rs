@@ -9,10 +9,11 @@ use std::num::NonZeroU64;
 use std::ops::Bound;
 use std::sync::Arc;
 
+use super::ids::SlotId;
 use super::pressure::PressureHook;
 use super::rows::Rows;
 use super::share_table::ShareTable;
-use super::slot::{Class, Figures, Slot, SlotId};
+use super::slot::{Class, Figures, Slot};
 
 /// Where slots are listed that no block may be put in, though they are empty.
 const NO_CLASS: Class = Class {
@@ -25,24 +26,24 @@ pub(crate) type Aged = (u64, usize);
 
 /// A block that was freed, and when.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Freed {
-    pub(crate) place: SlotId,
+pub(crate) struct FreedBlock {
+    pub(crate) slot: SlotId,
     pub(crate) at: u64,
 }
 
 /// Blocks that were freed and that the pool does not know of yet.
 pub(crate) trait Unswept: Send + Sync {
     /// All of them, which are the pool's from now on.
-    fn sweep(&self) -> Vec<Freed>;
+    fn sweep(&self) -> Vec<FreedBlock>;
 
     /// The same, and sees to it that whoever frees one later knows what this thread did before.
-    fn sweep_each(&self) -> Vec<Freed>;
+    fn sweep_each(&self) -> Vec<FreedBlock>;
 
     /// Whether blocks that are freed are to go to the pool at once, and not lie here.
     fn bypass(&self, yes: bool);
 
     /// The same as [`Self::sweep`], for the last time: whoever frees a block later tells the pool.
-    fn close(&self) -> Vec<Freed>;
+    fn close(&self) -> Vec<FreedBlock>;
 }
 
 /// Memory that can be taken back from a slot.
@@ -95,11 +96,11 @@ enum Place {
 struct Out {
     /// The number of the operation that has it.
     flight: NonZeroU64,
-    /// What the slot counted for when it was taken out. It counts for that until it is back.
+    /// What the slot counted for when it was taken out, or renewed since.
     figures: Figures,
     /// The tag of its block.
     tag: Option<Arc<str>>,
-    /// Bytes that were charged for it since.
+    /// Bytes that were charged for it and are not in that.
     charged: u64,
     /// Bytes that were idle and are to be in use again.
     revived: u64,
@@ -157,6 +158,31 @@ impl Tenancy {
     pub(crate) fn kept(&self) -> u64 {
         let kept: u64 = self.slots.iter().map(Place::kept).sum();
         kept + self.shared_in_use()
+    }
+
+    /// Bytes of shared memory that some block uses or a lease keeps.
+    pub(crate) fn shared_in_use(&self) -> u64 {
+        let uses = |holder: usize, offset: u64| {
+            let slot = self.slot(holder);
+            slot.is_none_or(|slot| slot.used() > offset || slot.leases > 0)
+        };
+        let entries = self.share_table.entries();
+        entries
+            .filter(|entry| {
+                let mut holders = entry.holders.iter();
+                holders.any(|&holder| uses(holder, entry.offset))
+            })
+            .map(|entry| entry.size)
+            .sum()
+    }
+
+    /// Bytes of shared memory that nobody uses any more, and that wait to be unmapped by the last who
+    /// shows them.
+    pub(crate) fn shared_pending_free(&self) -> u64 {
+        match self.share_table.bytes() {
+            0 => 0,
+            bytes => bytes - self.shared_in_use(),
+        }
     }
 
     pub(crate) fn indices(&self) -> impl Iterator<Item = usize> + '_ {
@@ -243,11 +269,12 @@ impl Tenancy {
 
     /// Notes what a slot that is out counts for now. Whether its block sleeps is counted when it is
     /// put back.
-    pub(crate) fn renew(&mut self, index: usize, slot: &Slot) {
-        if let Some(Place::Out(out)) = self.slots.get_mut(index) {
+    pub(crate) fn renew(&mut self, slot: &Slot) {
+        if let Some(Place::Out(out)) = self.slots.get_mut(slot.id.index) {
             let sleeps = out.figures.sleeps;
             out.figures = slot.figures();
             out.figures.sleeps = sleeps;
+            out.charged = 0;
         }
     }
 
@@ -316,9 +343,10 @@ impl Tenancy {
     }
 
     /// Puts a slot in its place, and on the lists it belongs on.
-    pub(crate) fn put(&mut self, index: usize, mut slot: Box<Slot>) {
+    pub(crate) fn put(&mut self, mut slot: Box<Slot>) {
+        let index = slot.id.index;
         if slot.shared > 0 {
-            self.share_table.settle(index, &mut slot);
+            self.share_table.settle(&mut slot);
         }
         let age = slot.touched;
         let class = slot.is_vacant().then(|| match slot.serves_once() {
@@ -351,6 +379,44 @@ impl Tenancy {
                 gives,
             });
         }
+    }
+
+    /// Whether a slot was lost to a panic.
+    #[cfg(debug_assertions)]
+    pub(crate) fn has_lost(&self) -> bool {
+        self.slots.iter().any(|place| matches!(place, Place::Taken))
+    }
+
+    /// Whether a slot is listed as one that a block may be put in, and as one that gives.
+    #[cfg(debug_assertions)]
+    pub(crate) fn lists(&self, index: usize) -> (bool, bool) {
+        match self.slots.get(index) {
+            Some(Place::In(listed)) => (listed.class.is_some(), listed.gives.is_some()),
+            _ => (false, false),
+        }
+    }
+
+    /// Panics if its counts and its lists are not those of its slots.
+    #[cfg(debug_assertions)]
+    pub(crate) fn audit(&self) {
+        let asleep = |place: &&Place| match place {
+            Place::In(listed) => !listed.slot.sleep_state.is_awake(),
+            place => place.is_sleepers(),
+        };
+        let sleepers = self.slots.iter().filter(asleep).count();
+        debug_assert!(sleepers == self.sleepers, "{sleepers} blocks sleep");
+        let vacant = |place: &&Place| matches!(place, Place::Vacant);
+        let vacant = self.slots.iter().filter(vacant).count();
+        debug_assert!(vacant == self.vacant.len(), "{vacant} numbers are vacant");
+        let listed = self.indices().filter(|&index| self.lists(index).0).count();
+        let reusable = self.reusable.values().map(BTreeSet::len).sum::<usize>();
+        debug_assert!(listed == reusable, "{reusable} slots are reusable");
+        let gives = self.indices().filter(|&index| self.lists(index).1).count();
+        let giving = self.idle.len() + self.precommitted.len();
+        debug_assert!(gives == giving, "{giving} slots give");
+        let entries = self.share_table.entries().map(|entry| entry.size);
+        let shared: u64 = entries.sum();
+        debug_assert!(shared == self.share_table.bytes(), "{shared} are shared");
     }
 
     /// Whether no slot is missing that the locked section has to put back before it lets the lock go.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::block::Block;
+use super::budget::TenantId;
 use super::builder::BlockBuilder;
 use super::core::Core;
 use super::pressure::{Pressure, PressureHook};
@@ -13,6 +14,9 @@ use super::tenancy::Tenancy;
 use crate::device::Device;
 use crate::error::{AllocateError, RegisterError};
 use crate::own::Stream;
+
+/// Slots that are looked at before the lock is let go of.
+const SLOTS_AT_ONCE: usize = 256;
 
 /// Options of a tenant.
 #[must_use = "nothing is registered before `register`"]
@@ -221,6 +225,41 @@ impl Tenant {
     /// what is in use charged until it ends. Other clones find themselves unregistered.
     pub fn unregister(self) {
         self.shared.unregister();
+    }
+}
+
+impl Tenant {
+    pub(super) fn core(&self) -> &Arc<Core> {
+        &self.owner().core
+    }
+
+    pub(super) fn id(&self) -> TenantId {
+        self.owner().tenant
+    }
+
+    /// Whether a block is this tenant's.
+    pub(super) fn has(&self, block: &Block) -> bool {
+        block.place().slot.tenant == self.id() && block.is_of(self.core())
+    }
+
+    /// Bytes of its memory that no block uses or has ahead of its growth: what
+    /// [`stats`](Self::stats) show as cached, pending free and leased. The lock is let go of between parts.
+    pub(crate) fn idle(&self) -> u64 {
+        let (core, id) = (self.core(), self.id());
+        let mut state = core.lock();
+        state.sweep(id);
+        let tenancy = state.tenants.get(&id);
+        let mut idle = tenancy.map_or(0, Tenancy::shared_pending_free);
+        for first in (0..).step_by(SLOTS_AT_ONCE) {
+            let tenancy = state.tenants.get(&id);
+            let Some(part) = tenancy.and_then(|it| it.idle_in(first, SLOTS_AT_ONCE)) else {
+                break;
+            };
+            idle += part;
+            drop(state);
+            state = core.lock();
+        }
+        idle
     }
 }
 

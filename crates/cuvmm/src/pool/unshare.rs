@@ -7,53 +7,38 @@
 //! where another block shows the extent, behind what the home stream has queued.
 
 use std::cell::Cell;
-use std::time::Instant;
 
-use super::block::{Block, after};
 use super::budget::TenantId;
-use super::commit::{Unfinished, is_capturing};
-use super::core::{Attempt, Core, Locked};
-use super::relief::Demand;
-use super::slot::{Slot, SlotId};
+use super::core::{Core, Locked};
+use super::fills::{Unfinished, is_capturing};
+use super::ids::{BlockPlace, SlotId};
+use super::slot::Slot;
 use super::state::State;
-use super::tenant::Tenant;
+use super::wait::{Attempt, Wait};
 use crate::error::{AllocateError, CallError, CommitError, GrowAllError};
 use crate::own::Access;
-use crate::region::{Extent, Fence, Unmapped, Unused};
+use crate::region::{Extent, TakenOut, Unused};
 
-/// A block, and from where on its memory is to be its own.
+/// A block's slot, and from where on its memory is to be its own.
 #[derive(Clone, Copy, Debug)]
-struct Step {
-    place: SlotId,
-    from: u64,
+pub(super) struct Step {
+    pub(super) slot: SlotId,
+    pub(super) from: u64,
 }
 
-/// What became of a shared extent that was to be a slot's own.
-enum Owned {
-    Copied,
-    /// A stream may still be copying, and could not be waited for.
-    Copying(Fence, AllocateError),
-}
-
-/// A block whose memory could not be made its own.
+/// A block among several that were asked for, and why nothing was done with it.
 #[derive(Debug)]
 pub(super) struct Refused {
-    /// Which of those that were asked for.
     pub(super) index: usize,
     pub(super) cause: AllocateError,
 }
 
-/// Why a block's memory could not be made its own.
-enum Blocked {
-    Refused(AllocateError),
-    /// The mapper or another operation is at its slot, or at all others that show what it shows: one
-    /// of those is copied from.
-    Out,
-}
-
-impl<E: Into<AllocateError>> From<E> for Blocked {
-    fn from(cause: E) -> Self {
-        Self::Refused(cause.into())
+impl Refused {
+    /// The error for users, who gave a size with each block.
+    pub(super) fn with_size(self, size: impl Fn(usize) -> Option<u64>) -> GrowAllError {
+        let Self { index, cause } = self;
+        let size = size(index).unwrap_or(0);
+        GrowAllError::Refused { index, size, cause }
     }
 }
 
@@ -66,72 +51,17 @@ struct Progress {
     refused: Cell<usize>,
 }
 
-impl Tenant {
-    /// Makes the memory of several of the tenant's blocks their own, from the byte on that is given
-    /// with each. Asks pressure hooks, and waits as long as the most patient of the blocks may. What
-    /// was made private stays so when another one is refused: every block shows the same bytes.
-    pub(crate) fn unshare(&self, blocks: &[(&Block, u64)]) -> Result<(), GrowAllError> {
-        let steps = steps(blocks);
-        let patience = blocks.iter().filter_map(|(block, _)| block.patience());
-        let until = patience.max().map(after);
-        let made = self.core().unshare(self.id(), &steps, until);
-        made.map_err(|refused| refused.of(&steps))
-    }
-
-    /// The same if that needs no waiting.
-    pub(crate) fn try_unshare(&self, blocks: &[(&Block, u64)]) -> Result<(), GrowAllError> {
-        let steps = steps(blocks);
-        let made = self.core().try_unshare(self.id(), &steps);
-        made.map_err(|refused| refused.of(&steps))
-    }
-}
-
-fn steps(blocks: &[(&Block, u64)]) -> Vec<Step> {
-    let step = |&(block, from): &(&Block, u64)| Step {
-        place: *block.place(),
-        from,
-    };
-    blocks.iter().map(step).collect()
-}
-
-impl Refused {
-    fn of(self, steps: &[Step]) -> GrowAllError {
-        let Self { index, cause } = self;
-        let size = steps.get(index).map_or(0, |step| step.from);
-        GrowAllError::Refused { index, size, cause }
-    }
-}
-
 impl Core {
     /// Makes memory its own that blocks of a tenant, which are to have so many bytes each, would else
     /// grow over and not be able to write.
-    /// Lets the lock go only if there are any.
-    pub(super) fn unshare_cuts<'a>(
-        &'a self,
-        state: Locked<'a>,
+    pub(super) fn unshare_cuts(
+        &self,
         tenant: TenantId,
-        wanted: &[(SlotId, u64)],
-        until: Option<Instant>,
-    ) -> Result<Locked<'a>, Refused> {
-        self.unshare_wanted(state, wanted, |cut| self.unshare(tenant, cut, until))
-    }
-
-    /// The same if that needs no waiting.
-    pub(super) fn try_unshare_cuts<'a>(
-        &'a self,
-        state: Locked<'a>,
-        tenant: TenantId,
-        wanted: &[(SlotId, u64)],
-    ) -> Result<Locked<'a>, Refused> {
-        self.unshare_wanted(state, wanted, |cut| self.try_unshare(tenant, cut))
-    }
-
-    fn unshare_wanted<'a>(
-        &'a self,
-        state: Locked<'a>,
-        wanted: &[(SlotId, u64)],
-        make: impl FnOnce(&[Step]) -> Result<(), Refused>,
-    ) -> Result<Locked<'a>, Refused> {
+        wanted: &[(BlockPlace, u64)],
+        wait: Wait,
+    ) -> Result<(), Refused> {
+        let slots = wanted.iter().map(|(place, size)| (place.slot, *size));
+        let state = self.await_slots(self.lock(), slots);
         let (mut indices, mut cut) = (Vec::new(), Vec::new());
         for (index, (place, size)) in wanted.iter().enumerate() {
             let step = state.cut_in(place, *size);
@@ -140,46 +70,33 @@ impl Core {
                 cut.push(step);
             }
         }
-        if cut.is_empty() {
-            return Ok(state);
-        }
         Self::let_go(state);
-        make(&cut).map_err(|Refused { index, cause }| Refused {
+        if cut.is_empty() {
+            return Ok(());
+        }
+        let made = self.unshare(tenant, &cut, wait);
+        made.map_err(|Refused { index, cause }| Refused {
             index: indices.get(index).copied().unwrap_or_default(),
             cause,
-        })?;
-        Ok(self.lock())
+        })
     }
 
-    fn unshare(
+    pub(super) fn unshare(
         &self,
         tenant: TenantId,
         steps: &[Step],
-        until: Option<Instant>,
+        wait: Wait,
     ) -> Result<(), Refused> {
         let progress = Progress::default();
-        let bytes = self.replaced(steps);
-        let outcome = self.insist(tenant, bytes, until, |state| {
+        let slots = steps.iter().map(|step| (step.slot, 0));
+        let state = self.await_slots(self.lock(), slots);
+        let bytes: u64 = steps.iter().map(|step| state.replaced(step)).sum();
+        Self::let_go(state);
+        let made = self.request(tenant, bytes, wait, |state| {
             self.attempt_to_unshare(state, steps, &progress)
         });
-        outcome.map_err(|cause| progress.refused(cause))
-    }
-
-    fn try_unshare(&self, tenant: TenantId, steps: &[Step]) -> Result<(), Refused> {
-        let progress = Progress::default();
-        let bytes = self.replaced(steps);
-        let attempt = |state| self.attempt_to_unshare(state, steps, &progress);
-        let (mut state, outcome) = self.beside_others(self.lock(), &attempt);
-        let outcome = outcome.map_err(|error| state.refuse(tenant, Demand::Bytes(bytes), error));
-        Self::let_go(state);
-        outcome.map_err(|cause| progress.refused(cause))
-    }
-
-    /// How much memory of their own blocks get instead of what they share.
-    fn replaced(&self, steps: &[Step]) -> u64 {
-        let places = steps.iter().map(|step| (step.place, 0));
-        let state = self.await_slots(self.lock(), places);
-        steps.iter().map(|step| state.replaced(step)).sum()
+        let index = progress.refused.get();
+        made.map_err(|cause| Refused { index, cause })
     }
 
     fn attempt_to_unshare<'a>(
@@ -188,62 +105,46 @@ impl Core {
         steps: &[Step],
         progress: &Progress,
     ) -> Attempt<'a, ()> {
-        loop {
-            // Whoever is alone by now needs nothing.
-            state.part_all();
-            // The mapper may be placing something behind what is to go.
-            let wanted = steps.iter().map(|step| (step.place, u64::MAX));
-            state = self.await_slots(state, wanted);
-            let outcome = match state.unshare(steps, progress) {
-                Ok(()) => Ok(()),
-                Err(Blocked::Refused(cause)) => Err(cause),
-                Err(Blocked::Out) => {
-                    state = state.wait(&self.settled, None);
-                    continue;
-                }
-            };
-            state.look_behind();
-            return (state, outcome);
-        }
-    }
-}
-
-impl Progress {
-    fn refused(&self, cause: AllocateError) -> Refused {
-        let index = self.refused.get();
-        Refused { index, cause }
-    }
-}
-
-impl Locked<'_> {
-    fn unshare(&mut self, steps: &[Step], progress: &Progress) -> Result<(), Blocked> {
+        // Whoever is alone by now needs nothing.
+        state.part_all();
+        // The mapper may be placing something behind what is to go.
+        state = self.await_slots(state, steps.iter().map(|step| (step.slot, u64::MAX)));
         if !progress.fenced.replace(true) {
-            steps.iter().for_each(|step| self.fence(step));
+            steps.iter().for_each(|step| state.fence(step));
         }
-        for (index, step) in steps.iter().enumerate() {
+        let mut steps_and_indices = steps.iter().enumerate();
+        let mut outcome = steps_and_indices.try_for_each(|(index, step)| {
             progress.refused.set(index);
-            self.check_unused(step)?;
-        }
+            state.check_unused(step)
+        });
         for (index, step) in steps.iter().enumerate() {
-            progress.refused.set(index);
-            // The lock was let go for an earlier one.
-            let (id, slot) = (step.place.tenant, step.place.slot);
-            if self.is_out(id, slot) || self.waits_for_mapper(id, slot, u64::MAX) {
-                return Err(Blocked::Out);
+            if outcome.is_err() {
+                break;
             }
-            // What was copied for an earlier one may read what this one shows.
-            self.check_unused(step)?;
-            self.unshare_slot(step)?;
+            progress.refused.set(index);
+            loop {
+                // The lock was let go for an earlier one, whose copy may read what this one shows.
+                state = self.await_slot(state, step.slot);
+                let made = state.check_unused(step);
+                match made.and_then(|()| state.unshare_slot(step)) {
+                    // Other operations have all slots that could be copied from.
+                    Ok(false) => state = state.wait(&self.settled, None),
+                    made => {
+                        outcome = made.map(drop);
+                        break;
+                    }
+                }
+            }
         }
-        Ok(())
+        (state, outcome)
     }
 }
 
 impl State {
     /// From where on a block that can grow to so many bytes has to get memory of its own before.
     /// One that is just falling asleep does not grow: it may stay awake, and show the same as before.
-    fn cut_in(&self, place: &SlotId, size: u64) -> Result<Option<Step>, AllocateError> {
-        let slot = self.slot(place.tenant, place.slot);
+    fn cut_in(&self, place: &BlockPlace, size: u64) -> Result<Option<Step>, AllocateError> {
+        let slot = self.slot(place.slot);
         let Some((slot, block)) = slot.and_then(|slot| Some((slot, slot.block.as_ref()?))) else {
             return Ok(None);
         };
@@ -253,7 +154,7 @@ impl State {
         }
         match slot.sleep_state.is_awake() {
             true => Ok(Some(Step {
-                place: *place,
+                slot: place.slot,
                 from,
             })),
             false => Err(AllocateError::Asleep { size: from }),
@@ -262,20 +163,17 @@ impl State {
 
     /// How much memory of its own a block gets instead of what it shares.
     fn replaced(&self, step: &Step) -> u64 {
-        let slot = self.slot(step.place.tenant, step.place.slot);
-        slot.filter(|slot| slot.shared > step.from)
-            .and_then(|slot| {
-                Some(
-                    slot.used()
-                        .saturating_sub(slot.space.extent_around(step.from)?.offset),
-                )
-            })
-            .unwrap_or(0)
+        let slot = self.slot(step.slot).filter(|slot| slot.shared > step.from);
+        let replaced = slot.and_then(|slot| {
+            let extent = slot.space.bounds_around(step.from)?;
+            Some(slot.used().saturating_sub(extent.start))
+        });
+        replaced.unwrap_or(0)
     }
 
     /// Has the work that is queued by now pass before other memory is put under a block.
     fn fence(&mut self, step: &Step) {
-        let slot = self.slot_mut(step.place.tenant, step.place.slot);
+        let slot = self.slot_mut(step.slot);
         if let Some(slot) = slot.filter(|slot| slot.bound() > step.from)
             && let Some(block) = &slot.block
         {
@@ -286,229 +184,176 @@ impl State {
 
     /// Whether it has, and no lease keeps the memory where it is.
     fn check_unused(&mut self, step: &Step) -> Result<(), AllocateError> {
-        let (id, index) = (step.place.tenant, step.place.slot);
         let (capturing, needs) = (self.capturing, &mut self.needs_synchronise);
-        let tenancy = self.tenants.get_mut(&id);
-        let slot = tenancy.and_then(|tenancy| tenancy.slot_mut(index));
+        let tenancy = self.tenants.get_mut(&step.slot.tenant);
+        let slot = tenancy.and_then(|tenancy| tenancy.slot_mut(step.slot.index));
         let Some(slot) = slot.filter(|slot| slot.bound() > step.from) else {
             return Ok(());
         };
-        let passed = Self::poll(capturing, needs, &mut slot.fence)? && slot.leases == 0;
-        if passed {
+        if Self::poll(capturing, needs, &mut slot.fence)? && slot.leases == 0 {
             return Ok(());
         }
         let bytes = slot.bound() - step.from;
         if capturing > 0 {
-            return Err(AllocateError::Capturing(self.shortage(id, bytes, 0)));
+            let shortage = self.shortage(step.slot.tenant, bytes, 0);
+            return Err(AllocateError::Capturing(shortage));
         }
-        let others = self
-            .slot(id, index)
-            .map_or(0, |slot| self.count_others(id, slot, step.from));
+        let slot = self.slot(step.slot);
         Err(AllocateError::SharedInUse {
             offset: step.from,
             bytes,
-            others,
+            others: slot.map_or(0, |slot| self.count_others(slot, step.from)),
         })
     }
 }
 
 impl Locked<'_> {
-    fn unshare_slot(&mut self, step: &Step) -> Result<(), Blocked> {
-        let (id, index) = (step.place.tenant, step.place.slot);
-        self.check_usable(id)?;
-        let Some(mut slot) = self.take_out(id, index) else {
-            return Ok(());
+    /// Makes memory of a slot, which is in its place, its own. False if other operations have all
+    /// slots that it could be copied from.
+    fn unshare_slot(&mut self, step: &Step) -> Result<bool, AllocateError> {
+        self.check_usable(step.slot.tenant)?;
+        let Some(mut slot) = self.take_out(step.slot) else {
+            return Ok(true);
         };
-        let outcome = self.own_from(id, (index, &mut slot), step.from);
-        slot.receded();
-        self.lay_down(id, index, slot);
-        outcome
+        let made = self.own_from(&mut slot, step.from);
+        self.put_slot(slot);
+        made
     }
 
-    /// Makes the memory of a slot, which is out, its own from some byte on. Its fence has passed.
-    fn own_from(
-        &mut self,
-        id: TenantId,
-        (index, slot): (usize, &mut Slot),
-        from: u64,
-    ) -> Result<(), Blocked> {
+    /// The same with a slot that is out. Its fence has passed.
+    fn own_from(&mut self, slot: &mut Slot, from: u64) -> Result<bool, AllocateError> {
         if slot.bound() <= from {
-            return Ok(());
+            return Ok(true);
         }
-        let Some(proof) = slot.proof() else {
-            return Err(CallError::InUse.into());
-        };
-        self.take_spare((id, index), slot, proof)?;
-        self.part(id, index, slot, proof)?;
-        slot.receded();
+        let proof = slot.proof().ok_or(CallError::InUse)?;
+        self.take_unused(slot, proof)?;
         // What is left of it is the extent that the byte lies in.
         let (Some(extent), to) = (slot.space.extent_around(from), slot.used()) else {
-            return Ok(());
+            return Ok(true);
         };
         if slot.shared <= from {
-            return Ok(self.open(slot, extent)?);
+            return self.open(slot, extent);
         }
-        let bytes = to.saturating_sub(extent.offset);
+        let (id, bytes) = (slot.id.tenant, to.saturating_sub(extent.offset));
         // The copy would become a part of the graph, and nothing would have been copied. The lock may
         // have been let go since the fence was asked.
-        let home = slot.block.as_ref().and_then(|block| block.home.as_ref());
-        if self.capturing > 0 || is_capturing(home)? {
-            return Err(AllocateError::Capturing(self.shortage(id, bytes, 0)).into());
+        if self.capturing > 0 || is_capturing(slot.home())? {
+            return Err(AllocateError::Capturing(self.shortage(id, bytes, 0)));
         }
         self.make_room(id, bytes)?;
-        let Some((other, mut source)) = self.take_other(id, (index, slot), extent)? else {
+        let others = self.others_of(slot, extent);
+        if others.is_empty() {
             // It turned out to have it alone.
             if let Some(tenancy) = self.tenants.get_mut(&id) {
-                tenancy.share_table.settle(index, slot);
+                tenancy.share_table.settle(slot);
             }
-            self.renew((id, index), slot);
-            return Ok(self.open(slot, extent)?);
+            self.renew(slot);
+            return self.open(slot, extent);
+        }
+        let Some(mut source) = others.iter().find_map(|&other| self.take_out(other)) else {
+            return match others.iter().any(|&other| self.is_out(other)) {
+                true => Ok(false),
+                // Lost to a panic.
+                false => Err(CallError::InUse.into()),
+            };
         };
-        let owned = self.exchange_for_own(id, (index, slot), (extent, to), &mut source, proof);
-        self.put_slot(id, other, source);
-        Ok(owned?)
+        let owned = self.exchange_for_own(slot, (extent, to), &mut source, proof);
+        self.put_slot(source);
+        owned.map(|()| true)
     }
 
-    /// Another slot that shows an extent which a slot shows: one that can be taken out, to be copied
-    /// from. Nothing if no other slot does.
-    fn take_other(
-        &mut self,
-        id: TenantId,
-        (index, slot): (usize, &Slot),
-        extent: Extent,
-    ) -> Result<Option<(usize, Box<Slot>)>, Blocked> {
+    /// The other slots that show an extent which a slot shows.
+    fn others_of(&self, slot: &Slot, extent: Extent) -> Vec<SlotId> {
+        let SlotId { tenant, index } = slot.id;
         let handle = slot.space.handle_at(extent.offset);
-        let (Some(handle), Some(tenancy)) = (handle, self.tenants.get(&id)) else {
-            return Ok(None);
+        let (Some(handle), Some(tenancy)) = (handle, self.tenants.get(&tenant)) else {
+            return Vec::new();
         };
-        let others: Vec<usize> = tenancy.share_table.others_of(handle, index).collect();
-        for &other in &others {
-            if let Some(source) = self.take_out(id, other) {
-                return Ok(Some((other, source)));
-            }
-        }
-        if others.is_empty() {
-            return Ok(None);
-        }
-        match others.iter().any(|&other| self.is_out(id, other)) {
-            true => Err(Blocked::Out),
-            // Lost to a panic.
-            false => Err(CallError::InUse.into()),
-        }
+        let others = tenancy.share_table.others_of(handle, index);
+        others.map(|index| SlotId { tenant, index }).collect()
     }
 
     /// Puts memory of a slot's own where it shows a shared extent, with the same bytes before `to`.
     fn exchange_for_own(
         &mut self,
-        id: TenantId,
-        (index, slot): (usize, &mut Slot),
+        slot: &mut Slot,
         (extent, to): (Extent, u64),
         source: &mut Slot,
         proof: Unused,
     ) -> Result<(), AllocateError> {
-        let bytes = to.saturating_sub(extent.offset);
-        let most = slot.space.most_at(extent.offset);
-        let withdrawn = self.unlocked(|| slot.space.withdraw(extent.offset, proof));
-        let Some(old) = withdrawn? else {
-            return Ok(());
-        };
-        match self.copy_to_own(id, (index, slot), (extent, bytes), source) {
-            Ok(Owned::Copied) => {
-                self.has_own(id, (index, slot), (extent, to), old);
-                slot.lent = slot.lent.min(extent.offset);
-                Ok(())
-            }
-            Ok(Owned::Copying(running, cause)) => {
-                self.has_own(id, (index, slot), (extent, to), old);
+        let (offset, mut old) = (extent.offset, TakenOut::default());
+        self.unlocked(|| slot.space.take_out([offset], proof, &mut old))?;
+        let shared = std::mem::replace(&mut slot.shared, offset);
+        let copied = self.copy_to_own(slot, (offset, to.saturating_sub(offset)), source);
+        let outcome = match copied {
+            Ok(()) => Ok(()),
+            Err(Unfinished { error, running }) if !running.is_complete() => {
                 // It may not be written before the copy has passed: that is asked when it is wanted
                 // again.
                 slot.fence.merge(running);
-                Err(cause)
-            }
-            Err(error) => {
-                self.put_extent_back(id, (index, slot), extent, (old, most))?;
                 Err(error)
             }
+            Err(failed) => {
+                self.put_shared_back(slot, old)?;
+                slot.shared = shared;
+                return Err(failed.error);
+            }
+        };
+        self.abandon(slot, old);
+        if outcome.is_ok() {
+            slot.lent = slot.lent.min(offset);
         }
-    }
-
-    /// A slot has memory of its own, of which it uses what lies before `to`, where it showed a shared
-    /// extent.
-    fn has_own(
-        &mut self,
-        id: TenantId,
-        (index, slot): (usize, &mut Slot),
-        (extent, to): (Extent, u64),
-        old: Unmapped,
-    ) {
-        self.parted(id, index, slot, extent.offset, old);
-        slot.space.settle(extent.offset);
-        let noted = slot.space.note_writer(extent.offset, to, id.0);
+        slot.space.settle(offset);
+        let noted = slot.space.note_writer(offset, to, slot.id.tenant.0);
         slot.touched = self.tick();
         if let Some(block) = &mut slot.block {
             block.noted = block.noted.max(noted);
         }
+        outcome
     }
 
     /// Puts a shared extent back where it was. If even that fails, the block has lost it.
-    fn put_extent_back(
-        &mut self,
-        id: TenantId,
-        (index, slot): (usize, &mut Slot),
-        extent: Extent,
-        (old, most): (Unmapped, Access),
-    ) -> Result<(), AllocateError> {
-        let handle = old.physical.as_raw();
-        let back = vec![old];
-        let placed = self.unlocked(|| slot.space.place_back(extent.offset, back, most));
-        let Err(failed) = placed else {
+    fn put_shared_back(&mut self, slot: &mut Slot, old: TakenOut) -> Result<(), AllocateError> {
+        let bytes = old.bytes();
+        let Err(lost) = self.unlocked(|| slot.space.put_back(old)) else {
             return Ok(());
         };
-        for unmapped in failed.physicals {
-            self.parted(id, index, slot, extent.offset, unmapped);
-        }
-        if failed.stuck > 0 {
-            self.stuck(id, index, slot, extent.offset, (handle, extent.size));
-        }
+        let offset = lost.offset;
+        let cause = self.lose(slot, lost);
         slot.broken = true;
         Err(AllocateError::Lost {
             address: slot.space.address(),
-            offset: extent.offset,
-            bytes: extent.size,
-            cause: failed.error,
+            offset,
+            bytes,
+            cause,
         })
     }
 
     /// Opens an extent that a slot has alone.
-    fn open(&mut self, slot: &mut Slot, extent: Extent) -> Result<(), AllocateError> {
+    fn open(&mut self, slot: &mut Slot, extent: Extent) -> Result<bool, AllocateError> {
         let opened = self.unlocked(|| slot.space.cap(extent.offset, Access::ReadWrite));
         opened.map_err(CommitError::Access)?;
         slot.lent = slot.lent.min(extent.offset);
-        Ok(())
+        Ok(true)
     }
 
     /// Places memory of a slot's own where a shared extent was, and copies its first bytes there.
     fn copy_to_own(
         &mut self,
-        id: TenantId,
-        (index, slot): (usize, &mut Slot),
-        (extent, bytes): (Extent, u64),
+        slot: &mut Slot,
+        (offset, bytes): (u64, u64),
         source: &mut Slot,
-    ) -> Result<Owned, AllocateError> {
+    ) -> Result<(), Unfinished> {
         // All of it is overwritten by the copy: there is nothing to scrub.
-        let count = self.commit((id, index), slot, extent.offset, bytes, true)?;
-        let home = slot.block.as_ref().and_then(|block| block.home.clone());
-        let range = (extent.offset, bytes);
-        let error = match self.copy_between(source, slot, range, home.as_ref()) {
-            Ok(()) => return Ok(Owned::Copied),
-            Err(Unfinished { error, running }) if !running.is_complete() => {
-                return Ok(Owned::Copying(running, error));
+        self.commit(slot, offset, bytes, true)?;
+        let tenant = slot.id.tenant.0;
+        slot.space.note_writer(offset, offset + bytes, tenant);
+        let home = slot.home().cloned();
+        let copied = self.copy_between(source, slot, (offset, bytes), home.as_ref());
+        copied.inspect_err(|failed| {
+            if failed.running.is_complete() {
+                self.uncommit(slot, offset, Some(Unused::never_used()));
             }
-            Err(failed) => failed.error,
-        };
-        self.uncommit(slot, extent.offset, Some(Unused::never_used()));
-        self.refund_for((id, index), bytes);
-        self.budget.refund_mappings(id, count);
-        Err(error)
+        })
     }
 }

@@ -9,13 +9,15 @@ use std::time::Instant;
 
 use super::budget::TenantId;
 use super::commit::Fit;
-use super::locked::Locked;
+use super::core::Locked;
+use super::ids::SlotId;
 use super::moving::{Choice, Chosen, MovingBlock, Tally};
 use super::sleep_state::SleepState;
-use super::slot::{Slot, SlotId};
+use super::slot::Slot;
 use super::state::State;
 use super::tenant::Tenant;
-use crate::error::{AllocateError, CommitError, WakeError};
+use super::wait::Wait;
+use crate::error::{AllocateError, WakeError};
 use crate::own::Stream;
 use crate::region::{Fence, wait_for};
 use crate::store::{HostStore, Saved};
@@ -46,7 +48,8 @@ impl Tenant {
         let state = core.await_choice(core.lock(), id, choice);
         let bytes = state.asleep(id, choice);
         drop(state);
-        let chosen = core.insist(id, bytes, until, |state| {
+        let wait = until.map_or(Wait::Hooks, Wait::Until);
+        let chosen = core.request(id, bytes, wait, |state| {
             let mut state = core.await_choice(state, id, choice);
             let outcome = state.mark_for_wake(id, choice);
             (state, outcome)
@@ -94,7 +97,7 @@ impl ToWake {
         };
         let mut state = moving.lock();
         let step = (moving.used, u64::MAX);
-        let (_, filled) = state.furnish_next(moving.lease.place(), step, home.as_ref(), zeroed)?;
+        let (_, filled) = state.furnish_next(moving.place().slot, step, home.as_ref(), zeroed)?;
         self.filled |= filled;
         Ok(())
     }
@@ -103,7 +106,7 @@ impl ToWake {
     pub(crate) fn wake(mut self) {
         if let Some(moving) = self.moving.take() {
             let mut state = moving.lock();
-            state.settle_awake(moving.lease.place(), self.saved.is_some());
+            state.settle_awake(moving.place().slot, self.saved.is_some());
         }
     }
 }
@@ -113,9 +116,9 @@ impl MovingBlock {
     /// there is memory.
     pub(crate) fn furnish_next(&self) -> Result<u64, AllocateError> {
         let mut state = self.lock();
-        let largest = state.largest_under(self.lease.place());
+        let largest = state.largest_under(self.place().slot);
         let step = (self.used, largest);
-        let (end, _) = state.furnish_next(self.lease.place(), step, None, false)?;
+        let (end, _) = state.furnish_next(self.place().slot, step, None, false)?;
         Ok(end)
     }
 }
@@ -131,12 +134,7 @@ impl Drop for ToWake {
         let copying = self.saved.as_deref_mut().map_or(&[][..], Saved::unfinished);
         let running = Fence::streams(filling.into_iter().chain(copying.iter().cloned()).collect());
         let mut state = moving.lock();
-        state.undo_wake(
-            moving.lease.place(),
-            moving.used,
-            self.saved.take(),
-            running,
-        );
+        state.undo_wake(moving.place().slot, self.saved.take(), running);
         drop(state);
         moving.lease.core().announce();
     }
@@ -148,15 +146,15 @@ impl State {
         let sleepers = self.choose(id, choice, |sleep_state| {
             matches!(sleep_state, SleepState::Asleep { .. })
         });
-        let slots = sleepers.iter().filter_map(|&index| self.slot(id, index));
+        let slots = sleepers.iter().filter_map(|&slot| self.slot(slot));
         slots
             .filter_map(|slot| Some(slot.block.as_ref()?.used))
             .sum()
     }
 
     /// The largest extent that may lie under a block.
-    fn largest_under(&self, place: &SlotId) -> u64 {
-        let slot = self.slot(place.tenant, place.slot);
+    fn largest_under(&self, id: SlotId) -> u64 {
+        let slot = self.slot(id);
         slot.map_or(self.policy.largest_extent, |slot| slot.class.largest)
     }
 }
@@ -179,7 +177,7 @@ impl Locked<'_> {
             let moving = self.choose(id, choice, |sleep_state| {
                 matches!(sleep_state, SleepState::Moving { .. })
             });
-            for slot in moving.iter().filter_map(|&index| self.slot(id, index)) {
+            for slot in moving.iter().filter_map(|&slot| self.slot(slot)) {
                 busy.add(slot);
             }
             if busy.blocks > 0 {
@@ -199,27 +197,20 @@ impl Locked<'_> {
         });
         let marked = sleepers
             .into_iter()
-            .filter_map(|index| self.mark_one_for_wake(id, index));
+            .filter_map(|slot| self.mark_one_for_wake(slot));
         Ok(Ok(marked.collect()))
     }
 
     /// Marks a sleeping block that was charged for as moving.
-    fn mark_one_for_wake(&mut self, id: TenantId, index: usize) -> Option<(Chosen, ToWake)> {
-        let slot = self.slot_mut(id, index)?;
+    fn mark_one_for_wake(&mut self, id: SlotId) -> Option<(Chosen, ToWake)> {
+        let slot = self.slot_mut(id)?;
         let block = slot.block.as_ref()?;
         let (zeroed, home, owed) = (block.zeroed, block.home.clone(), block.used);
         let saved = match &mut slot.sleep_state {
             SleepState::Asleep { saved } => saved.take(),
             _ => None,
         };
-        let aside = Vec::new();
-        let filling = Fence::complete();
-        let moving = SleepState::Moving {
-            aside,
-            owed,
-            filling,
-        };
-        let chosen = self.mark(id, index, moving)?;
+        let chosen = self.mark(id, SleepState::moving(owed))?;
         let to_wake = ToWake {
             moving: None,
             saved,
@@ -234,58 +225,52 @@ impl Locked<'_> {
     /// returns up to where there is memory, and whether the home stream zeroes some of it.
     fn furnish_next(
         &mut self,
-        place: &SlotId,
+        id: SlotId,
         (used, most): (u64, u64),
         home: Option<&Stream>,
         zeroed: bool,
     ) -> Result<(u64, bool), AllocateError> {
-        let (id, index) = (place.tenant, place.slot);
-        let Some(mut slot) = self.take_out(id, index) else {
+        let Some(mut slot) = self.take_out(id) else {
             return Ok((used, false));
         };
-        let begun = slot.space.bytes();
-        let left = used.saturating_sub(begun);
+        let left = used.saturating_sub(slot.space.bytes());
         let bytes = match most {
             u64::MAX => left,
             most => self.device.granule().extent_within(left, most),
         };
-        let furnished = self.furnish_moving(id, &mut slot, (begun, begun + bytes), home, zeroed);
+        let furnished = self.furnish_moving(&mut slot, bytes, home, zeroed);
         let end = slot.space.bytes();
-        self.put_slot(id, index, slot);
+        self.put_slot(slot);
         Ok((end, furnished?))
     }
 
-    /// Places charged memory in a range of a moving block's slot, with no other tenant's data in it.
+    /// Places bytes that were charged behind those of a moving block's slot, with no other tenant's
+    /// data in them.
     fn furnish_moving(
         &mut self,
-        id: TenantId,
         slot: &mut Slot,
-        (begun, end): (u64, u64),
+        bytes: u64,
         home: Option<&Stream>,
         zeroed: bool,
     ) -> Result<bool, AllocateError> {
-        if begun >= end {
+        if bytes == 0 {
             return Ok(false);
         }
-        let stuck = slot.space.stuck_in(begun, end);
-        if stuck > 0 {
-            let start = begun;
-            return Err(CommitError::Quarantined {
-                start,
-                end,
-                bytes: stuck,
-            }
-            .into());
-        }
-        self.place(id, slot, begun, end - begun, true)?;
+        let begun = slot.space.bytes();
+        Self::check_free(slot, begun, bytes)?;
+        self.place(slot, begun, bytes, true)?;
         if let SleepState::Moving { owed, .. } = &mut slot.sleep_state {
-            *owed = owed.saturating_sub(end - begun);
+            *owed = owed.saturating_sub(bytes);
         }
         let fit = Fit {
             zeros: None,
-            ..Fit::new(end, home, zeroed)
+            ..Fit::new(begun + bytes, home, zeroed)
         };
-        self.cleanse(id, slot, begun, &fit).map_err(|unfinished| {
+        let cleansed = self.cleanse(slot, begun, &fit);
+        // What was kept of the block is copied there next, and may not reach another tenant.
+        let tenant = slot.id.tenant.0;
+        slot.space.note_writer(begun, begun + bytes, tenant);
+        cleansed.map_err(|unfinished| {
             // The roll-back takes out what it can.
             if let SleepState::Moving { filling, .. } = &mut slot.sleep_state {
                 filling.merge(unfinished.running);
@@ -295,9 +280,8 @@ impl Locked<'_> {
     }
 
     /// A moving block has all its memory.
-    fn settle_awake(&mut self, place: &SlotId, restored: bool) {
-        let (id, index) = (place.tenant, place.slot);
-        let Some(mut slot) = self.take_slot(id, index) else {
+    fn settle_awake(&mut self, id: SlotId, restored: bool) {
+        let Some(mut slot) = self.take_slot(id) else {
             return;
         };
         slot.sleep_state = SleepState::Awake;
@@ -306,43 +290,30 @@ impl Locked<'_> {
         let bytes = slot.space.bytes();
         if let Some(block) = &mut slot.block {
             block.reach = bytes;
-            block.noted = slot.space.note_writer(0, block.used, id.0);
+            block.noted = slot.space.note_writer(0, block.used, id.tenant.0);
             if restored && block.zeroed {
                 // What the last granule holds behind what was kept is not zero for certain.
                 block.ever = block.ever.max(block.used);
             }
         }
-        self.put_slot(id, index, slot);
-        self.update_bypass(id);
+        self.put_slot(slot);
+        self.update_bypass(id.tenant);
     }
 
     /// A moving block is to sleep on: what it was given and what was charged go back. What a stream
     /// may still be filling or copying to stays where it is, and is quarantined.
-    fn undo_wake(
-        &mut self,
-        place: &SlotId,
-        used: u64,
-        saved: Option<Box<Saved>>,
-        mut filling: Fence,
-    ) {
-        let (id, index) = (place.tenant, place.slot);
-        let Some(mut slot) = self.take_out(id, index) else {
+    fn undo_wake(&mut self, id: SlotId, saved: Option<Box<Saved>>, mut running: Fence) {
+        let Some(mut slot) = self.take_out(id) else {
             return;
         };
-        let count = slot.space.count();
-        if let SleepState::Moving { filling: known, .. } = std::mem::take(&mut slot.sleep_state) {
-            filling.merge(known);
+        if let SleepState::Moving { filling, .. } = &slot.sleep_state {
+            running.merge(filling.clone());
         }
-        self.uncommit(&mut slot, 0, filling.proof());
-        slot.fence.merge(filling);
-        self.budget.refund(id, used);
-        self.budget.refund_mappings(id, count);
-        slot.receded();
-        slot.sleep_state = match slot.block {
-            Some(_) => SleepState::Asleep { saved },
-            None => SleepState::Awake,
-        };
-        self.put_slot(id, index, slot);
-        self.update_bypass(id);
+        self.uncommit(&mut slot, 0, running.proof());
+        slot.fence.merge(running);
+        self.budget.refund(id.tenant, slot.sleep_state.beside());
+        slot.lies_down(saved);
+        self.put_slot(slot);
+        self.update_bypass(id.tenant);
     }
 }

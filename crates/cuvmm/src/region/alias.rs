@@ -1,6 +1,5 @@
 //! The same memory at a second place of the range.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::Region;
@@ -74,19 +73,5 @@ impl Region {
     /// Whether some memory is shown twice now.
     pub(super) fn is_aliased(&self) -> bool {
         self.memory() < self.space.bytes()
-    }
-
-    /// Bytes of extents, each memory counted once.
-    pub(super) fn memory(&self) -> u64 {
-        if !self.aliased {
-            return self.space.bytes();
-        }
-        let mut seen = BTreeSet::new();
-        let placed = self.space.extents.values();
-        placed
-            .map(|placed| placed.mapping.physical())
-            .filter(|physical| seen.insert(physical.as_raw()))
-            .map(crate::own::Physical::size)
-            .sum()
     }
 }

@@ -141,7 +141,7 @@ impl Region {
         let chosen = place.map(|place| Layout::on(place.clone()));
         let layout = chosen.as_ref().unwrap_or(&self.layout);
         let mut planned = vec![];
-        for gap in self.gaps(range) {
+        for gap in self.holes(range) {
             for (part, place) in layout.parts(gap) {
                 let mut offset = part.start;
                 for size in granule.cover(part.end - part.start, self.largest) {
@@ -185,36 +185,6 @@ impl Region {
             placed.push(offset);
         }
         Ok(placed)
-    }
-
-    /// Whether so many mappings more can be had once some have gone.
-    pub(super) fn afford(&self, more: u64, gone: u64) -> Result<(), CommitError> {
-        let held = self.mappings();
-        let limit = self.mapping_limit;
-        if (held + more).saturating_sub(gone) > limit {
-            return Err(CommitError::Mappings {
-                needed: more,
-                held,
-                limit,
-            });
-        }
-        Ok(())
-    }
-
-    /// The parts of a range that have no extent.
-    pub(super) fn gaps(&self, range: &Range<u64>) -> Vec<Range<u64>> {
-        let mut gaps = vec![];
-        let mut at = range.start;
-        for extent in self.space.extents_in(range.start, range.end) {
-            if extent.offset > at {
-                gaps.push(at..extent.offset);
-            }
-            at = extent.end();
-        }
-        if at < range.end {
-            gaps.push(at..range.end);
-        }
-        gaps
     }
 
     /// Takes back what a commit that failed had placed.

@@ -91,6 +91,14 @@ impl PendingExtents {
 }
 
 impl Region {
+    /// Bytes pending free.
+    #[doc(alias = "limbo")]
+    #[must_use]
+    pub fn pending_free(&self) -> u64 {
+        debug_assert!(self.pending_is_true());
+        self.pending.bytes()
+    }
+
     /// Notes which extents that meet a range are pending, once what is committed there has changed.
     pub(super) fn note_pending(&mut self, range: &Range<u64>) {
         for extent in self.space.extents_in(range.start, range.end) {

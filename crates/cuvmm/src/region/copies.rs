@@ -43,18 +43,7 @@ impl Space {
             .try_for_each(|(offset, size)| span.fill_async(stream, offset, byte, size))
     }
 
-    /// Queues a copy of a range of another space to the beginning of this one.
-    pub(crate) fn copy_from(
-        &self,
-        stream: &Stream,
-        other: &Self,
-        offset: u64,
-        size: u64,
-    ) -> Result<(), CopyError> {
-        self.copy_within(stream, 0, other, offset, size)
-    }
-
-    /// The same to any place in this one.
+    /// Queues a copy of a range of another space to a place in this one.
     pub(crate) fn copy_within(
         &self,
         stream: &Stream,

@@ -156,14 +156,6 @@ impl Region {
         Ok(bytes)
     }
 
-    /// Whether part of a range has to be [unshared](Self::unshare) before it is written.
-    #[must_use]
-    pub fn is_read_only(&self, range: Range<u64>) -> bool {
-        self.space
-            .extents_in(range.start, range.end)
-            .any(|extent| self.space.most_at(extent.offset) != Access::ReadWrite)
-    }
-
     /// Bytes of memory that another region or mapping holds too.
     #[must_use]
     pub fn shared(&self) -> u64 {

@@ -34,10 +34,12 @@ mod registration;
 mod relocate;
 mod replace;
 mod space;
+mod taken;
 mod withdraw;
+mod zero_backed;
 mod zeros;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -45,8 +47,8 @@ use std::sync::Arc;
 use cuvmm_driver::{DeviceAddress, LocationKind, PhysicalProps};
 
 use crate::device::Device;
-use crate::error::{CopyError, RangeError};
-use crate::own::{CloseError, CloseRefusal, Stream};
+use crate::error::{CommitError, CopyError, RangeError};
+use crate::own::{Access, Stream};
 use crate::size::range_within;
 use committed::{Committed, PendingExtents};
 use register::Register;
@@ -63,7 +65,8 @@ pub(crate) use place::{LastWriter, PlaceError, PlaceFailure, Placed, Target, Unm
 pub(crate) use registration::Keeper;
 pub use registration::Registration;
 pub use space::Extent;
-pub(crate) use space::Space;
+pub(crate) use space::{Footing, Space};
+pub(crate) use taken::{NotPutBack, Stuck, TakenOut};
 
 /// The largest extent by default: 1 GiB.
 pub const DEFAULT_LARGEST_EXTENT: u64 = 1 << 30;
@@ -134,14 +137,6 @@ impl Region {
     #[must_use]
     pub fn mappings(&self) -> u64 {
         self.space.count() + self.space.stuck_count() + self.zeros.count()
-    }
-
-    /// Bytes pending free.
-    #[doc(alias = "limbo")]
-    #[must_use]
-    pub fn pending_free(&self) -> u64 {
-        debug_assert!(self.pending_is_true());
-        self.pending.bytes()
     }
 
     /// Bytes that a failed roll-back left mapped; tried again when the region is closed.
@@ -265,27 +260,70 @@ impl Region {
         ))
     }
 
-    /// Waits for the device and gives everything back: extents, memory, addresses. On failure
-    /// the region is handed back with what could not be given.
-    ///
-    /// # Errors
-    /// [`CloseError`] with the region in it while part of it is [registered](Self::register), or when
-    /// the driver refuses.
-    #[expect(clippy::result_large_err, reason = "the region itself is handed back")]
-    pub fn close(mut self) -> Result<(), CloseError<Self>> {
-        if self.all_unregistered().is_err() {
-            return Err(CloseError {
-                owner: self,
-                reason: CloseRefusal::InUse,
+    /// All work of every device that has access.
+    pub(super) fn fence_of_all(&self) -> Fence {
+        Fence::devices(self.space.users().cloned().collect())
+    }
+
+    /// The work of these streams; nothing if one belongs to a device without access.
+    pub(super) fn fence_of(&self, streams: &[Stream]) -> Option<Fence> {
+        let known = |stream: &Stream| self.space.users().any(|user| user == stream.device());
+        streams
+            .iter()
+            .all(known)
+            .then(|| Fence::streams(streams.to_vec()))
+    }
+
+    /// Whether so many mappings more can be had once some have gone.
+    pub(super) fn afford(&self, more: u64, gone: u64) -> Result<(), CommitError> {
+        let held = self.mappings();
+        let limit = self.mapping_limit;
+        if (held + more).saturating_sub(gone) > limit {
+            return Err(CommitError::Mappings {
+                needed: more,
+                held,
+                limit,
             });
         }
-        match self.empty() {
-            Ok(()) => Ok(()),
-            Err(cause) => Err(CloseError {
-                owner: self,
-                reason: CloseRefusal::Call(cause),
-            }),
+        Ok(())
+    }
+
+    /// The parts of a range that have no extent.
+    pub(super) fn holes(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let mut holes = vec![];
+        let mut at = range.start;
+        for extent in self.space.extents_in(range.start, range.end) {
+            if extent.offset > at {
+                holes.push(at..extent.offset);
+            }
+            at = extent.end();
         }
+        if at < range.end {
+            holes.push(at..range.end);
+        }
+        holes
+    }
+
+    /// Whether part of a range has to be [unshared](Self::unshare) before it is written.
+    #[must_use]
+    pub fn is_read_only(&self, range: Range<u64>) -> bool {
+        self.space
+            .extents_in(range.start, range.end)
+            .any(|extent| self.space.most_at(extent.offset) != Access::ReadWrite)
+    }
+
+    /// Bytes of extents, each memory counted once.
+    pub(super) fn memory(&self) -> u64 {
+        if !self.aliased {
+            return self.space.bytes();
+        }
+        let mut seen = BTreeSet::new();
+        let placed = self.space.extents.values();
+        placed
+            .map(|placed| placed.mapping.physical())
+            .filter(|physical| seen.insert(physical.as_raw()))
+            .map(crate::own::Physical::size)
+            .sum()
     }
 
     pub(crate) fn check(&self, range: &Range<u64>) -> Result<(), RangeError> {
@@ -336,23 +374,13 @@ impl Region {
     }
 }
 
-impl Drop for Region {
-    fn drop(&mut self) {
-        self.leave_registered();
-        let held = self.held();
-        if let Err(error) = self.empty() {
-            self.device().report_drop("region", held, error);
-        }
-    }
-}
-
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Region")
             .field("address", &self.address())
             .field("size", &self.size())
             .field("committed", &self.committed())
-            .field("pending_free", &self.pending_free())
+            .field("pending_free", &self.pending.bytes())
             .finish_non_exhaustive()
     }
 }

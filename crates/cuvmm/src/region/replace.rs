@@ -2,6 +2,7 @@
 //!
 //! Whoever calls has seen to it that no work uses the extents, and lets none begin.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::Region;
@@ -9,120 +10,134 @@ use super::copies::wait_for;
 use super::fence::{Fence, Unused};
 use super::place::Unmapped;
 use super::space::Space;
+use super::taken::{NotPutBack, TakenOut};
 use crate::error::{CommitError, ReplaceError};
 use crate::own::{Access, Stream};
 
-/// An extent's memory that was taken out, and what could be done with it.
-struct Taken {
-    offset: u64,
-    old: Unmapped,
-    most: Access,
+/// Memory, and the offset where it is to be placed.
+type New = Vec<(u64, Unmapped)>;
+
+/// Memory was not replaced.
+#[derive(Debug)]
+pub(crate) struct NotReplaced {
+    pub(crate) error: ReplaceError,
+    /// What is mapped nowhere and of no use: new memory, or old memory whose place new memory keeps.
+    pub(crate) physicals: Vec<Unmapped>,
+    /// What was there and could not be put back.
+    pub(crate) lost: Option<NotPutBack>,
+    /// Whether the stream may be copying still. It reads what is there, and what it writes to is kept.
+    pub(crate) running: bool,
 }
 
 impl Space {
-    /// Copies the bytes of extents to physicals of the same sizes and puts those in their places,
-    /// where nobody may do more than `most` with them. Returns the old memory. All or nothing.
+    /// Copies the bytes of extents to other memory and puts that in their places, where nobody may do
+    /// more than `most` with it. It begins and ends where extents do. Returns the old memory. All or
+    /// nothing.
     pub(crate) fn replace(
         &mut self,
-        new: Vec<(u64, Unmapped)>,
+        new: New,
         most: Access,
         stream: &Stream,
         proof: Unused,
-    ) -> Result<Vec<Unmapped>, ReplaceError> {
-        self.copy_to(&new, stream)?;
-        let mut taken: Vec<Taken> = vec![];
-        for (offset, unmapped) in new {
-            if let Err(error) = self.exchange(offset, unmapped, (most, proof), &mut taken) {
-                let lost = self.exchange_back(taken);
-                return Err(match lost.is_empty() {
-                    true => error,
-                    false => ReplaceError::Lost {
-                        ranges: lost,
-                        cause: Box::new(error),
-                    },
-                });
+    ) -> Result<TakenOut, Box<NotReplaced>> {
+        let new = self.copy_to(new, stream)?;
+        let covered = new.iter().flat_map(|(offset, unmapped)| {
+            let extents = self.extents_in(*offset, offset + unmapped.size());
+            extents.map(|extent| extent.offset)
+        });
+        let covered: BTreeSet<u64> = covered.collect();
+        let mut old = TakenOut::default();
+        if let Err(error) = self.take_out(covered.into_iter().rev(), proof, &mut old) {
+            return Err(Box::new(NotReplaced {
+                error: error.into(),
+                physicals: new.into_iter().map(|(_, unmapped)| unmapped).collect(),
+                lost: self.put_back(old).err(),
+                running: false,
+            }));
+        }
+        let mut placed: Vec<Range<u64>> = vec![];
+        let mut new = new.into_iter();
+        while let Some((offset, unmapped)) = new.next() {
+            let size = unmapped.size();
+            match self.place_for(offset, vec![unmapped], most) {
+                Ok(()) => placed.push(offset..offset + size),
+                Err(failed) => {
+                    let mut physicals = failed.physicals;
+                    physicals.extend(new.map(|(_, unmapped)| unmapped));
+                    // It has the same bytes: where it cannot be taken out it stays.
+                    placed.retain(|range| {
+                        match self.withdraw_back(range.start, Unused::never_used()) {
+                            Ok(here) => physicals.extend(here),
+                            Err(_) => return true,
+                        }
+                        false
+                    });
+                    physicals.extend(old.split_off(&placed));
+                    return Err(Box::new(NotReplaced {
+                        error: ReplaceError::Place(failed.error),
+                        physicals,
+                        lost: self.put_back(old).err(),
+                        running: false,
+                    }));
+                }
             }
         }
-        Ok(taken.into_iter().map(|taken| taken.old).collect())
+        Ok(old)
     }
 
-    /// Writes the bytes of extents to physicals, at addresses that are had for that alone.
-    fn copy_to(&mut self, new: &[(u64, Unmapped)], stream: &Stream) -> Result<(), ReplaceError> {
-        let bytes = new.iter().map(|(_, unmapped)| unmapped.size()).sum();
-        let mut beside = Self::reserve(self.device(), bytes)?;
-        let copies = new.iter().map(|(_, unmapped)| Unmapped {
-            physical: unmapped.physical.clone(),
-            last_writer: unmapped.last_writer,
-            fresh: false,
-        });
-        if let Err(failed) = beside.place(0, copies.collect()) {
+    /// Writes the bytes of extents to other memory, at addresses that are had for that alone.
+    fn copy_to(&mut self, new: New, stream: &Stream) -> Result<New, Box<NotReplaced>> {
+        let (offsets, memory): (Vec<u64>, Vec<Unmapped>) = new.into_iter().unzip();
+        let sizes: Vec<u64> = memory.iter().map(Unmapped::size).collect();
+        let not = |error, physicals, running| {
+            Box::new(NotReplaced {
+                error,
+                physicals,
+                lost: None,
+                running,
+            })
+        };
+        let mut beside = match Self::reserve(self.device(), sizes.iter().sum()) {
+            Ok(beside) => beside,
+            Err(error) => return Err(not(error.into(), memory, false)),
+        };
+        if let Err(failed) = beside.place(0, memory) {
             if failed.stuck > 0 {
                 self.beside.push(beside);
             }
-            return Err(ReplaceError::Place(failed.error));
+            return Err(not(failed.error.into(), failed.physicals, false));
         }
         let mut at = 0;
         let mut queued = Ok(());
-        for (offset, unmapped) in new {
-            let size = unmapped.size();
-            queued = queued.and_then(|()| beside.copy_within(stream, at, self, *offset, size));
+        for (&offset, &size) in offsets.iter().zip(&sizes) {
+            queued = queued.and_then(|()| beside.copy_within(stream, at, self, offset, size));
             at += size;
         }
         let waited = match wait_for(stream) {
             Err(failed) if !failed.ended => {
                 // The copy may be running: its memory stays where it is.
                 self.beside.push(beside);
-                return Err(failed.error.into());
+                return Err(not(failed.error.into(), vec![], true));
             }
             waited => waited.map_err(|failed| failed.error),
         };
-        let offsets: Vec<u64> = beside.extents().map(|extent| extent.offset).collect();
-        for offset in offsets {
-            if let Err(error) = beside.withdraw_back(offset, Unused::never_used()) {
-                self.beside.push(beside);
-                return Err(error.into());
+        let mut copied = Ok(());
+        let mut memory = vec![];
+        let extents: Vec<u64> = beside.extents().map(|extent| extent.offset).collect();
+        for offset in extents {
+            match beside.withdraw_back(offset, Unused::never_used()) {
+                Ok(here) => memory.extend(here),
+                Err(error) => copied = Err(error.into()),
             }
         }
-        queued?;
-        Ok(waited?)
-    }
-
-    /// Puts a physical where an extent was.
-    fn exchange(
-        &mut self,
-        offset: u64,
-        unmapped: Unmapped,
-        (most, proof): (Access, Unused),
-        taken: &mut Vec<Taken>,
-    ) -> Result<(), ReplaceError> {
-        let before = self.most_at(offset);
-        if let Some(old) = self.withdraw(offset, proof)? {
-            taken.push(Taken {
-                offset,
-                old,
-                most: before,
-            });
+        if beside.count() > 0 {
+            self.beside.push(beside);
         }
-        self.place_for(offset, vec![unmapped], most)
-            .map_err(|failed| ReplaceError::Place(failed.error))
-    }
-
-    /// Puts the old memory back where it was; returns where that failed, and nothing is mapped now.
-    fn exchange_back(&mut self, taken: Vec<Taken>) -> Vec<Range<u64>> {
-        let mut lost = vec![];
-        for Taken { offset, old, most } in taken.into_iter().rev() {
-            let size = old.size();
-            // The new memory has the same bytes: where it cannot be taken out, it stays, and the old
-            // memory goes.
-            if self.withdraw_back(offset, Unused::never_used()).is_err() {
-                continue;
-            }
-            if let Err(failed) = self.place_back(offset, vec![old], most) {
-                tracing::error!(error = %failed.error, offset, "an extent is lost");
-                lost.push(offset..offset + size);
-            }
+        let copied = copied.and_then(|()| Ok(queued?)).and_then(|()| Ok(waited?));
+        match copied {
+            Ok(()) => Ok(offsets.into_iter().zip(memory).collect()),
+            Err(error) => Err(not(error, memory, false)),
         }
-        lost
     }
 }
 
@@ -131,27 +146,33 @@ impl Region {
     /// What is lost where even undoing it failed is committed no more.
     pub(super) fn replace(
         &mut self,
-        new: Vec<(u64, Unmapped)>,
+        new: New,
         stream: &Stream,
         proof: Unused,
     ) -> Result<(), ReplaceError> {
         let offsets: Vec<u64> = new.iter().map(|&(offset, _)| offset).collect();
-        let beside = self.space.beside.len();
-        let replaced = self.space.replace(new, Access::ReadWrite, stream, proof);
-        if self.space.beside.len() > beside {
-            // The copy may be running, and reads what is there.
+        let Err(failed) = self.space.replace(new, Access::ReadWrite, stream, proof) else {
+            return Ok(());
+        };
+        if failed.running {
             for offset in offsets {
                 let withdrawn = self.withdrawn.entry(offset);
                 let fence = withdrawn.or_insert_with(Fence::complete);
                 fence.merge(Fence::stream(stream.clone()));
             }
         }
-        if let Err(ReplaceError::Lost { ranges, .. }) = &replaced {
-            for range in ranges {
-                self.committed.remove(range.clone());
-            }
+        let Some(lost) = failed.lost else {
+            return Err(failed.error);
+        };
+        tracing::error!(error = %lost.error, offset = lost.offset, "extents are lost");
+        let ranges = lost.ranges();
+        for range in &ranges {
+            self.committed.remove(range.clone());
         }
-        replaced.map(drop)
+        Err(ReplaceError::Lost {
+            ranges,
+            cause: Box::new(failed.error),
+        })
     }
 }
 

@@ -43,6 +43,15 @@ impl Extent {
     }
 }
 
+/// What a space has: its extents, and what is stuck in it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Footing {
+    pub(crate) bytes: u64,
+    pub(crate) count: u64,
+    pub(crate) stuck_bytes: u64,
+    pub(crate) stuck_count: u64,
+}
+
 /// A reservation whose extents all have the same access.
 #[derive(Debug)]
 pub(crate) struct Space {
@@ -153,6 +162,16 @@ impl Space {
     pub(crate) fn stuck_count(&self) -> u64 {
         let all = |space: &Self| space.extents.len() as u64 + space.stuck_count();
         self.stuck.len() as u64 + self.beside.iter().map(all).sum::<u64>()
+    }
+
+    /// What it has now.
+    pub(crate) fn footing(&self) -> Footing {
+        Footing {
+            bytes: self.bytes,
+            count: self.count(),
+            stuck_bytes: self.stuck_bytes(),
+            stuck_count: self.stuck_count(),
+        }
     }
 
     /// Bytes of stuck extents that meet a range.
@@ -318,15 +337,6 @@ impl Space {
         let bytes = stuck.iter().map(|mapping| mapping.size()).sum();
         self.stuck.extend(stuck);
         bytes
-    }
-
-    /// The physicals of all extents in order, to be placed elsewhere as well.
-    pub(crate) fn clones(&self, by: u64) -> impl Iterator<Item = Unmapped> + '_ {
-        self.extents.values().map(move |placed| Unmapped {
-            physical: placed.mapping.physical().clone(),
-            last_writer: Some(LastWriter { by, blank: false }),
-            fresh: false,
-        })
     }
 
     /// Unmaps the extent that begins at `offset`. On failure it is still there.

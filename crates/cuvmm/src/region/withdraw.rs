@@ -7,9 +7,32 @@ use super::Region;
 use super::fence::{Fence, Round, Unused};
 use super::space::Extent;
 use crate::error::{CallError, CommitError, DecommitError};
-use crate::own::Stream;
+use crate::own::{CloseError, CloseRefusal, Stream};
 
 impl Region {
+    /// Waits for the device and gives everything back: extents, memory, addresses. On failure
+    /// the region is handed back with what could not be given.
+    ///
+    /// # Errors
+    /// [`CloseError`] with the region in it while part of it is [registered](Self::register), or when
+    /// the driver refuses.
+    #[expect(clippy::result_large_err, reason = "the region itself is handed back")]
+    pub fn close(mut self) -> Result<(), CloseError<Self>> {
+        if self.all_unregistered().is_err() {
+            return Err(CloseError {
+                owner: self,
+                reason: CloseRefusal::InUse,
+            });
+        }
+        match self.empty() {
+            Ok(()) => Ok(()),
+            Err(cause) => Err(CloseError {
+                owner: self,
+                reason: CloseRefusal::Call(cause),
+            }),
+        }
+    }
+
     /// Withdraws a range after all work of the devices that have access: extents with nothing committed left in
     /// them become pending free. Makes no driver call and never waits.
     ///
@@ -201,5 +224,15 @@ impl Region {
     /// Waits for all work of the devices that have access, once.
     fn drained(&self, all: &mut Option<Result<Unused, CallError>>) -> Result<Unused, CallError> {
         *all.get_or_insert_with(|| Unused::after_drain(self.space.users()))
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        self.leave_registered();
+        let held = self.held();
+        if let Err(error) = self.empty() {
+            self.device().report_drop("region", held, error);
+        }
     }
 }

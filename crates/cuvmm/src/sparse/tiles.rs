@@ -30,7 +30,7 @@ impl<T: Pod> SparseArray<T> {
             .map(|index| {
                 let first = self.tile_start(index);
                 let next = self.tile_start(index.saturating_add(1));
-                let base = self.address();
+                let base = self.region.address();
                 let offset = bytes_of::<T>(first).unwrap_or_default();
                 Tile {
                     index,

@@ -223,11 +223,6 @@ impl<T: Pod> UnifiedBuffer<T> {
         }
     }
 
-    /// The memory, where a range has any: the driver takes no range of no bytes.
-    pub(super) fn memory_of(&self, range: &Range<usize>) -> Option<&Managed> {
-        self.memory.as_ref().filter(|_| !range.is_empty())
-    }
-
     fn place(&self, place: PageLocation<'_>) -> Result<Location, UnifiedError> {
         match place {
             PageLocation::Device(device) => {
@@ -248,14 +243,5 @@ impl<T: Pod> UnifiedBuffer<T> {
             }
             _ => Ok(Location::HOST),
         }
-    }
-
-    /// Whether a device moves pages while others use them.
-    pub(super) fn moves_on(&self, device: &Device) -> Result<(), UnifiedError> {
-        let ordinal = self.device().ordinal();
-        if device.is_same(self.device()) && self.unshared == Some(ordinal) {
-            return Err(UnifiedError::NoConcurrentAccess { device: ordinal });
-        }
-        self.admit(device)
     }
 }

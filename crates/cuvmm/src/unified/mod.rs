@@ -273,6 +273,20 @@ impl<T: Pod> UnifiedBuffer<T> {
             None => Ok(()),
         }
     }
+
+    /// The memory, where a range has any: the driver takes no range of no bytes.
+    pub(super) fn memory_of(&self, range: &Range<usize>) -> Option<&Managed> {
+        self.memory.as_ref().filter(|_| !range.is_empty())
+    }
+
+    /// Whether a device moves pages while others use them.
+    pub(super) fn moves_on(&self, device: &Device) -> Result<(), UnifiedError> {
+        let ordinal = self.device().ordinal();
+        if device.is_same(self.device()) && self.unshared == Some(ordinal) {
+            return Err(UnifiedError::NoConcurrentAccess { device: ordinal });
+        }
+        self.admit(device)
+    }
 }
 
 /// Bytes of so many elements that fit in one object.

@@ -1,0 +1,45 @@
+//! The table of memory that is not ours to map.
+
+use std::collections::BTreeMap;
+
+use super::advice::Advised;
+use super::device_state::Owner;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Plain,
+    Pool,
+    Pinned,
+    Managed,
+}
+
+impl Kind {
+    /// Whether the program touches it directly.
+    pub(crate) fn is_touchable(self) -> bool {
+        matches!(self, Self::Pinned | Self::Managed)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    pub(crate) size: u64,
+    pub(crate) kind: Kind,
+    pub(crate) device: i32,
+    pub(crate) advised: Advised,
+    pub(crate) owner: Option<Owner>,
+    pub(crate) taken: u64,
+    /// `free_async` was called; the work that ends it is queued.
+    pub(crate) ending: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Allocations {
+    pub(crate) by_address: BTreeMap<u64, Allocation>,
+}
+
+impl Allocations {
+    pub(crate) fn containing(&self, address: u64) -> Option<(u64, &Allocation)> {
+        let (&start, allocation) = self.by_address.range(..=address).next_back()?;
+        (address - start < allocation.size).then_some((start, allocation))
+    }
+}

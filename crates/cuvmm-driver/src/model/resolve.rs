@@ -1,0 +1,69 @@
+//! Which bytes a range of addresses means, and whether a device may use them.
+
+use super::backing::{Backing, Place};
+use super::rights::Who;
+use super::state::State;
+use super::work::Use;
+
+/// A run of bytes that lies in one piece.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    pub(crate) place: Place,
+    pub(crate) size: u64,
+}
+
+impl<B: Backing> State<B> {
+    /// The bytes behind a range, over as many mappings as it takes. Nothing when any of it is
+    /// not mapped, or the device lacks the right. The page table is asked, never the hardware.
+    pub(crate) fn resolve(
+        &self,
+        device: i32,
+        start: u64,
+        size: u64,
+        how: Use,
+    ) -> Option<Vec<Piece>> {
+        let end = start.checked_add(size)?;
+        let mut pieces = Vec::with_capacity(1);
+        let mut at = start;
+        while at < end {
+            let (place, piece_end) = self.place(device, at, how)?;
+            let size = piece_end.min(end) - at;
+            pieces.push(Piece { place, size });
+            at += size;
+        }
+        Some(pieces)
+    }
+
+    /// As [`resolve`](Self::resolve), but not for memory that the program touches directly. A
+    /// test's kernel and a test's look stay away from it, because they are safe to call, and a
+    /// program may hold references into it.
+    pub(crate) fn resolve_apart(
+        &self,
+        device: i32,
+        start: u64,
+        size: u64,
+        how: Use,
+    ) -> Option<Vec<Piece>> {
+        let pieces = self.resolve(device, start, size, how)?;
+        let apart = |piece: &Piece| match piece.place {
+            Place::Memory(..) => true,
+            Place::Allocation(address) => {
+                let found = self.allocations.containing(address);
+                found.is_some_and(|(_, allocation)| !allocation.kind.is_touchable())
+            }
+        };
+        pieces.iter().all(apart).then_some(pieces)
+    }
+
+    /// The place of one address, and where what it lies in ends.
+    fn place(&self, device: i32, at: u64, how: Use) -> Option<(Place, u64)> {
+        if let Some((start, mapping)) = self.mappings.containing(at) {
+            let enough = how.allowed(mapping.rights.of(Who::Device(device)));
+            let physical = self.physicals.by_handle.get(&mapping.handle)?;
+            let place = Place::Memory(physical.memory, at - start);
+            return enough.then_some((place, start + mapping.size));
+        }
+        let (start, allocation) = self.allocations.containing(at)?;
+        Some((Place::Allocation(at), start + allocation.size))
+    }
+}

@@ -1,0 +1,97 @@
+//! What is always true of a pool's state while its lock is free, checked in debug builds at the end
+//! of each locked section, and wherever one lets the lock go.
+
+use super::slot::Freed;
+use super::state::State;
+
+/// With more slots than these only some sections are checked: the first, the second, the fourth and
+/// so on.
+const MOST_SLOTS: usize = 64;
+
+impl State {
+    /// Panics if accounts, slots and lists do not agree.
+    pub(super) fn audit(&mut self) {
+        self.audits += 1;
+        let slots: usize = self.tenants.values().map(|it| it.indices().count()).sum();
+        let lost = self.tenants.values().any(|tenancy| tenancy.has_lost());
+        let now = slots <= MOST_SLOTS || self.audits.is_power_of_two();
+        if std::thread::panicking() || lost || !now || self.device.is_forked() {
+            return;
+        }
+        self.audit_charges();
+        self.audit_lists();
+        if self.flights.count() == 0 {
+            self.audit_sources();
+        }
+    }
+
+    /// Each tenant is charged for what its slots and its share table have, and no more.
+    fn audit_charges(&self) {
+        for (&id, tenancy) in &self.tenants {
+            let parts = tenancy.figures().map(|(figures, _)| {
+                figures.in_use + figures.padding + figures.precommitted + figures.idle
+            });
+            let parts = parts.sum::<u64>() + tenancy.share_table.bytes();
+            let held = self.budget.account(id).held;
+            let figures = || tenancy.figures().map(|(figures, _)| figures);
+            debug_assert!(
+                held == parts,
+                "{id:?} is charged {held} and has {parts}: {:?}, {} shared",
+                figures().collect::<Vec<_>>(),
+                tenancy.share_table.bytes()
+            );
+        }
+        let accounts = self.budget.accounts().map(|(_, account)| account);
+        let held: u64 = accounts.map(|account| account.held).sum();
+        debug_assert!(held == self.budget.held(), "accounts add up to {held}");
+    }
+
+    /// A slot is listed for what it can give and for what it can serve.
+    fn audit_lists(&self) {
+        for (id, tenancy) in &self.tenants {
+            let keeps_nothing = self.hardening.is_some() || !tenancy.registered;
+            for index in tenancy.indices() {
+                let Some(slot) = tenancy.slot(index) else {
+                    continue;
+                };
+                let listed = tenancy.lists(index);
+                let serves = slot.is_vacant();
+                debug_assert!(listed.0 == serves, "{id:?}, {index}: vacant is {serves}");
+                let gives = slot.has_spare();
+                debug_assert!(
+                    listed.1 || !gives,
+                    "{id:?}, {index} gives and is not listed"
+                );
+                let to_purge = slot.is_to_purge(keeps_nothing);
+                debug_assert!(slot.purging || !to_purge, "{id:?}, {index} is not purged");
+                let mut queues = self.purging.iter().chain(&self.draining);
+                let queued = queues.any(|&id| id == slot.id);
+                debug_assert!(queued || !slot.purging, "{id:?}, {index} is not queued");
+                let idle = slot.idle() + slot.precommitted();
+                let pending = slot.freed_state() != Freed::Leased && idle > slot.stranded();
+                debug_assert!(
+                    gives || !pending || slot.is_busy(),
+                    "{id:?}, {index}: {idle} idle"
+                );
+            }
+            tenancy.audit();
+        }
+    }
+
+    /// What came from the driver is somewhere.
+    fn audit_sources(&self) {
+        let slots = self.tenants.values().flat_map(|tenancy| {
+            let indices = tenancy.indices();
+            indices.filter_map(|index| tenancy.slot(index))
+        });
+        let owed: u64 = slots.map(|slot| slot.sleep_state.owed()).sum();
+        let marked: u64 = self.to_release.iter().map(|it| it.size()).sum();
+        let had = self.budget.obtained() + owed;
+        let budget = &self.budget;
+        let known = budget.held() + budget.quarantined() + self.free_list.bytes() + marked;
+        debug_assert!(
+            had == known,
+            "{had} came from the driver, {known} are known"
+        );
+    }
+}

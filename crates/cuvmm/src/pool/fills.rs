@@ -1,0 +1,100 @@
+//! Fills and copies: behind what a home stream has queued, or on a stream of the pool's own that is
+//! waited for.
+
+use super::core::Locked;
+use super::slot::Slot;
+use crate::error::{AllocateError, CallError};
+use crate::own::Stream;
+use crate::region::{Fence, WaitError, wait_for};
+
+/// A fill or copy that failed.
+#[derive(Debug)]
+pub(super) struct Unfinished {
+    pub(super) error: AllocateError,
+    /// What of it may still be running: nothing, if this has passed.
+    pub(super) running: Fence,
+}
+
+impl Unfinished {
+    /// What is left of work on a stream that could not be waited for.
+    pub(super) fn of(failed: WaitError, stream: Stream) -> Self {
+        Self {
+            error: failed.error.into(),
+            running: match failed.ended {
+                true => Fence::complete(),
+                false => Fence::stream(stream),
+            },
+        }
+    }
+}
+
+impl<E: Into<AllocateError>> From<E> for Unfinished {
+    fn from(error: E) -> Self {
+        Self {
+            error: error.into(),
+            running: Fence::complete(),
+        }
+    }
+}
+
+impl Locked<'_> {
+    /// Fills a range with zeros on the home stream, or on a stream of ours that is waited for. One
+    /// fill, so that one that fails leaves nothing running.
+    pub(super) fn zero(
+        &mut self,
+        slot: &Slot,
+        offset: u64,
+        size: u64,
+        home: Option<&Stream>,
+    ) -> Result<(), Unfinished> {
+        let stream = match home {
+            Some(home) => home.clone(),
+            None => self.scrubber()?,
+        };
+        slot.space
+            .fill(&stream, offset, 0, size)
+            .map_err(AllocateError::Zero)?;
+        if home.is_some() {
+            return Ok(());
+        }
+        let waited = self.unlocked(|| wait_for(&stream));
+        waited.map_err(|failed| Unfinished::of(failed, stream))
+    }
+
+    /// Copies bytes at an offset from one slot to the same place in another, behind what the stream
+    /// of that other one's block has queued, or waits for the copy. Both are out. The first is not
+    /// unmapped before that has passed; where the wait failed, [`Unfinished::running`] has to keep
+    /// the other one too.
+    pub(super) fn copy_between(
+        &mut self,
+        source: &mut Slot,
+        to: &Slot,
+        (offset, size): (u64, u64),
+        home: Option<&Stream>,
+    ) -> Result<(), Unfinished> {
+        let stream = match home {
+            Some(home) => home.clone(),
+            None => self.scrubber()?,
+        };
+        let copied = to
+            .space
+            .copy_within(&stream, offset, &source.space, offset, size);
+        copied.map_err(AllocateError::Copy)?;
+        if let Some(home) = home {
+            source.is_read_on(home);
+            return Ok(());
+        }
+        let waited = self.unlocked(|| wait_for(&stream));
+        waited.map_err(|failed| {
+            let failed = Unfinished::of(failed, stream.clone());
+            if !failed.running.is_complete() {
+                source.is_read_on(&stream);
+            }
+            failed
+        })
+    }
+}
+
+pub(super) fn is_capturing(home: Option<&Stream>) -> Result<bool, CallError> {
+    home.map_or(Ok(false), Stream::is_capturing)
+}

@@ -1,0 +1,71 @@
+//! When a pool's mapper is called: for blocks that run low, and for memory that is to be kept ready.
+//!
+//! The mapper's thread is woken when the lock is let go.
+
+use super::ids::SlotId;
+use super::pace::Precommit;
+use super::slot::Occupant;
+use super::state::State;
+use crate::region::{Urgency, Waker};
+
+impl Precommit {
+    /// Notes a block that runs low on precommitted memory in a slot that has `bytes` of memory.
+    pub(crate) fn look_at(&mut self, slot: SlotId, block: &mut Occupant, bytes: u64) {
+        let low = bytes.saturating_sub(block.used) < block.pace.low && bytes < block.most;
+        if low && !block.pace.called && !self.waker.is_dead() {
+            block.pace.called = true;
+            self.growing.push_back(slot);
+            self.call(block.pace.wake());
+        }
+    }
+}
+
+impl State {
+    /// Calls the mapper, when the lock is let go, if a block's precommitted memory runs low.
+    pub(crate) fn ask_precommit(&mut self, id: SlotId) {
+        let tenancy = self.tenants.get_mut(&id.tenant);
+        let Some(slot) = tenancy.and_then(|tenancy| tenancy.slot_mut(id.index)) else {
+            return;
+        };
+        let bytes = slot.space.bytes();
+        if let (Some(block), Some(precommit)) = (&mut slot.block, &mut self.precommit) {
+            precommit.look_at(id, block, bytes);
+        }
+    }
+
+    /// Calls the mapper, when the lock is let go, if blocks run low whose slots were out when it came.
+    pub(crate) fn remind_mapper(&mut self) {
+        if let Some(precommit) = &mut self.precommit
+            && !precommit.growing.is_empty()
+        {
+            precommit.call(Urgency::Soon);
+        }
+    }
+
+    pub(crate) fn take_urgency(&mut self) -> Option<(Waker, Urgency)> {
+        self.precommit.as_mut()?.take_urgency()
+    }
+
+    /// Whether a block that wants to use `size` bytes must wait for what the mapper is placing.
+    pub(crate) fn waits_for_mapper(&self, id: SlotId, size: u64) -> bool {
+        self.slot(id)
+            .is_some_and(|slot| slot.is_busy() && slot.space.bytes() < size)
+    }
+
+    /// Bytes that are to be ready and are not, and that could be.
+    pub(super) fn lacks_free(&self) -> u64 {
+        let free_target = self
+            .precommit
+            .as_ref()
+            .map_or(0, |precommit| precommit.free_target);
+        free_target.saturating_sub(self.free_list.bytes() + self.budget.creatable())
+    }
+
+    /// Calls the mapper, when the lock is let go, if there is work behind.
+    pub(crate) fn look_behind(&mut self) {
+        let lacks = self.lacks_free() > 0;
+        if let Some(precommit) = self.precommit.as_mut().filter(|_| lacks) {
+            precommit.call(Urgency::Soon);
+        }
+    }
+}

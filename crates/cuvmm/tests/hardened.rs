@@ -257,6 +257,23 @@ on_both! {
         pool.close().unwrap();
     }
 
+    fn what_waited_for_its_work_goes_with_its_tenant(rig) {
+        let pool = pool(rig, 16);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let blocks = [(); 12].map(|()| tenant.allocate_on(&stream, G).unwrap());
+        rig.machine.hold(D0, stream.as_raw());
+        kernel(rig, &stream, blocks[0].address(), 1);
+        // They are listed already when the tenant is unregistered, and their work has passed by then.
+        drop(blocks);
+        assert_eq!(pool.stats().pending_free, 12 * G);
+        rig.machine.let_go_all(D0);
+        stream.synchronize().unwrap();
+        tenant.unregister();
+        let stats = books(rig, &pool);
+        assert_eq!((stats.tenants.len(), stats.committed), (0, 0));
+    }
+
     fn addresses_rest_until_so_many_others_are_gone(rig) {
         const BLOCKS: usize = 3;
         let hardened = Hardened::new().rest_blocks(BLOCKS as u64);

@@ -197,4 +197,27 @@ on_both! {
         drop((block, tenant));
         pool.close().unwrap();
     }
+
+    fn what_can_be_put_back_is_not_lost_with_what_cannot(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let block = pieces(&tenant, &stream, 8);
+        rig.faults.forget();
+        // The new memory is not mapped, and of the old the second extent, twice.
+        for nth in [2, 4, 5] {
+            rig.faults.arm(Fault::nth(nth, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemMap));
+        }
+        let lost = pool.compact(|_| true);
+        rig.faults.disarm();
+        let extents: Vec<u64> = block.extents().iter().map(|extent| extent.offset / G).collect();
+        assert_eq!(extents, [0, 2, 3, 4, 5, 6, 7]);
+        assert!(
+            matches!(lost, Err(CompactError::Lost { offset, bytes, .. }) if (offset, bytes) == (G, G)),
+            "{lost:?}"
+        );
+        drop((block, tenant));
+        pool.close().unwrap();
+        assert_eq!(rig.machine.live().physicals, 0);
+    }
 }

@@ -198,6 +198,43 @@ on_both! {
         pool.close().unwrap();
     }
 
+    fn a_hole_beside_new_memory_that_stays_is_said(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut block = tenant
+            .block(G)
+            .capacity(8 * G)
+            .growth(Growth::Exact)
+            .home_stream(&stream)
+            .allocate()
+            .unwrap();
+        for granules in [3, 5] {
+            block.grow_to(granules * G).unwrap();
+        }
+        let sizes = |block: &Block| -> Vec<u64> {
+            let extents = block.extents();
+            extents.iter().map(|extent| extent.size / G).collect()
+        };
+        assert_eq!(sizes(&block), [1, 2, 2]);
+        rig.faults.forget();
+        // New memory of four granules is mapped, what follows it is not; and it cannot be unmapped.
+        rig.faults.arm(Fault::nth(4, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemMap));
+        for nth in [6, 7] {
+            rig.faults.arm(Fault::nth(nth, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemUnmap));
+        }
+        let lost = pool.compact(|_| true);
+        rig.faults.disarm();
+        assert_eq!(sizes(&block), [4]);
+        assert!(
+            matches!(lost, Err(CompactError::Lost { offset, bytes, .. }) if (offset, bytes) == (3 * G, 2 * G)),
+            "{lost:?}"
+        );
+        drop((block, tenant));
+        pool.close().unwrap();
+        assert_eq!(rig.machine.live().physicals, 0);
+    }
+
     fn what_can_be_put_back_is_not_lost_with_what_cannot(rig) {
         let pool = pool(rig, 64);
         let tenant = pool.tenant("a").register().unwrap();

@@ -20,8 +20,8 @@ pub(crate) struct Case {
 /// Who lives beside the blocks in question.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Among {
-    /// Nobody.
-    Nobody,
+    /// No other block.
+    Alone,
     /// Few or many, as is asked for.
     Crowd,
     /// 1,000 blocks of 100 tenants, and as many that were freed.
@@ -38,9 +38,9 @@ pub(crate) fn named(name: &str) -> Result<Case> {
         "allocate-locked" => (Idle::Pool, true, Among::Crowd, allocate_locked),
         "free-locked" => (Idle::Pool, true, Among::Crowd, free_locked),
         "grow" => (Idle::Pool, false, Among::Crowd, grow),
-        "tile" => (Idle::Pool, false, Among::Nobody, tile),
-        "kv-stats" => (Idle::Pool, false, Among::Nobody, stats),
-        "kv-admission" => (Idle::Pool, false, Among::Nobody, admission),
+        "tile" => (Idle::Pool, false, Among::Alone, tile),
+        "kv-stats" => (Idle::Pool, false, Among::Alone, stats),
+        "kv-admission" => (Idle::Pool, false, Among::Alone, admission),
         "headroom" => (Idle::Pool, true, Among::Hundred, headroom),
         "pool-stats" => (Idle::Pool, true, Among::Hundred, pool_stats),
         _ => bail!("there is no case {name}"),
@@ -144,7 +144,7 @@ fn grow(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
 }
 
 /// What a tenant could have if everybody gave what is idle, for each of the slots that are looked at.
-/// A request that nobody can meet looks at them so as well.
+/// A request that cannot be met looks at them so as well.
 fn headroom(marks: &Marks, crowd: &mut Crowd, _: usize) -> Result<()> {
     let tenant = crowd.tenants.first().cloned();
     let tenant = tenant.context("there are tenants")?;

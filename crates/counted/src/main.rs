@@ -38,7 +38,7 @@ fn main() -> Result<ExitCode> {
     };
     let idle = if case.together { batch } else { 1 };
     let mut crowd = match case.among {
-        Among::Nobody => Crowd::alone(size)?,
+        Among::Alone => Crowd::alone(size)?,
         Among::Crowd => Crowd::new(size, case.idle, idle)?,
         Among::Hundred => Crowd::hundred(size)?,
     };

@@ -1,7 +1,8 @@
 //! What one operation does to several blocks, and how each is undone when another cannot be had.
 //!
 //! What each took is kept apart until all have succeeded. Meanwhile the slots are in their places and
-//! *pinned*: others may take what is idle behind a block, and nobody moves it.
+//! *pinned*: other operations may take what is idle behind a block, and none
+//! moves it.
 
 use super::commit::Furnished;
 use super::core::{Core, Locked};
@@ -17,7 +18,7 @@ pub(super) struct Change {
     before: Option<Sizes>,
     /// When the slot had been used last.
     touched: u64,
-    /// Whether somebody with a lease may have been told what it was given.
+    /// Whether a lease lived, whose holder may have been told what the block was given.
     leased: bool,
     /// Whether the slot was opened for it and goes with it.
     pub(super) new: bool,

@@ -297,7 +297,7 @@ impl Locked<'_> {
         let stuck = now.stuck_bytes - before.stuck_bytes;
         self.budget
             .quarantine(stuck, now.stuck_count - before.stuck_count);
-        // What is stuck at the copy's own addresses is in nobody's way.
+        // What is stuck at the copy's own addresses does not concern the block.
         slot.broken |= slot.space.stuck_in(0, slot.space.size()) > 0;
         self.renew(slot);
     }

@@ -46,8 +46,8 @@ pub(crate) struct Core {
     pub(super) settled: Condvar,
     /// Held by whoever asks the driver what is free, and creates then.
     pub(super) creating: Mutex<()>,
-    /// Does what operations put off until slots are in their places, when one ends. It is above the
-    /// lock, so whoever builds the pool gives it.
+    /// Does what operations put off until slots are in their places, when an operation ends. It uses
+    /// files that use this one, so the pool's builder passes it.
     finish: fn(&mut Locked<'_>),
     /// How to call the pool's mapper, if it was built with one.
     pub(super) waker: OnceLock<Waker>,

@@ -36,12 +36,6 @@ impl State {
         })
     }
 
-    /// Whether what no block of a tenant uses is given up, and not kept cached.
-    fn keeps_nothing(&self, id: TenantId) -> bool {
-        let tenancy = self.tenants.get(&id);
-        self.hardening.is_some() || tenancy.is_some_and(|tenancy| !tenancy.registered)
-    }
-
     /// Has everything looked after that a tenant which begins to drain does not use.
     pub(super) fn list_all(&mut self, id: TenantId) {
         let Some(tenancy) = self.tenants.get(&id) else {
@@ -76,12 +70,13 @@ impl Locked<'_> {
         self.purge(|state| &mut state.purging, LOOKS)
     }
 
-    /// The same with slots of draining tenants.
+    /// Unmaps what a few slots of draining tenants have, as far as their fences have passed; how many
+    /// were done with.
     pub(super) fn purge_draining(&mut self) -> usize {
         self.purge(|state| &mut state.draining, LOOKS)
     }
 
-    /// The same with all slots.
+    /// Unmaps what all slots have to give up, as far as their fences have passed.
     pub(crate) fn purge_all(&mut self) {
         self.purge(|state| &mut state.purging, usize::MAX);
         self.purge(|state| &mut state.draining, usize::MAX);
@@ -146,12 +141,9 @@ impl Locked<'_> {
         if self.is_out(id) {
             return Ok(false);
         }
-        let keeps_nothing = self.keeps_nothing(id.tenant);
-        let drains = self
-            .tenants
-            .get(&id.tenant)
-            .is_some_and(|it| !it.registered);
-        let lost = self.device.lost().is_some();
+        let tenancy = self.tenants.get(&id.tenant);
+        let drains = tenancy.is_some_and(|tenancy| !tenancy.registered);
+        let (lost, hardened) = (self.device.lost().is_some(), self.hardening.is_some());
         let state: &mut State = self;
         let (capturing, needs) = (state.capturing, &mut state.needs_synchronise);
         let tenancy = state.tenants.get_mut(&id.tenant);
@@ -160,8 +152,8 @@ impl Locked<'_> {
         let Some(slot) = slot.filter(|slot| slot.purging) else {
             return Ok(true);
         };
-        if !slot.is_to_purge(keeps_nothing) {
-            // Nobody else shows its memory any more, or a lease keeps it, whose end lists the slot
+        if !slot.is_to_purge(hardened || drains) {
+            // No other slot shows its memory any more, or a lease keeps it, whose end lists the slot
             // again.
             slot.purging = false;
             return Ok(true);

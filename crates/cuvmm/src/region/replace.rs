@@ -30,8 +30,8 @@ pub(crate) struct NotReplaced {
 }
 
 impl Space {
-    /// Copies the bytes of extents to other memory and puts that in their places, where nobody may do
-    /// more than `most` with it. It begins and ends where extents do. Returns the old memory. All or
+    /// Copies the bytes of extents to other memory and puts that in their places, where no device has
+    /// more access than `most`. It begins and ends where extents do. Returns the old memory. All or
     /// nothing.
     pub(crate) fn replace(
         &mut self,

@@ -18,7 +18,7 @@ pub(crate) struct TakenOut(Vec<Taken>);
 struct Taken {
     offset: u64,
     unmapped: Unmapped,
-    /// The most that anybody might do with it.
+    /// The most access that any device had to it.
     most: Access,
 }
 

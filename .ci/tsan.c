@@ -69,13 +69,35 @@ void __wrap___tsan_atomic_thread_fence(int order)
     }
 }
 
-/* The first caller runs the initialisation and the others see it. */
-struct answer REAL(ONCE_CALL)(void *, word, word, word, word, word);
-struct answer WRAP(ONCE_CALL)(void *once, word b, word c, word d, word e, word f)
+/* The first caller runs the initialisation and the others see it. Others read that it has run as
+ * soon as the real function has written so, before that returns here: so the release is told of at
+ * the end of the initialisation itself, which comes as a `&mut dyn FnMut(&OnceState)`. A copy of
+ * its vtable has the function below in place of `call_mut`. The vtable begins with drop, size and
+ * alignment; `call_once` and `call_mut` follow. */
+enum { CALL_MUT = 4, VTABLE = 5 };
+
+struct initialisation {
+    void *once, *captured;
+    void (*call_mut)(void *captured, void *state);
+};
+
+static void initialise(void *told, void *state)
 {
-    struct answer answer = REAL(ONCE_CALL)(once, b, c, d, e, f);
+    struct initialisation *real = told;
+    real->call_mut(real->captured, state);
+    __tsan_release(real->once);
+}
+
+struct answer REAL(ONCE_CALL)(void *, word, void *, void **, word, word);
+struct answer WRAP(ONCE_CALL)(void *once, word b, void *captured, void **vtable, word e, word f)
+{
+    struct initialisation told = {once, captured, (void (*)(void *, void *))vtable[CALL_MUT]};
+    void *changed[VTABLE];
+    for (int i = 0; i < VTABLE; i++) {
+        changed[i] = i == CALL_MUT ? (void *)initialise : vtable[i];
+    }
+    struct answer answer = REAL(ONCE_CALL)(once, b, &told, changed, e, f);
     __tsan_acquire(once);
-    __tsan_release(once);
     return answer;
 }
 

@@ -171,10 +171,9 @@ impl Locked<'_> {
         wanted: &Wanted<'_>,
         needs: &Needs,
     ) -> Result<(), AllocateError> {
-        let mut slot = self.take_out(change.place.slot).ok_or_else(gone)?;
-        let moved = self.move_in(&mut slot, wanted, needs);
-        self.put_slot(slot);
-        change.given = Some(moved?);
+        let id = change.place.slot;
+        let moved = self.with_slot_out(id, |state, slot| state.move_in(slot, wanted, needs));
+        change.given = Some(moved.ok_or_else(gone)??);
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::budget::TenantId;
+use super::budget::{Amount, TenantId};
 use super::change::Change;
 use super::commit::{Fit, Furnished};
 use super::core::{Core, Locked};
@@ -201,11 +201,12 @@ impl Locked<'_> {
             index: tenancy.vacancy(flight),
         });
         let ids: Vec<SlotId> = ids.collect();
-        self.budget.charge_addresses(id, addresses);
+        let charge = self.budget.charge(Some(id), Amount::addresses(addresses));
         let reserved = self.reserve(class.size, guard, count);
         let (now, single) = (self.now(), self.hardening.is_some());
         match reserved {
             Ok(spaces) => {
+                charge.keep();
                 let slots = ids.into_iter().zip(spaces);
                 Ok(
                     slots
@@ -213,7 +214,7 @@ impl Locked<'_> {
                 )
             }
             Err(error) => {
-                self.budget.refund_addresses(id, addresses);
+                self.budget.refund(charge);
                 ids.into_iter().rev().for_each(|id| self.vacate(id));
                 Err(error.into())
             }

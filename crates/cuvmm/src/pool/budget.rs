@@ -18,6 +18,65 @@ pub(crate) struct Limits {
     pub(crate) addresses: u64,
 }
 
+/// So much of each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Amount {
+    pub(crate) bytes: u64,
+    pub(crate) mappings: u64,
+    pub(crate) addresses: u64,
+}
+
+impl Amount {
+    pub(crate) const fn bytes(bytes: u64) -> Self {
+        Self {
+            bytes,
+            mappings: 0,
+            addresses: 0,
+        }
+    }
+
+    pub(crate) const fn mappings(mappings: u64) -> Self {
+        Self {
+            bytes: 0,
+            mappings,
+            addresses: 0,
+        }
+    }
+
+    pub(crate) const fn addresses(addresses: u64) -> Self {
+        Self {
+            bytes: 0,
+            mappings: 0,
+            addresses,
+        }
+    }
+}
+
+/// What was charged and is not there yet. It is [kept](Self::keep) when it is, or
+/// [refunded](Budget::refund).
+#[must_use = "a charge that is neither kept nor refunded stays for ever"]
+#[derive(Debug)]
+pub(crate) struct Charge {
+    tenant: Option<TenantId>,
+    of: Amount,
+}
+
+impl Charge {
+    /// What it was made for is there.
+    pub(crate) fn keep(mut self) {
+        self.of = Amount::default();
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        if self.of != Amount::default() && !std::thread::panicking() {
+            debug_assert!(false, "a charge is lost: {self:?}");
+            tracing::error!(charge = ?self, "a charge is lost: it stays for ever");
+        }
+    }
+}
+
 /// What one tenant may have and has. Bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Account {
@@ -253,49 +312,49 @@ impl Budget {
         self.limits.addresses.saturating_sub(self.addresses)
     }
 
-    /// Charges bytes that [`Self::available_to`] allows.
-    pub(crate) fn charge(&mut self, tenant: TenantId, bytes: u64) {
-        debug_assert!(
-            bytes <= self.available_to(tenant),
-            "charged beyond the limits"
-        );
+    /// Charges a tenant, as far as [`Self::available_to`] allows; nobody, but against the limits, for
+    /// what an operation uses itself.
+    pub(crate) fn charge(&mut self, tenant: Option<TenantId>, of: Amount) -> Charge {
+        if let Some(tenant) = tenant {
+            debug_assert!(
+                of.bytes <= self.available_to(tenant),
+                "charged beyond the limits"
+            );
+            self.change(tenant, |account| {
+                account.held += of.bytes;
+                account.mappings += of.mappings;
+                account.addresses += of.addresses;
+                account.peak = account.peak.max(account.held);
+            });
+            self.peak = self.peak.max(self.held);
+        }
+        self.mappings += of.mappings;
+        self.addresses += of.addresses;
+        Charge { tenant, of }
+    }
+
+    /// Takes back a charge for what did not come to be.
+    pub(crate) fn refund(&mut self, mut charge: Charge) {
+        let of = std::mem::take(&mut charge.of);
+        match charge.tenant {
+            Some(tenant) => self.give_up(tenant, of),
+            None => self.uncount(of),
+        }
+    }
+
+    /// A tenant has something no more that it was charged for.
+    pub(crate) fn give_up(&mut self, tenant: TenantId, of: Amount) {
         self.change(tenant, |account| {
-            account.held += bytes;
-            account.peak = account.peak.max(account.held);
+            account.held -= of.bytes;
+            account.mappings -= of.mappings;
+            account.addresses -= of.addresses;
         });
-        self.peak = self.peak.max(self.held);
+        self.uncount(of);
     }
 
-    pub(crate) fn refund(&mut self, tenant: TenantId, bytes: u64) {
-        self.change(tenant, |account| account.held -= bytes);
-    }
-
-    pub(crate) fn charge_mappings(&mut self, tenant: TenantId, count: u64) {
-        if let Some(account) = self.accounts.get_mut(&tenant) {
-            account.mappings += count;
-            self.mappings += count;
-        }
-    }
-
-    pub(crate) fn refund_mappings(&mut self, tenant: TenantId, count: u64) {
-        if let Some(account) = self.accounts.get_mut(&tenant) {
-            account.mappings -= count;
-            self.mappings -= count;
-        }
-    }
-
-    pub(crate) fn charge_addresses(&mut self, tenant: TenantId, bytes: u64) {
-        if let Some(account) = self.accounts.get_mut(&tenant) {
-            account.addresses += bytes;
-            self.addresses += bytes;
-        }
-    }
-
-    pub(crate) fn refund_addresses(&mut self, tenant: TenantId, bytes: u64) {
-        if let Some(account) = self.accounts.get_mut(&tenant) {
-            account.addresses -= bytes;
-            self.addresses -= bytes;
-        }
+    const fn uncount(&mut self, of: Amount) {
+        self.mappings -= of.mappings;
+        self.addresses -= of.addresses;
     }
 
     /// Addresses of a tenant are nobody's from now on, and still reserved.
@@ -308,18 +367,6 @@ impl Budget {
     /// Addresses that were nobody's went back to the driver.
     pub(crate) const fn refund_disowned(&mut self, bytes: u64) {
         self.addresses -= bytes;
-    }
-
-    /// Counts mappings and addresses that an operation uses for itself until it ends.
-    pub(crate) const fn lend(&mut self, mappings: u64, addresses: u64) {
-        self.mappings += mappings;
-        self.addresses += addresses;
-    }
-
-    /// The operation has ended, which [`Self::lend`] counted them for.
-    pub(crate) const fn unlend(&mut self, mappings: u64, addresses: u64) {
-        self.mappings -= mappings;
-        self.addresses -= addresses;
     }
 
     /// Bytes came from the driver.
@@ -363,6 +410,10 @@ mod tests {
         budget
     }
 
+    fn charge(budget: &mut Budget, tenant: TenantId, bytes: u64) {
+        budget.charge(Some(tenant), Amount::bytes(bytes)).keep();
+    }
+
     #[test]
     fn others_leave_what_is_missing_to_a_guarantee() {
         let mut budget = budget();
@@ -372,17 +423,17 @@ mod tests {
             60,
             "B's own limit is tighter than A's guarantee"
         );
-        budget.charge(A, 10);
+        charge(&mut budget, A, 10);
         assert_eq!(
             budget.available_to(B),
             60,
             "A holds 10 of its 30: 20 are kept, 90 are left"
         );
-        budget.charge(B, 60);
+        charge(&mut budget, B, 60);
         assert_eq!(budget.available_to(A), 30, "with 10 held, all that B left");
-        budget.charge(A, 20);
+        charge(&mut budget, A, 20);
         assert_eq!(budget.available_to(B), 0);
-        budget.refund(B, 50);
+        budget.give_up(B, Amount::bytes(50));
         assert_eq!(
             budget.available_to(A),
             50,
@@ -406,7 +457,7 @@ mod tests {
     #[test]
     fn a_draining_tenant_keeps_its_charges_and_loses_its_guarantee() {
         let mut budget = budget();
-        budget.charge(A, 10);
+        charge(&mut budget, A, 10);
         budget.drain(A);
         assert_eq!(budget.guaranteeable(|_| 0), 80);
         assert_eq!(
@@ -420,7 +471,7 @@ mod tests {
     #[test]
     fn a_guarantee_given_over_idle_memory_overdraws_until_that_is_given_back() {
         let mut budget = budget();
-        budget.charge(B, 60);
+        charge(&mut budget, B, 60);
         let late = TenantId(2);
         assert!(!budget.is_overdrawn());
         // B uses 5 of its 60: with A's 30 kept, 50 can be promised.
@@ -429,7 +480,7 @@ mod tests {
         assert_eq!(budget.overdrawn_by(B, 20), 0, "as far as it is guaranteed");
         assert_eq!(budget.overdrawn_by(B, 25), 5, "beyond, others come first");
         assert_eq!(budget.available_to(late), 10);
-        budget.refund(B, 40);
+        budget.give_up(B, Amount::bytes(40));
         assert!(!budget.is_overdrawn());
         assert_eq!(budget.available_to(late), 50);
     }
@@ -437,9 +488,9 @@ mod tests {
     #[test]
     fn addresses_are_charged_to_a_tenant_and_counted_for_the_pool() {
         let mut budget = budget();
-        budget.charge_addresses(A, 300);
-        budget.charge_addresses(B, 200);
-        budget.refund_addresses(A, 100);
+        budget.charge(Some(A), Amount::addresses(300)).keep();
+        budget.charge(Some(B), Amount::addresses(200)).keep();
+        budget.give_up(A, Amount::addresses(100));
         assert_eq!(budget.account(A).addresses, 200);
         assert_eq!((budget.addresses(), budget.addresses_left()), (400, 600));
         // Out of use: nobody's, and still reserved.
@@ -461,9 +512,9 @@ mod tests {
     #[test]
     fn peaks_stay() {
         let mut budget = budget();
-        budget.charge(A, 50);
-        budget.refund(A, 40);
-        budget.charge(B, 20);
+        charge(&mut budget, A, 50);
+        budget.give_up(A, Amount::bytes(40));
+        charge(&mut budget, B, 20);
         assert_eq!(
             (
                 budget.peak(),
@@ -472,5 +523,72 @@ mod tests {
             ),
             (50, 50, 20)
         );
+    }
+
+    #[test]
+    fn a_charge_is_refunded_or_kept() {
+        let mut budget = budget();
+        let of = Amount {
+            bytes: 10,
+            mappings: 2,
+            addresses: 300,
+        };
+        let charge = budget.charge(Some(A), of);
+        let account = budget.account(A);
+        assert_eq!(
+            (account.held, account.mappings, account.addresses),
+            (10, 2, 300)
+        );
+        budget.refund(charge);
+        let peak = 10;
+        assert_eq!(
+            budget.account(A),
+            Account {
+                guarantee: 30,
+                limit: 100,
+                peak,
+                ..Account::default()
+            }
+        );
+        assert_eq!(
+            (budget.held(), budget.mappings(), budget.addresses()),
+            (0, 0, 0)
+        );
+        budget.charge(Some(A), of).keep();
+        assert_eq!(
+            (budget.held(), budget.mappings(), budget.addresses()),
+            (10, 2, 300)
+        );
+        budget.give_up(A, of);
+        assert_eq!(
+            (budget.held(), budget.mappings(), budget.addresses()),
+            (0, 0, 0)
+        );
+    }
+
+    #[test]
+    fn what_an_operation_uses_itself_counts_against_the_limits_and_is_nobodys() {
+        let mut budget = budget();
+        let own = Amount {
+            mappings: 3,
+            addresses: 100,
+            ..Amount::default()
+        };
+        let charge = budget.charge(None, own);
+        assert_eq!((budget.mappings_left(), budget.addresses_left()), (7, 900));
+        assert_eq!(budget.account(A).mappings + budget.account(B).mappings, 0);
+        budget.refund(charge);
+        assert_eq!(
+            (budget.mappings_left(), budget.addresses_left()),
+            (10, 1000)
+        );
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic = "a charge is lost"]
+    fn a_charge_is_not_lost() {
+        let mut budget = budget();
+        drop(budget.charge(Some(A), Amount::mappings(1)));
     }
 }

@@ -8,7 +8,8 @@ use super::commit::Furnished;
 use super::core::{Core, Locked};
 use super::ids::BlockPlace;
 use super::slot::Slot;
-use crate::region::{Fence, Unused};
+use super::state::State;
+use crate::region::Fence;
 
 /// A block that was grown or put in a slot, and what it was before.
 #[derive(Debug)]
@@ -92,12 +93,16 @@ impl Locked<'_> {
         }
     }
 
-    /// Makes a slot, which is in its place, what it was. Memory that is being zeroed on the block's
-    /// home stream stays.
+    /// Makes a slot, which is in its place, what it was.
     fn undo(&mut self, change: Change) {
-        let Some(mut slot) = self.take_out(change.place.slot) else {
-            return;
-        };
+        if let Some(slot) = self.take_out(change.place.slot) {
+            self.undo_out(slot, &change);
+        }
+    }
+
+    /// Makes a slot, which is out, what it was. Memory that is being written to on the block's home
+    /// stream stays.
+    pub(super) fn undo_out(&mut self, mut slot: Box<Slot>, change: &Change) {
         slot.pinned = false;
         let home = slot.home().cloned();
         match (change.before, &mut slot.block) {
@@ -114,16 +119,29 @@ impl Locked<'_> {
         }
         if let Some(given) = change.given {
             slot.touched = change.touched;
-            if given.filled {
+            let mut written = given.filled;
+            if written {
                 slot.fence.merge(Fence::streams(home.into_iter().collect()));
-            } else if !change.leased {
-                // Where a lease may have been asked what is there it stays, as precommitted memory.
-                self.uncommit(&mut slot, given.begun, Some(Unused::never_used()));
+                // With a new slot nothing else waits for it.
+                written = !(change.new && self.has_passed(&mut slot));
             }
-            if change.new && !given.filled {
+            if !written && !change.leased {
+                // Where a lease may have been asked what is there it stays, as precommitted memory.
+                self.uncommit(&mut slot, given.begun, &Fence::complete());
+            }
+            if change.new && !written {
                 return self.drop_slot(slot);
             }
         }
         self.put_slot(slot);
+    }
+
+    fn has_passed(&mut self, slot: &mut Slot) -> bool {
+        let state: &mut State = self;
+        let needs = &mut state.needs_synchronise;
+        matches!(
+            State::poll(state.capturing, needs, &mut slot.fence),
+            Ok(true)
+        )
     }
 }

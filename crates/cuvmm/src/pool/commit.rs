@@ -1,6 +1,6 @@
 //! Putting memory under a slot: charge, gather, place, scrub; or nothing.
 
-use super::budget::TenantId;
+use super::budget::{Amount, TenantId};
 use super::core::Locked;
 use super::fills::{Unfinished, is_capturing};
 use super::slot::Slot;
@@ -71,7 +71,7 @@ impl Locked<'_> {
         match self.cleanse(slot, begun, fit) {
             Ok(filled) => Ok(Furnished { begun, filled }),
             Err(Unfinished { error, running }) => {
-                self.uncommit(slot, begun, running.proof());
+                self.uncommit(slot, begun, &running);
                 // What lay there before may be written to as well.
                 slot.fence.merge(running);
                 Err(error)
@@ -90,10 +90,11 @@ impl Locked<'_> {
     ) -> Result<(), AllocateError> {
         Self::check_free(slot, begun, bytes)?;
         self.make_room(slot.id.tenant, bytes)?;
-        self.charge_for(slot.id, bytes);
+        let charge = self.charge_for(slot.id, bytes);
         let placed = self.place(slot, begun, bytes, claims);
-        if placed.is_err() {
-            self.refund_for(slot.id, bytes);
+        match placed {
+            Ok(()) => charge.keep(),
+            Err(_) => self.refund_for(slot.id, bytes, charge),
         }
         placed
     }
@@ -129,15 +130,16 @@ impl Locked<'_> {
             self.put_back(physicals);
             return Err(error);
         }
-        self.budget.charge_mappings(id, count);
-        let placed = self.unlocked(|| slot.space.place(begun, physicals));
-        placed.map_err(|failed| {
-            let stuck_count = count - failed.physicals.len() as u64;
-            self.budget.refund_mappings(id, count);
-            self.set_aside(slot, failed.stuck, stuck_count);
-            self.put_back(failed.physicals);
-            self.not_placed(id, bytes, failed.error)
-        })
+        let charge = self.budget.charge(Some(id), Amount::mappings(count));
+        let Err(failed) = self.unlocked(|| slot.space.place(begun, physicals)) else {
+            charge.keep();
+            return Ok(());
+        };
+        self.budget.refund(charge);
+        let stuck_count = count - failed.physicals.len() as u64;
+        self.set_aside(slot, failed.stuck, stuck_count);
+        self.put_back(failed.physicals);
+        Err(self.not_placed(id, bytes, failed.error))
     }
 
     /// Why `bytes` could not be placed for a tenant.

@@ -5,14 +5,14 @@
 //! memory that lies in small extents goes back to the pool. What is free is merged by giving small
 //! physicals to the driver, which makes large ones of them when they are wanted.
 
-use super::budget::TenantId;
+use super::budget::{Amount, TenantId};
 use super::core::{Core, Locked};
 use super::ids::SlotId;
 use super::slot::Slot;
 use super::state::State;
 use crate::error::{CallError, CompactError, ReplaceError};
 use crate::own::{Access, Stream};
-use crate::region::{Extent, Fence, Footing, LastWriter, Unmapped, Unused};
+use crate::region::{Extent, Fence, Footing, LastWriter, NotReplaced, Unmapped};
 
 /// What a compaction has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -115,7 +115,8 @@ impl Locked<'_> {
                 return Ok(false);
             };
             cursor.offset = run.offset + run.size;
-            match self.compact_run(cursor.slot, &run)? {
+            let moved = self.with_slot_out(cursor.slot, |state, slot| state.move_run(slot, &run));
+            match moved.unwrap_or(Ok(Moved::InUse))? {
                 Moved::Copied(bytes) => {
                     report.steps += 1;
                     report.copied += bytes;
@@ -186,15 +187,6 @@ impl State {
 }
 
 impl Locked<'_> {
-    fn compact_run(&mut self, id: SlotId, run: &Run) -> Result<Moved, CompactError> {
-        let Some(mut slot) = self.take_out(id) else {
-            return Ok(Moved::InUse);
-        };
-        let moved = self.move_run(&mut slot, run);
-        self.put_slot(slot);
-        moved
-    }
-
     fn move_run(&mut self, slot: &mut Slot, run: &Run) -> Result<Moved, CompactError> {
         if slot.leases > 0 || slot.is_busy() || slot.broken || slot.pinned {
             return Ok(Moved::InUse);
@@ -209,11 +201,11 @@ impl Locked<'_> {
         if let Err(error) = slot.fence.poll() {
             tracing::debug!(%error, "a fence could not be asked: the block stays where it is");
         }
-        let Some(proof) = slot.proof() else {
+        if !slot.is_unused() {
             return Ok(Moved::InUse);
-        };
+        }
         if slot.block.is_none() {
-            self.take_spare(slot, proof)?;
+            self.take_spare(slot)?;
             return Ok(Moved::Copied(0));
         }
         let stream = self.scrubber()?;
@@ -232,9 +224,14 @@ impl Locked<'_> {
             return Ok(Moved::NoRoom);
         }
         // The copy's own mappings and addresses are charged to no tenant, and count against the limits.
-        self.budget.lend(count, run.size);
-        let replaced = self.replace_run(slot, run, physicals, &stream, proof);
-        self.budget.unlend(count, run.size);
+        let own = Amount {
+            mappings: count,
+            addresses: run.size,
+            ..Amount::default()
+        };
+        let charge = self.budget.charge(None, own);
+        let replaced = self.replace_run(slot, run, physicals, &stream);
+        self.budget.refund(charge);
         replaced.map(|()| Moved::Copied(run.size))
     }
 
@@ -245,7 +242,6 @@ impl Locked<'_> {
         run: &Run,
         physicals: Vec<Unmapped>,
         stream: &Stream,
-        proof: Unused,
     ) -> Result<(), CompactError> {
         let (by, blank) = (slot.id.tenant.0, false);
         let mut at = run.offset;
@@ -255,9 +251,12 @@ impl Locked<'_> {
             unmapped.last_writer = Some(LastWriter { by, blank });
             (offset, unmapped)
         });
-        let (new, space) = (new.collect(), &mut slot.space);
-        let before = space.footing();
-        let replaced = self.unlocked(|| space.replace(new, Access::ReadWrite, stream, proof));
+        let new = new.collect();
+        let before = slot.space.footing();
+        let replaced = self.unlocked(|| match slot.completed() {
+            Ok(mut completed) => completed.replace(new, Access::ReadWrite, stream),
+            Err(error) => Err(NotReplaced::unchanged(error, new)),
+        });
         self.rebook(slot, before);
         let failed = match replaced {
             Ok(old) => {
@@ -291,9 +290,16 @@ impl Locked<'_> {
     /// Books what other memory in a slot, which is out, made of it.
     fn rebook(&mut self, slot: &mut Slot, before: Footing) {
         let (now, tenant) = (slot.space.footing(), slot.id.tenant);
-        self.budget.refund(tenant, before.bytes - now.bytes);
-        self.budget.refund_mappings(tenant, before.count);
-        self.budget.charge_mappings(tenant, now.count);
+        self.budget.give_up(
+            tenant,
+            Amount {
+                bytes: before.bytes - now.bytes,
+                mappings: before.count,
+                addresses: 0,
+            },
+        );
+        let now_there = Amount::mappings(now.count);
+        self.budget.charge(Some(tenant), now_there).keep();
         let stuck = now.stuck_bytes - before.stuck_bytes;
         self.budget
             .quarantine(stuck, now.stuck_count - before.stuck_count);

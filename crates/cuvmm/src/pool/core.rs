@@ -181,6 +181,19 @@ impl<'a> Locked<'a> {
         flight
     }
 
+    /// Works on a slot that is out meanwhile, so that the lock may be let go. Nothing if there is no
+    /// such slot, or if another operation has it.
+    pub(super) fn with_slot_out<T>(
+        &mut self,
+        id: SlotId,
+        work: impl FnOnce(&mut Self, &mut Slot) -> T,
+    ) -> Option<T> {
+        let mut slot = self.take_out(id)?;
+        let done = work(self, &mut slot);
+        self.state.put_slot(slot);
+        Some(done)
+    }
+
     /// Takes a slot out, for an operation that lets the lock go. What is known of its memory is
     /// brought up to date.
     pub(super) fn take_out(&mut self, id: SlotId) -> Option<Box<Slot>> {

@@ -10,18 +10,20 @@
 use std::collections::BTreeMap;
 
 use super::block::Block;
+use super::budget::Amount;
+use super::change::Change;
 use super::commit::{Fit, Furnished};
 use super::core::{Core, Locked};
 use super::fills::{Unfinished, is_capturing};
 use super::ids::{BlockPlace, SlotId};
 use super::pace::Pace;
 use super::slot::{Occupant, Slot};
-use super::state::{State, gone};
+use super::state::gone;
 use super::tenant::Tenant;
 use super::wait::Wait;
 use crate::error::{AllocateError, ForkBlocksError};
 use crate::own::{Access, Physical};
-use crate::region::{Fence, LastWriter, Unmapped, Unused, Uses};
+use crate::region::{LastWriter, Unmapped, Uses};
 
 /// What a fork is to have.
 #[derive(Clone, Copy, Debug)]
@@ -39,12 +41,21 @@ type Sources = BTreeMap<SlotId, Box<Slot>>;
 #[derive(Debug)]
 struct Forked {
     slot: Box<Slot>,
+    /// How to undo it.
+    change: Change,
     /// The slot of the other block.
     from: SlotId,
     /// Up to where they share memory.
     shared: u64,
-    /// Whether the home stream, or one that its fence names, has been told to write to the rest.
-    written: bool,
+}
+
+impl Forked {
+    /// The home stream, or one that its fence names, has been told to write to its own memory.
+    const fn note_written(&mut self, written: bool) {
+        if let Some(given) = &mut self.change.given {
+            given.filled |= written;
+        }
+    }
 }
 
 impl Tenant {
@@ -256,7 +267,7 @@ impl Locked<'_> {
                     forked.slot.space.settle(forked.shared);
                     self.put_slot(forked.slot);
                 }
-                Err(_) => self.unfork(forked),
+                Err(_) => self.undo_out(forked.slot, &forked.change),
             }
         }
         sources.into_values().for_each(|slot| self.put_slot(slot));
@@ -324,18 +335,21 @@ impl Locked<'_> {
         prefix: Prefix,
         sources: &mut Sources,
     ) -> Result<Forked, AllocateError> {
+        let mut change = Change::of(&slot, slot.place(block.capacity));
+        change.new = true;
         let source = sources.get_mut(&block.slot).ok_or_else(gone);
         let lent = source.and_then(|source| self.lend(source, &mut slot, prefix));
+        let filled = lent.as_ref().is_ok_and(|given| given.filled);
+        change.given = Some(Furnished { begun: 0, filled });
         match lent {
             Ok(given) => Ok(Forked {
                 slot,
+                change,
                 from: block.slot,
                 shared: given.begun,
-                written: given.filled,
             }),
             Err(error) => {
-                self.uncommit(&mut slot, 0, Some(Unused::never_used()));
-                self.drop_slot(slot);
+                self.undo_out(slot, &change);
                 Err(error)
             }
         }
@@ -364,7 +378,7 @@ impl Locked<'_> {
         let (id, parts) = (slot.id.tenant, whole_parts(source, prefix.bytes));
         let count = parts.len() as u64;
         self.make_mapping_room(id, count, true)?;
-        self.budget.charge_mappings(id, count);
+        let charge = self.budget.charge(Some(id), Amount::mappings(count));
         let last_writer = Some(LastWriter {
             by: id.0,
             blank: false,
@@ -376,13 +390,15 @@ impl Locked<'_> {
         });
         let physicals: Vec<Unmapped> = physicals.collect();
         let shared = physicals.iter().map(Unmapped::size).sum();
-        let placed = self.unlocked(|| slot.space.place_for(0, physicals, Access::Read));
-        placed.map_err(|failed| {
-            self.budget.refund_mappings(id, count);
-            // What is stuck shows memory that the other slot has.
-            self.budget.quarantine(0, slot.space.stuck_count());
-            self.not_placed(id, shared, failed.error)
-        })?;
+        match self.unlocked(|| slot.space.place_for(0, physicals, Access::Read)) {
+            Ok(()) => charge.keep(),
+            Err(failed) => {
+                self.budget.refund(charge);
+                // What is stuck shows memory that the other slot has.
+                self.budget.quarantine(0, slot.space.stuck_count());
+                return Err(self.not_placed(id, shared, failed.error));
+            }
+        }
         self.share(source, slot, shared);
         let other = source.block.as_ref().ok_or_else(gone)?;
         let fit = Fit {
@@ -431,30 +447,18 @@ impl Locked<'_> {
                     self.copy_between(source, slot, range, home.as_ref())
                 }
             });
-        forked.written |= outcome.is_ok() && home.is_some();
-        outcome.map_err(|failed| {
-            forked.written |= !failed.running.is_complete();
-            slot.fence.merge(failed.running);
-            failed.error
-        })
-    }
-
-    /// Takes a fork back.
-    fn unfork(&mut self, forked: Forked) {
-        let mut slot = forked.slot;
-        let block = slot.block.take();
-        if forked.written {
-            let home = block.and_then(|block| block.home);
-            slot.fence.merge(Fence::streams(home.into_iter().collect()));
-            let state: &mut State = self;
-            let needs = &mut state.needs_synchronise;
-            let passed = State::poll(state.capturing, needs, &mut slot.fence);
-            if !matches!(passed, Ok(true)) {
-                return self.put_slot(slot);
+        match outcome {
+            Ok(()) => {
+                forked.note_written(home.is_some());
+                Ok(())
+            }
+            Err(failed) => {
+                let running = !failed.running.is_complete();
+                slot.fence.merge(failed.running);
+                forked.note_written(running);
+                Err(failed.error)
             }
         }
-        self.uncommit(&mut slot, 0, Some(Unused::never_used()));
-        self.drop_slot(slot);
     }
 }
 

@@ -35,17 +35,15 @@ impl State {
     /// Shrinks a block that can shrink.
     pub(super) fn shrink_one(&mut self, id: SlotId, size: u64, now: u64) {
         let granule = self.device.granule();
-        let Some(mut slot) = self.take_slot(id) else {
-            return;
-        };
-        let before = slot.used();
-        Self::give_up(&mut slot, size, granule.round_up(size), now);
-        let used = slot.used();
-        if used < before && self.hardening.is_some() {
-            let home = slot.home().cloned();
-            self.overwrite(&mut slot, home.as_ref(), used);
-        }
-        self.put_slot(slot);
+        self.with_slot(id, |state, slot| {
+            let before = slot.used();
+            Self::give_up(slot, size, granule.round_up(size), now);
+            let used = slot.used();
+            if used < before && state.hardening.is_some() {
+                let home = slot.home().cloned();
+                state.overwrite(slot, home.as_ref(), used);
+            }
+        });
     }
 
     /// Takes what lies behind the first `size` bytes, `used` in whole granules, from a block.
@@ -68,20 +66,19 @@ impl State {
     }
 
     pub(super) fn free_at(&mut self, id: SlotId, now: u64) {
-        let Some(mut slot) = self.take_slot(id) else {
-            return;
-        };
-        if let Some(block) = slot.vacate() {
-            self.overwrite(&mut slot, block.home.as_ref(), 0);
-        }
-        // Whoever is moving a block finds out that it is gone.
-        let slept = matches!(slot.sleep_state, SleepState::Asleep { .. });
-        if slept {
-            slot.sleep_state = SleepState::Awake;
-        }
-        slot.touched = now;
-        self.put_slot(slot);
-        if slept {
+        let slept = self.with_slot(id, |state, slot| {
+            if let Some(block) = slot.vacate() {
+                state.overwrite(slot, block.home.as_ref(), 0);
+            }
+            slot.touched = now;
+            // Whoever is moving a block finds out that it is gone.
+            let slept = matches!(slot.sleep_state, SleepState::Asleep { .. });
+            if slept {
+                slot.sleep_state = SleepState::Awake;
+            }
+            slept
+        });
+        if slept == Some(true) {
             self.update_bypass(id.tenant);
         }
     }
@@ -136,28 +133,23 @@ impl State {
     }
 
     pub(crate) fn take_lease(&mut self, id: SlotId) {
-        if let Some(mut slot) = self.take_slot(id) {
-            slot.leases += 1;
-            self.put_slot(slot);
-        }
+        self.with_slot(id, |_, slot| slot.leases += 1);
     }
 
     /// Ends a lease; whether memory may have come free by it.
     pub(super) fn end_lease_at(&mut self, id: SlotId) -> bool {
-        let Some(mut slot) = self.take_slot(id) else {
-            return false;
-        };
-        slot.end_lease();
-        let given = slot.leases == 0 && (slot.block.is_none() || slot.space.bytes() > slot.used());
-        if slot.leases == 0 && slot.exported {
-            // It was only meant to be, or the driver refused.
-            slot.exported = slot.space.exported().next().is_some();
-        }
-        if slot.block.is_none() {
-            slot.touched = self.tick();
-        }
-        self.put_slot(slot);
-        given
+        let given = self.with_slot(id, |state, slot| {
+            slot.end_lease();
+            if slot.leases == 0 && slot.exported {
+                // It was only meant to be, or the driver refused.
+                slot.exported = slot.space.exported().next().is_some();
+            }
+            if slot.block.is_none() {
+                slot.touched = state.tick();
+            }
+            slot.leases == 0 && (slot.block.is_none() || slot.space.bytes() > slot.used())
+        });
+        given == Some(true)
     }
 
     /// Notes that a stream uses the block, or used it while a lease kept it.

@@ -4,7 +4,7 @@
 //! It checks all that stands against a use and counts the lease in one locked section, so that
 //! nothing puts the block to sleep, moves it or exports it between the check and the lease. While
 //! the lease lives, what was checked stays so, with one exception: a [fork](super::fork) that is
-//! made later shares the memory, and [`Block::fork`] says who must not write then.
+//! made later shares the memory, and [`Block::fork`](super::Block::fork) says who must not write then.
 //!
 //! Nothing is handed out here, and no byte is copied.
 
@@ -118,12 +118,10 @@ impl Locked<'_> {
     /// Makes the extents of a block read-only, for good. One lease is the publication's own.
     pub(super) fn seal(&mut self, place: &BlockPlace) -> Result<(), SealError> {
         self.check_unlent(place, 1)?;
-        let Some(mut slot) = self.take_out(place.slot) else {
-            return Ok(());
-        };
-        let sealed = self.unlocked(|| slot.space.cap_all(Access::Read));
-        self.put_slot(slot);
-        Ok(sealed?)
+        let sealed = self.with_slot_out(place.slot, |state, slot| {
+            state.unlocked(|| slot.space.cap_all(Access::Read))
+        });
+        Ok(sealed.unwrap_or(Ok(()))?)
     }
 }
 

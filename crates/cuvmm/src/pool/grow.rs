@@ -388,12 +388,12 @@ impl Locked<'_> {
 
     /// Grows a block, whose slot is in its place, whatever it takes.
     fn step_far(&mut self, (place, size): &Step) -> Result<Change, AllocateError> {
-        let mut slot = self.take_out(place.slot).ok_or_else(gone)?;
-        let mut change = Change::of(&slot, *place);
-        let given = self.grow_slot(&mut slot, place.capacity, *size);
-        slot.pinned = given.is_ok();
-        self.put_slot(slot);
-        change.given = Some(given?);
-        Ok(change)
+        let grown = self.with_slot_out(place.slot, |state, slot| {
+            let mut change = Change::of(slot, *place);
+            change.given = Some(state.grow_slot(slot, place.capacity, *size)?);
+            slot.pinned = true;
+            Ok(change)
+        });
+        grown.ok_or_else(gone)?
     }
 }

@@ -183,12 +183,12 @@ impl State {
 
     /// Marks a slot, and counts the lease of whoever moves its block.
     pub(super) fn mark(&mut self, id: SlotId, sleep_state: SleepState) -> Option<Chosen> {
-        let mut slot = self.take_slot(id)?;
-        slot.leases += 1;
-        slot.sleep_state = sleep_state;
-        let block = slot.block.as_ref();
-        let chosen = block.map(|block| (slot.place(block.most), block.requested, block.used));
-        self.put_slot(slot);
-        chosen
+        let chosen = self.with_slot(id, |_, slot| {
+            slot.leases += 1;
+            slot.sleep_state = sleep_state;
+            let block = slot.block.as_ref()?;
+            Some((slot.place(block.most), block.requested, block.used))
+        });
+        chosen.flatten()
     }
 }

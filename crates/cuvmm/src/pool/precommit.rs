@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::budget::TenantId;
+use super::budget::{Amount, Charge, TenantId};
 use super::core::{Core, Locked};
 use super::ids::SlotId;
 use super::pace::{Growth, Precommit};
@@ -28,6 +28,7 @@ struct Job {
     slot: SlotId,
     offset: u64,
     size: u64,
+    charge: Charge,
     /// From the free list; created if there is none.
     unmapped: Option<Unmapped>,
     target: Target,
@@ -84,18 +85,22 @@ impl State {
             }
             self.budget.created(step);
         }
-        self.budget.charge(tenant, step);
-        self.budget.charge_mappings(tenant, 1);
-        let mut slot = self.take_slot(id)?;
-        slot.coming = step;
-        let target = slot.space.target();
-        self.put_slot(slot);
-        Some(Job {
-            slot: id,
-            offset,
-            size: step,
-            unmapped,
-            target,
+        let of = Amount {
+            bytes: step,
+            mappings: 1,
+            addresses: 0,
+        };
+        let charge = self.budget.charge(Some(tenant), of);
+        self.with_slot(id, |_, slot| {
+            slot.coming = step;
+            Job {
+                slot: id,
+                offset,
+                size: step,
+                charge,
+                unmapped,
+                target: slot.space.target(),
+            }
         })
     }
 
@@ -114,7 +119,11 @@ impl State {
 
 impl Locked<'_> {
     /// Takes in what was placed, or books back what was not.
-    fn finish_precommit(&mut self, id: SlotId, size: u64, outcome: Result<Placed, Failure>) {
+    fn finish_precommit(
+        &mut self,
+        (id, size, charge): (SlotId, u64, Charge),
+        outcome: Result<Placed, Failure>,
+    ) {
         let Some(mut slot) = self.take_slot(id) else {
             return;
         };
@@ -123,12 +132,12 @@ impl Locked<'_> {
         let mut back = Vec::new();
         match outcome {
             Ok(placed) => {
+                charge.keep();
                 slot.space.adopt(placed);
                 slot.space.settle(slot.space.bytes() - size);
             }
             Err(failure) => {
-                self.budget.refund(id.tenant, size);
-                self.budget.refund_mappings(id.tenant, 1);
+                self.budget.refund(charge);
                 match failure {
                     Failure::Create(error) => {
                         self.budget.not_created(size);
@@ -185,17 +194,20 @@ enum Failure {
 
 impl Job {
     /// Makes the driver calls.
-    fn carry_out(self, core: &Core, policy: &Policy) -> Result<Placed, Failure> {
+    fn carry_out(
+        self,
+        core: &Core,
+        policy: &Policy,
+    ) -> ((SlotId, u64, Charge), Result<Placed, Failure>) {
         let unmapped = match self.unmapped {
-            Some(unmapped) => unmapped,
-            None => {
-                let created = core.create(policy, self.size);
-                Unmapped::fresh(created.map_err(Failure::Create)?)
-            }
+            Some(unmapped) => Ok(unmapped),
+            None => core.create(policy, self.size).map(Unmapped::fresh),
         };
-        self.target
-            .place(self.offset, unmapped)
-            .map_err(|failed| Failure::Place(Box::new(failed)))
+        let placed = unmapped.map_err(Failure::Create).and_then(|unmapped| {
+            let placed = self.target.place(self.offset, unmapped);
+            placed.map_err(|failed| Failure::Place(Box::new(failed)))
+        });
+        ((self.slot, self.size, self.charge), placed)
     }
 }
 
@@ -240,10 +252,10 @@ impl MapperWork for Core {
             };
             let policy = state.policy;
             drop(state);
-            let (slot, size) = (job.slot, job.size);
-            let outcome = job.carry_out(self, &policy);
+            let slot = job.slot;
+            let (begun, outcome) = job.carry_out(self, &policy);
             let mut state = self.lock_with(slot);
-            state.finish_precommit(slot, size, outcome);
+            state.finish_precommit(begun, outcome);
             // Before what users gave is dropped, which may take its time.
             self.settled.notify_all();
             drop(state);

@@ -45,15 +45,12 @@ impl Locked<'_> {
         if self.check_usable(id).is_err() || step > self.budget.available_to(id) {
             return false;
         }
-        let Some(mut slot) = self.take_out(place.slot) else {
-            return true;
-        };
-        let outcome = self.place_precommit(&mut slot, step);
-        self.put_slot(slot);
-        if let Err(error) = &outcome {
+        let outcome =
+            self.with_slot_out(place.slot, |state, slot| state.place_precommit(slot, step));
+        if let Some(Err(error)) = &outcome {
             tracing::debug!(%error, step, "nothing was committed ahead");
         }
-        outcome.is_ok()
+        !matches!(outcome, Some(Err(_)))
     }
 
     fn place_precommit(&mut self, slot: &mut Slot, step: u64) -> Result<(), AllocateError> {

@@ -42,9 +42,7 @@ impl State {
             return;
         };
         for index in tenancy.indices().collect::<Vec<_>>() {
-            if let Some(slot) = self.take_slot(SlotId { tenant: id, index }) {
-                self.put_slot(slot);
-            }
+            self.with_slot(SlotId { tenant: id, index }, |_, _| ());
         }
     }
 
@@ -169,9 +167,9 @@ impl Locked<'_> {
         let Some(mut slot) = self.take_out(id) else {
             return Ok(true);
         };
-        let outcome = match slot.proof() {
-            Some(proof) => self.take_unused(&mut slot, proof),
-            None => Ok(()),
+        let outcome = match slot.is_unused() {
+            true => self.take_unused(&mut slot),
+            false => Ok(()),
         };
         slot.purging = outcome.is_err();
         if slot.is_vacant() && slot.space.bytes() == 0 {

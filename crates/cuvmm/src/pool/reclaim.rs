@@ -199,21 +199,19 @@ impl Locked<'_> {
 
     /// Takes extents from a slot, as far as they can be taken back.
     fn take_from(&mut self, id: SlotId, at: &[u64]) -> Result<u64, CallError> {
-        let proof = |slot: &Slot| slot.proof().filter(|_| slot.has_spare());
-        let Some(proof) = self.slot(id).and_then(proof) else {
+        let gives = |slot: &Slot| slot.is_unused() && slot.has_spare();
+        if !self.slot(id).is_some_and(gives) {
             return Ok(0);
-        };
-        let Some(mut slot) = self.take_out(id) else {
-            return Ok(0);
-        };
-        // Last first, without a hole: the mapper may have placed more behind what was planned, and the
-        // slot may have been used and freed again.
-        let spare = slot.spare().map(|extent| extent.offset);
-        let at = spare.zip(at).take_while(|(spare, at)| spare == *at);
-        let at = at.map(|(spare, _)| spare).collect();
-        let taken = self.take_extents(&mut slot, at, proof);
-        self.put_slot(slot);
-        taken
+        }
+        let taken = self.with_slot_out(id, |state, slot| {
+            // Last first, without a hole: the mapper may have placed more behind what was planned,
+            // and the slot may have been used and freed again.
+            let spare = slot.spare().map(|extent| extent.offset);
+            let at = spare.zip(at).take_while(|(spare, at)| spare == *at);
+            let at = at.map(|(spare, _)| spare).collect();
+            state.take_extents(slot, at)
+        });
+        taken.unwrap_or(Ok(0))
     }
 
     /// Gives up addresses of empty, unused slots of a tenant until `wanted` bytes may be reserved.

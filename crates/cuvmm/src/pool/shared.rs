@@ -12,6 +12,7 @@
 
 use cuvmm_driver::PhysicalHandle;
 
+use super::budget::Amount;
 use super::ids::SlotId;
 use super::share_table::Left;
 use super::slot::Slot;
@@ -43,24 +44,22 @@ impl State {
             // Others have its memory.
             false => 0,
         };
-        self.budget.refund(slot.id.tenant, bytes);
+        self.budget.give_up(slot.id.tenant, Amount::bytes(bytes));
         self.budget.quarantine(bytes, 1);
     }
 
     /// A slot has an extent no more that lay at an offset; whether no other slot shows it.
     pub(super) fn leave(&mut self, slot: &mut Slot, offset: u64, handle: PhysicalHandle) -> bool {
         let SlotId { tenant, index } = slot.id;
-        self.budget.refund_mappings(tenant, 1);
+        self.budget.give_up(tenant, Amount::mappings(1));
         let tenancy = self.tenants.get_mut(&tenant);
         let Some(left) = tenancy.and_then(|it| it.share_table.remove(handle, index)) else {
             return true;
         };
         slot.shared = slot.shared.min(offset);
         // One that is out finds that it is alone when it is put back.
-        if let Left::One(index) = left
-            && let Some(other) = self.take_slot(SlotId { tenant, index })
-        {
-            self.put_slot(other);
+        if let Left::One(index) = left {
+            self.with_slot(SlotId { tenant, index }, |_, _| ());
         }
         left == Left::Nobody
     }

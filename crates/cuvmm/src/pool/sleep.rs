@@ -18,7 +18,6 @@ use super::state::State;
 use super::tenant::Tenant;
 use crate::error::{CallError, SleepError};
 use crate::own::Stream;
-use crate::region::Unused;
 use crate::store::Saved;
 
 /// A block that is being put to sleep. Dropped before that is done, it is as it was.
@@ -209,12 +208,9 @@ impl State {
 impl Locked<'_> {
     /// Takes all memory out of a moving block's slot, last first.
     fn withdraw_all(&mut self, id: SlotId) -> Result<(), SleepError> {
-        let Some(mut slot) = self.take_out(id) else {
-            return Ok(());
-        };
-        let outcome = self.unlocked(|| Self::empty_slot(&mut slot));
-        self.put_slot(slot);
-        outcome
+        let outcome =
+            self.with_slot_out(id, |state, slot| state.unlocked(|| Self::empty_slot(slot)));
+        outcome.unwrap_or(Ok(()))
     }
 
     fn empty_slot(slot: &mut Slot) -> Result<(), SleepError> {
@@ -228,59 +224,54 @@ impl Locked<'_> {
         if let SleepState::Moving { aside, .. } = &mut slot.sleep_state {
             let offsets = slot.space.extents().rev().map(|extent| extent.offset);
             let offsets: Vec<u64> = offsets.collect();
-            slot.space.take_out(offsets, Unused::promised(), aside)?;
+            slot.space.promised().take_out(offsets, aside)?;
         }
         Ok(())
     }
 
     /// Gives up what was put aside of a moving block; returns the bytes.
     fn settle_asleep(&mut self, id: SlotId, saved: Option<Box<Saved>>, release: bool) -> u64 {
-        let Some(mut slot) = self.take_out(id) else {
-            return 0;
-        };
         let free_list = self.free_list.bytes();
-        let mut given = 0;
-        if let SleepState::Moving { aside, .. } = &mut slot.sleep_state {
+        let given = self.with_slot_out(id, |state, slot| {
+            let SleepState::Moving { aside, .. } = &mut slot.sleep_state else {
+                return 0;
+            };
             let mut aside = std::mem::take(aside);
             aside.settle();
-            given = self.abandon(&mut slot, aside);
+            let given = state.abandon(slot, aside);
             slot.lies_down(saved);
-        }
-        self.put_slot(slot);
+            given
+        });
         self.update_bypass(id.tenant);
         if release {
             self.release_growth(free_list);
         }
-        given
+        given.unwrap_or(0)
     }
 
     /// Puts what was put aside back. If that fails the block sleeps, with what was saved of it.
     fn restore(&mut self, id: SlotId, saved: Option<Box<Saved>>) -> bool {
-        let Some(mut slot) = self.take_out(id) else {
-            return true;
-        };
-        let mut stays = true;
-        if let SleepState::Moving { aside, .. } = &mut slot.sleep_state {
+        let stays = self.with_slot_out(id, |state, slot| {
+            let SleepState::Moving { aside, .. } = &mut slot.sleep_state else {
+                return true;
+            };
             let aside = std::mem::take(aside);
-            let proof = slot.fence.proof();
             // What of it was put back is of no use without the rest.
-            let restored = self.unlocked(|| {
+            let restored = state.unlocked(|| {
                 let put_back = slot.space.put_back(aside);
-                put_back.map_err(|lost| lost.with_all_of(&mut slot.space, proof))
+                put_back.map_err(|lost| lost.with_all_of(&mut slot.space, &slot.fence))
             });
-            match restored {
-                Ok(()) => slot.sleep_state = SleepState::Awake,
-                Err(lost) => {
-                    let error = self.lose(&mut slot, lost);
-                    tracing::error!(%error, "a block that was to stay awake sleeps");
-                    slot.lies_down(saved);
-                    stays = false;
-                }
-            }
-        }
-        self.put_slot(slot);
+            let Err(lost) = restored else {
+                slot.sleep_state = SleepState::Awake;
+                return true;
+            };
+            let error = state.lose(slot, lost);
+            tracing::error!(%error, "a block that was to stay awake sleeps");
+            slot.lies_down(saved);
+            false
+        });
         self.update_bypass(id.tenant);
-        stays
+        stays.unwrap_or(true)
     }
 }
 

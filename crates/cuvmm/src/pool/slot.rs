@@ -12,8 +12,9 @@ use std::sync::Arc;
 use super::ids::{BlockPlace, SlotId};
 use super::pace::{Growth, Pace};
 use super::sleep_state::SleepState;
+use crate::error::CallError;
 use crate::own::{Physical, Stream};
-use crate::region::{Extent, Fence, Space, Unused, Uses};
+use crate::region::{Completed, Extent, Fence, Space, Uses};
 
 /// Where a slot's memory stands when it is not in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -363,13 +364,17 @@ impl Slot {
         self.space.stuck_in(offset, offset.saturating_add(size)) > 0
     }
 
-    /// Proof that no work can use what is not in use of its memory. While a lease lives there is
-    /// none, whatever the fence says: more work may be queued.
-    pub(crate) const fn proof(&self) -> Option<Unused> {
-        match self.leases {
-            0 => self.fence.proof(),
-            _ => None,
-        }
+    /// Whether no work can use what is not in use of its memory. While a lease lives that is not
+    /// so, whatever the fence says: more work may be queued.
+    pub(crate) const fn is_unused(&self) -> bool {
+        self.leases == 0 && self.fence.is_complete()
+    }
+
+    /// What is not in use of its memory, to be unmapped.
+    pub(crate) fn completed(&mut self) -> Result<Completed<'_>, CallError> {
+        let fence = Some(&self.fence).filter(|_| self.leases == 0);
+        let completed = fence.and_then(|fence| fence.completed(&mut self.space));
+        completed.ok_or(CallError::InUse)
     }
 
     /// Notes that work of a stream uses the memory of the block, or of the one that leases keep. While

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuvmm_driver::{HandleTypes, PhysicalProps};
 
-use super::budget::{Budget, TenantId};
+use super::budget::{Amount, Budget, Charge, TenantId};
 use super::free_list::FreeList;
 use super::hardened::Hardening;
 use super::ids::{BlockPlace, SlotId};
@@ -211,8 +211,22 @@ impl State {
         self.tenants.get_mut(&id.tenant)?.slot_mut(id.index)
     }
 
-    /// Takes a slot out, so that nothing done for it can take from it. What is known of its memory is
-    /// brought up to date: a block that [grows within](Self::grow_within) has no time for that.
+    /// Works on a slot that is not in its place meanwhile, so that nothing done for it can take from
+    /// it. Nothing if there is no such slot, or if it is out.
+    pub(crate) fn with_slot<T>(
+        &mut self,
+        id: SlotId,
+        work: impl FnOnce(&mut Self, &mut Slot) -> T,
+    ) -> Option<T> {
+        let mut slot = self.take_slot(id)?;
+        let done = work(self, &mut slot);
+        self.put_slot(slot);
+        Some(done)
+    }
+
+    /// Takes a slot from its place, for as long as the lock is not let go. What is known of its
+    /// memory is brought up to date: a block that [grows within](Self::grow_within) has no time for
+    /// that.
     pub(crate) fn take_slot(&mut self, id: SlotId) -> Option<Box<Slot>> {
         let mut slot = self.tenants.get_mut(&id.tenant)?.take(id.index)?;
         slot.note_writer();
@@ -284,16 +298,17 @@ impl State {
     }
 
     /// Charges bytes for a slot that is out.
-    pub(super) fn charge_for(&mut self, id: SlotId, bytes: u64) {
-        self.budget.charge(id.tenant, bytes);
+    pub(super) fn charge_for(&mut self, id: SlotId, bytes: u64) -> Charge {
+        let charge = self.budget.charge(Some(id.tenant), Amount::bytes(bytes));
         if let Some(tenancy) = self.tenants.get_mut(&id.tenant) {
             tenancy.note_charge(id.index, |charged| charged + bytes);
         }
+        charge
     }
 
     /// Takes such a charge back.
-    pub(super) fn refund_for(&mut self, id: SlotId, bytes: u64) {
-        self.budget.refund(id.tenant, bytes);
+    pub(super) fn refund_for(&mut self, id: SlotId, bytes: u64, charge: Charge) {
+        self.budget.refund(charge);
         if let Some(tenancy) = self.tenants.get_mut(&id.tenant) {
             tenancy.note_charge(id.index, |charged| charged - bytes);
         }

@@ -1,18 +1,20 @@
 //! Memory that is taken out of slots: unmapped, booked, and given up if no other slot shows it.
 
+use super::budget::Amount;
 use super::core::Locked;
 use super::slot::Slot;
 use crate::error::{CallError, CommitError};
-use crate::region::{NotPutBack, TakenOut, Unused};
+use crate::region::{Fence, NotPutBack, TakenOut};
 
 impl Locked<'_> {
-    /// Takes out what was put behind `begun` in a slot that is out, and refunds it. What cannot be
-    /// unmapped, or may be in use, is quarantined.
-    pub(super) fn uncommit(&mut self, slot: &mut Slot, begun: u64, proof: Option<Unused>) {
+    /// Takes out what was put behind `begun` in a slot that is out, and refunds it. No work but
+    /// `running` may use it. What cannot be unmapped, and all of it if that has not passed, is
+    /// quarantined.
+    pub(super) fn uncommit(&mut self, slot: &mut Slot, begun: u64, running: &Fence) {
         if slot.space.last_offset().is_none_or(|last| last < begun) {
             return;
         }
-        let (taken, stuck) = self.unlocked(|| slot.space.empty_from(begun, proof));
+        let (taken, stuck) = self.unlocked(|| slot.space.empty_from(begun, running));
         stuck.into_iter().for_each(|stuck| self.stuck(slot, stuck));
         self.abandon(slot, taken);
     }
@@ -36,7 +38,7 @@ impl Locked<'_> {
                 own.push(unmapped);
             }
         }
-        self.budget.refund(slot.id.tenant, bytes);
+        self.budget.give_up(slot.id.tenant, Amount::bytes(bytes));
         self.renew(slot);
         self.put_back(own);
         bytes
@@ -52,14 +54,9 @@ impl Locked<'_> {
 
     /// Unmaps extents of a slot that is out, last first, and keeps them where they may be kept;
     /// returns the bytes.
-    pub(super) fn take_extents(
-        &mut self,
-        slot: &mut Slot,
-        at: Vec<u64>,
-        proof: Unused,
-    ) -> Result<u64, CallError> {
+    pub(super) fn take_extents(&mut self, slot: &mut Slot, at: Vec<u64>) -> Result<u64, CallError> {
         let mut taken = TakenOut::default();
-        let outcome = self.unlocked(|| slot.space.take_out(at, proof, &mut taken));
+        let outcome = self.unlocked(|| slot.completed()?.take_out(at, &mut taken));
         taken.settle();
         let bytes = taken.bytes();
         self.abandon(slot, taken);
@@ -68,21 +65,21 @@ impl Locked<'_> {
 
     /// Takes everything from a slot, which is out, that its block does not use: first what could be
     /// taken back, then what others show too.
-    pub(super) fn take_unused(&mut self, slot: &mut Slot, proof: Unused) -> Result<(), CallError> {
-        self.take_spare(slot, proof)?;
+    pub(super) fn take_unused(&mut self, slot: &mut Slot) -> Result<(), CallError> {
+        self.take_spare(slot)?;
         let at: Vec<u64> = slot.parting().map(|extent| extent.offset).collect();
         match at.is_empty() {
             true => Ok(()),
-            false => self.take_extents(slot, at, proof).map(drop),
+            false => self.take_extents(slot, at).map(drop),
         }
     }
 
     /// Takes everything that can be taken from a slot that is out.
-    pub(crate) fn take_spare(&mut self, slot: &mut Slot, proof: Unused) -> Result<(), CallError> {
+    pub(crate) fn take_spare(&mut self, slot: &mut Slot) -> Result<(), CallError> {
         let at: Vec<u64> = slot.spare().map(|extent| extent.offset).collect();
         if at.is_empty() {
             return Ok(());
         }
-        self.take_extents(slot, at, proof).map(drop)
+        self.take_extents(slot, at).map(drop)
     }
 }

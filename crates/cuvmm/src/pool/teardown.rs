@@ -6,7 +6,7 @@ use super::ids::SlotId;
 use super::slot::Slot;
 use super::state::State;
 use crate::error::CallError;
-use crate::region::{TakenOut, Unused};
+use crate::region::TakenOut;
 
 impl Locked<'_> {
     pub(crate) fn trim(&mut self, keep: u64) -> Result<u64, CallError> {
@@ -66,9 +66,12 @@ impl Locked<'_> {
 
     /// Unmaps everything of a slot that was taken out.
     fn strip(&mut self, slot: &mut Slot) -> Result<(), CallError> {
-        let proof = self.unlocked(|| slot.fence.wait())?;
         let mut taken = TakenOut::default();
-        let stripped = self.unlocked(|| slot.space.take_all(proof, &mut taken));
+        let stripped = self.unlocked(|| {
+            slot.fence.wait()?;
+            let completed = slot.fence.completed(&mut slot.space);
+            completed.ok_or(CallError::InUse)?.take_all(&mut taken)
+        });
         self.abandon(slot, taken);
         stripped
     }
@@ -81,12 +84,11 @@ impl Locked<'_> {
         if self.quarantine.1.is_empty() {
             return Ok(());
         }
-        let device = &self.core().device;
-        let proof = self.unlocked(|| Unused::after_drain([device]))?;
         let mut outcome = Ok(());
         for mut space in std::mem::take(&mut self.quarantine.1) {
             let failed = self.unlocked(|| {
-                let error = space.retry_all(proof).err()?;
+                let drained = space.drained();
+                let error = drained.and_then(|mut space| space.retry_all()).err()?;
                 // Of one that is empty the addresses go too.
                 Some((space, error))
             });

@@ -17,7 +17,7 @@ use super::state::State;
 use super::wait::{Attempt, Wait};
 use crate::error::{AllocateError, CallError, CommitError, GrowAllError};
 use crate::own::Access;
-use crate::region::{Extent, TakenOut, Unused};
+use crate::region::{Extent, Fence, TakenOut};
 
 /// A block's slot, and from where on its memory is to be its own.
 #[derive(Clone, Copy, Debug)]
@@ -212,12 +212,8 @@ impl Locked<'_> {
     /// slots that it could be copied from.
     fn unshare_slot(&mut self, step: &Step) -> Result<bool, AllocateError> {
         self.check_usable(step.slot.tenant)?;
-        let Some(mut slot) = self.take_out(step.slot) else {
-            return Ok(true);
-        };
-        let made = self.own_from(&mut slot, step.from);
-        self.put_slot(slot);
-        made
+        let made = self.with_slot_out(step.slot, |state, slot| state.own_from(slot, step.from));
+        made.unwrap_or(Ok(true))
     }
 
     /// The same with a slot that is out. Its fence has passed.
@@ -225,8 +221,10 @@ impl Locked<'_> {
         if slot.bound() <= from {
             return Ok(true);
         }
-        let proof = slot.proof().ok_or(CallError::InUse)?;
-        self.take_unused(slot, proof)?;
+        if !slot.is_unused() {
+            return Err(CallError::InUse.into());
+        }
+        self.take_unused(slot)?;
         // What is left of it is the extent that the byte lies in.
         let (Some(extent), to) = (slot.space.extent_around(from), slot.used()) else {
             return Ok(true);
@@ -257,7 +255,7 @@ impl Locked<'_> {
                 false => Err(CallError::InUse.into()),
             };
         };
-        let owned = self.exchange_for_own(slot, (extent, to), &mut source, proof);
+        let owned = self.exchange_for_own(slot, (extent, to), &mut source);
         self.put_slot(source);
         owned.map(|()| true)
     }
@@ -279,10 +277,9 @@ impl Locked<'_> {
         slot: &mut Slot,
         (extent, to): (Extent, u64),
         source: &mut Slot,
-        proof: Unused,
     ) -> Result<(), AllocateError> {
         let (offset, mut old) = (extent.offset, TakenOut::default());
-        self.unlocked(|| slot.space.take_out([offset], proof, &mut old))?;
+        self.unlocked(|| slot.completed()?.take_out([offset], &mut old))?;
         let shared = std::mem::replace(&mut slot.shared, offset);
         let copied = self.copy_to_own(slot, (offset, to.saturating_sub(offset)), source);
         let outcome = match copied {
@@ -352,7 +349,7 @@ impl Locked<'_> {
         let copied = self.copy_between(source, slot, (offset, bytes), home.as_ref());
         copied.inspect_err(|failed| {
             if failed.running.is_complete() {
-                self.uncommit(slot, offset, Some(Unused::never_used()));
+                self.uncommit(slot, offset, &Fence::complete());
             }
         })
     }

@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use super::budget::TenantId;
+use super::budget::{Amount, TenantId};
 use super::commit::Fit;
 use super::core::Locked;
 use super::ids::SlotId;
@@ -186,7 +186,8 @@ impl Locked<'_> {
             }
             let asleep = self.asleep(id, choice);
             if total == Some(asleep) && self.budget.missing(id, asleep).1 == 0 {
-                self.budget.charge(id, asleep);
+                // Each block owes its part of it.
+                self.budget.charge(Some(id), Amount::bytes(asleep)).keep();
                 break;
             }
             self.make_room(id, asleep)?;
@@ -230,18 +231,16 @@ impl Locked<'_> {
         home: Option<&Stream>,
         zeroed: bool,
     ) -> Result<(u64, bool), AllocateError> {
-        let Some(mut slot) = self.take_out(id) else {
-            return Ok((used, false));
-        };
-        let left = used.saturating_sub(slot.space.bytes());
-        let bytes = match most {
-            u64::MAX => left,
-            most => self.device.granule().extent_within(left, most),
-        };
-        let furnished = self.furnish_moving(&mut slot, bytes, home, zeroed);
-        let end = slot.space.bytes();
-        self.put_slot(slot);
-        Ok((end, furnished?))
+        let furnished = self.with_slot_out(id, |state, slot| {
+            let left = used.saturating_sub(slot.space.bytes());
+            let bytes = match most {
+                u64::MAX => left,
+                most => state.device.granule().extent_within(left, most),
+            };
+            let filled = state.furnish_moving(slot, bytes, home, zeroed)?;
+            Ok((slot.space.bytes(), filled))
+        });
+        furnished.unwrap_or(Ok((used, false)))
     }
 
     /// Places bytes that were charged behind those of a moving block's slot, with no other tenant's
@@ -281,39 +280,36 @@ impl Locked<'_> {
 
     /// A moving block has all its memory.
     fn settle_awake(&mut self, id: SlotId, restored: bool) {
-        let Some(mut slot) = self.take_slot(id) else {
-            return;
-        };
-        slot.sleep_state = SleepState::Awake;
-        slot.touched = self.tick();
-        slot.space.settle(0);
-        let bytes = slot.space.bytes();
-        if let Some(block) = &mut slot.block {
-            block.reach = bytes;
-            block.noted = slot.space.note_writer(0, block.used, id.tenant.0);
-            if restored && block.zeroed {
-                // What the last granule holds behind what was kept is not zero for certain.
-                block.ever = block.ever.max(block.used);
+        self.with_slot(id, |state, slot| {
+            slot.sleep_state = SleepState::Awake;
+            slot.touched = state.tick();
+            slot.space.settle(0);
+            let bytes = slot.space.bytes();
+            if let Some(block) = &mut slot.block {
+                block.reach = bytes;
+                block.noted = slot.space.note_writer(0, block.used, id.tenant.0);
+                if restored && block.zeroed {
+                    // What the last granule holds behind what was kept is not zero for certain.
+                    block.ever = block.ever.max(block.used);
+                }
             }
-        }
-        self.put_slot(slot);
+        });
         self.update_bypass(id.tenant);
     }
 
     /// A moving block is to sleep on: what it was given and what was charged go back. What a stream
     /// may still be filling or copying to stays where it is, and is quarantined.
     fn undo_wake(&mut self, id: SlotId, saved: Option<Box<Saved>>, mut running: Fence) {
-        let Some(mut slot) = self.take_out(id) else {
-            return;
-        };
-        if let SleepState::Moving { filling, .. } = &slot.sleep_state {
-            running.merge(filling.clone());
-        }
-        self.uncommit(&mut slot, 0, running.proof());
-        slot.fence.merge(running);
-        self.budget.refund(id.tenant, slot.sleep_state.beside());
-        slot.lies_down(saved);
-        self.put_slot(slot);
+        self.with_slot_out(id, |state, slot| {
+            if let SleepState::Moving { filling, .. } = &slot.sleep_state {
+                running.merge(filling.clone());
+            }
+            state.uncommit(slot, 0, &running);
+            slot.fence.merge(running);
+            let beside = Amount::bytes(slot.sleep_state.beside());
+            state.budget.give_up(id.tenant, beside);
+            slot.lies_down(saved);
+        });
         self.update_bypass(id.tenant);
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Region;
-use super::fence::{Fence, Unused};
+use super::fence::Fence;
 use super::layout::{Layout, reachable};
 use super::place::{PlaceError, Unmapped};
 use super::space::Extent;
@@ -190,7 +190,7 @@ impl Region {
     /// Takes back what a commit that failed had placed.
     fn undo(&mut self, placed: &[u64]) {
         for &offset in placed.iter().rev() {
-            if let Err(error) = self.space.withdraw(offset, Unused::never_used()) {
+            if let Err(error) = self.space.never_used(offset).withdraw(offset) {
                 tracing::error!(%error, offset, "a roll-back could not unmap: quarantined");
                 self.space.quarantine(offset);
             }

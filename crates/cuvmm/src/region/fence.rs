@@ -457,3 +457,216 @@ impl Line {
         same && self.device().shares_clock(other.device())
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use cuvmm_driver::Call;
+
+    use super::*;
+    use crate::region::rig::{Rig, rig};
+
+    fn is_complete(fence: &mut Fence) -> bool {
+        fence.poll().unwrap() == Poll::Complete
+    }
+
+    fn stream(rig: &Rig) -> Stream {
+        Stream::new(&rig.device).unwrap()
+    }
+
+    #[test]
+    fn a_use_by_nobody_ends_at_once() {
+        assert!(Uses::none().end().is_complete());
+        assert!(Uses::none().streams().unwrap().is_empty());
+        assert!(Fence::complete().proof().is_some());
+    }
+
+    #[test]
+    fn the_end_of_a_use_covers_what_was_queued_until_then() {
+        let rig = rig();
+        let (one, other) = (rig.busy_stream(), rig.busy_stream());
+        let mut uses = Uses::none();
+        for stream in [&one, &other, &one] {
+            assert!(uses.add(stream).is_complete());
+        }
+        assert_eq!(uses.streams().unwrap(), [one.clone(), other.clone()]);
+        let mut fence = uses.end();
+        assert!(!fence.is_complete() && fence.proof().is_none());
+        rig.finish(&one);
+        assert!(!is_complete(&mut fence));
+        rig.finish(&other);
+        // What is queued after it does not matter.
+        assert!(is_complete(&mut fence) && fence.is_complete());
+        rig.queue(&one);
+        assert!(fence.proof().is_some());
+        assert!(!is_complete(&mut uses.end()));
+    }
+
+    #[test]
+    fn a_device_stands_for_all_its_streams() {
+        let rig = rig();
+        let (used, other) = (rig.busy_stream(), rig.busy_stream());
+        let mut uses = Uses::none();
+        let _ = uses.add(&used);
+        uses.add_device(&rig.device);
+        assert!(uses.streams().is_none());
+        let _ = uses.add(&used);
+        let mut fence = uses.end();
+        rig.finish(&used);
+        assert!(!is_complete(&mut fence));
+        rig.finish(&other);
+        assert!(is_complete(&mut fence));
+    }
+
+    #[test]
+    fn streams_that_nobody_has_any_more_make_room() {
+        let rig = rig();
+        let mut uses = Uses::none();
+        let kept: Vec<Stream> = (0..MOST_STREAMS / 2).map(|_| stream(&rig)).collect();
+        for stream in &kept {
+            assert!(uses.add(stream).is_complete());
+        }
+        let late = rig.busy_stream();
+        assert!(uses.add(&late).is_complete());
+        let raw = late.as_raw();
+        drop(late);
+        while uses.streams().unwrap().len() < MOST_STREAMS {
+            assert!(uses.add(&stream(&rig)).is_complete());
+        }
+        let last = stream(&rig);
+        let mut ended = uses.add(&last);
+        assert_eq!(uses.streams().unwrap().len(), kept.len() + 1);
+        assert!(!is_complete(&mut ended), "its work is waited for");
+        rig.machine.let_go(cuvmm_driver::Ordinal(0), raw);
+        assert!(is_complete(&mut ended));
+    }
+
+    #[test]
+    fn with_too_many_streams_all_work_of_the_device_counts() {
+        let rig = rig();
+        let mut uses = Uses::none();
+        let kept: Vec<Stream> = (0..=MOST_STREAMS).map(|_| stream(&rig)).collect();
+        for stream in &kept {
+            assert!(uses.streams().is_some());
+            assert!(uses.add(stream).is_complete());
+        }
+        assert!(uses.streams().is_none());
+        let foreign = rig.busy_stream();
+        let mut fence = uses.end();
+        assert!(!is_complete(&mut fence));
+        rig.finish(&foreign);
+        assert!(is_complete(&mut fence));
+    }
+
+    #[test]
+    fn merging_keeps_the_later_point_of_each_stream() {
+        let rig = rig();
+        let (one, other) = (rig.busy_stream(), rig.busy_stream());
+        let early = Fence::stream(one.clone());
+        rig.finish(&one);
+        rig.queue(&one);
+        let late = Fence::stream(one.clone());
+        for (first, second) in [(&early, &late), (&late, &early)] {
+            let mut merged = first.clone();
+            merged.merge(second.clone());
+            assert_eq!(merged.points().len(), 1);
+            assert_eq!(merged.points()[0].stamp, late.points()[0].stamp);
+            assert!(merged.precedes(&one) && !merged.precedes(&other));
+        }
+        let mut both = early.clone();
+        both.merge(Fence::complete());
+        assert_eq!(both.points().len(), 1);
+        both.merge(Fence::streams(vec![other.clone(), one.clone()]));
+        assert_eq!(both.points().len(), 2);
+        assert!(!both.precedes(&one));
+        rig.finish(&other);
+        assert!(!is_complete(&mut both));
+        rig.finish(&one);
+        assert!(is_complete(&mut both));
+        let mut of_none = Fence::complete();
+        of_none.merge(late);
+        assert!(!of_none.is_complete());
+    }
+
+    #[test]
+    fn a_round_asks_a_pending_stream_once() {
+        let rig = rig();
+        let stream = rig.busy_stream();
+        let mut fences: Vec<Fence> = (0..4).map(|_| Fence::stream(stream.clone())).collect();
+        let round = Round::begin(&rig.device);
+        let asked = |rig: &Rig| rig.calls();
+        let before = asked(&rig);
+        assert_eq!(fences[0].poll_in(&round).unwrap(), Poll::Pending);
+        let once = asked(&rig) - before;
+        assert!(once > 0);
+        for fence in &mut fences {
+            assert_eq!(fence.poll_in(&round).unwrap(), Poll::Pending);
+        }
+        assert_eq!(asked(&rig) - before, once);
+        rig.finish(&stream);
+        let round = Round::begin(&rig.device);
+        for fence in &mut fences {
+            assert_eq!(fence.poll_in(&round).unwrap(), Poll::Complete);
+        }
+    }
+
+    #[test]
+    fn pruning_lets_go_of_what_has_passed() {
+        let rig = rig();
+        let (one, other) = (rig.busy_stream(), rig.busy_stream());
+        let mut fence = Fence::streams(vec![one.clone(), other.clone()]);
+        fence.prune();
+        assert_eq!(fence.points().len(), 2);
+        rig.finish(&one);
+        fence.prune();
+        assert_eq!(fence.points().len(), 1);
+        assert!(fence.precedes(&other));
+    }
+
+    #[test]
+    fn waiting_is_proof() {
+        let rig = rig();
+        let stream = rig.busy_stream();
+        let ordinal = cuvmm_driver::Ordinal(0);
+        rig.machine.hold_until_awaited(ordinal, stream.as_raw());
+        let mut fence = Fence::stream(stream.clone());
+        fence.wait().unwrap();
+        assert!(fence.is_complete());
+        let mut fence = Fence::device(rig.device.clone());
+        fence.wait().unwrap();
+        assert!(fence.is_complete());
+    }
+
+    #[test]
+    fn a_refused_wait_proves_nothing() {
+        let rig = rig();
+        let stream = rig.busy_stream();
+        let mut fence = Fence::stream(stream.clone());
+        rig.fail_from(Call::StreamSynchronize, 1);
+        rig.fail_from(Call::CtxSynchronize, 1);
+        assert!(fence.wait().is_err());
+        assert!(!fence.is_complete());
+        let mut fence = Fence::device(rig.device.clone());
+        assert!(fence.wait().is_err());
+        assert!(!fence.is_complete());
+        rig.heal();
+        rig.finish(&stream);
+    }
+
+    #[test]
+    fn a_stream_that_was_ordered_behind_stands_for_what_it_waits_for() {
+        let rig = rig();
+        let (busy, home) = (rig.busy_stream(), stream(&rig));
+        let mut fence = Fence::stream(busy.clone());
+        assert!(!fence.precedes(&home));
+        assert!(fence.order_before(&home).unwrap());
+        assert!(fence.precedes(&home) && !fence.is_complete());
+        assert!(!is_complete(&mut fence), "its stream waits");
+        rig.finish(&busy);
+        assert!(is_complete(&mut fence));
+        let mut refused = Fence::stream(rig.busy_stream());
+        rig.fail_from(Call::StreamWaitEvent, 1);
+        assert!(refused.order_before(&home).is_err());
+        assert!(!refused.precedes(&home));
+    }
+}

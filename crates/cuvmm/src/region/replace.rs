@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::Region;
+use super::completed::Completed;
 use super::copies::wait_for;
 use super::fence::{Fence, Unused};
 use super::place::Unmapped;
@@ -29,7 +30,19 @@ pub(crate) struct NotReplaced {
     pub(crate) running: bool,
 }
 
-impl Space {
+impl NotReplaced {
+    /// Nothing was done with the new memory.
+    pub(crate) fn unchanged(error: impl Into<ReplaceError>, new: New) -> Box<Self> {
+        Box::new(Self {
+            error: error.into(),
+            physicals: new.into_iter().map(|(_, unmapped)| unmapped).collect(),
+            lost: None,
+            running: false,
+        })
+    }
+}
+
+impl Completed<'_> {
     /// Copies the bytes of extents to other memory and puts that in their places, where no device has
     /// more access than `most`. It begins and ends where extents do. Returns the old memory. All or
     /// nothing.
@@ -38,20 +51,19 @@ impl Space {
         new: New,
         most: Access,
         stream: &Stream,
-        proof: Unused,
     ) -> Result<TakenOut, Box<NotReplaced>> {
-        let new = self.copy_to(new, stream)?;
+        let new = self.space.copy_to(new, stream)?;
         let covered = new.iter().flat_map(|(offset, unmapped)| {
-            let extents = self.extents_in(*offset, offset + unmapped.size());
+            let extents = self.space.extents_in(*offset, offset + unmapped.size());
             extents.map(|extent| extent.offset)
         });
         let covered: BTreeSet<u64> = covered.collect();
         let mut old = TakenOut::default();
-        if let Err(error) = self.take_out(covered.into_iter().rev(), proof, &mut old) {
+        if let Err(error) = self.take_out(covered.into_iter().rev(), &mut old) {
             return Err(Box::new(NotReplaced {
                 error: error.into(),
                 physicals: new.into_iter().map(|(_, unmapped)| unmapped).collect(),
-                lost: self.put_back(old).err(),
+                lost: self.space.put_back(old).err(),
                 running: false,
             }));
         }
@@ -59,14 +71,15 @@ impl Space {
         let mut new = new.into_iter();
         while let Some((offset, unmapped)) = new.next() {
             let size = unmapped.size();
-            match self.place_for(offset, vec![unmapped], most) {
+            match self.space.place_for(offset, vec![unmapped], most) {
                 Ok(()) => placed.push(offset..offset + size),
                 Err(failed) => {
                     let mut physicals = failed.physicals;
                     physicals.extend(new.map(|(_, unmapped)| unmapped));
                     // It has the same bytes: where it cannot be taken out it stays.
                     placed.retain(|range| {
-                        match self.withdraw_back(range.start, Unused::never_used()) {
+                        let mut new = self.space.never_used(range.start);
+                        match new.withdraw_back(range.start) {
                             Ok(here) => physicals.extend(here),
                             Err(_) => return true,
                         }
@@ -76,7 +89,7 @@ impl Space {
                     return Err(Box::new(NotReplaced {
                         error: ReplaceError::Place(failed.error),
                         physicals,
-                        lost: self.put_back(old).err(),
+                        lost: self.space.put_back(old).err(),
                         running: false,
                     }));
                 }
@@ -84,7 +97,9 @@ impl Space {
         }
         Ok(old)
     }
+}
 
+impl Space {
     /// Writes the bytes of extents to other memory, at addresses that are had for that alone.
     fn copy_to(&mut self, new: New, stream: &Stream) -> Result<New, Box<NotReplaced>> {
         let (offsets, memory): (Vec<u64>, Vec<Unmapped>) = new.into_iter().unzip();
@@ -125,7 +140,7 @@ impl Space {
         let mut memory = vec![];
         let extents: Vec<u64> = beside.extents().map(|extent| extent.offset).collect();
         for offset in extents {
-            match beside.withdraw_back(offset, Unused::never_used()) {
+            match beside.never_used(0).withdraw_back(offset) {
                 Ok(here) => memory.extend(here),
                 Err(error) => copied = Err(error.into()),
             }
@@ -151,7 +166,8 @@ impl Region {
         proof: Unused,
     ) -> Result<(), ReplaceError> {
         let offsets: Vec<u64> = new.iter().map(|&(offset, _)| offset).collect();
-        let Err(failed) = self.space.replace(new, Access::ReadWrite, stream, proof) else {
+        let mut space = self.space.proved(proof);
+        let Err(failed) = space.replace(new, Access::ReadWrite, stream) else {
             return Ok(());
         };
         if failed.running {

@@ -5,11 +5,10 @@ use std::ops::Range;
 
 use cuvmm_driver::{DeviceAddress, Location, PhysicalHandle};
 
-use super::fence::Unused;
 use super::mapped::Mapped;
 use super::place::{LastWriter, PlaceError, PlaceFailure, Placed, Target, Unmapped, place_one};
 use crate::device::Device;
-use crate::error::{CallError, ReserveError};
+use crate::error::ReserveError;
 use crate::own::{Access, AccessGrant, ExportMark, Physical, Place, Reservation};
 
 /// One extent: its place and size in bytes.
@@ -60,7 +59,7 @@ pub(crate) struct Space {
     pub(super) extents: BTreeMap<u64, Placed>,
     bytes: u64,
     /// What a failed roll-back left mapped: never used again, unmapped when the space goes.
-    stuck: Vec<Mapped>,
+    pub(super) stuck: Vec<Mapped>,
     /// The same at addresses that were had to copy through.
     pub(super) beside: Vec<Self>,
 }
@@ -235,10 +234,7 @@ impl Space {
             .collect();
         let mut given = vec![];
         for at in here {
-            if let Some(placed) = self.extents.remove(&at) {
-                self.bytes -= placed.mapping.size();
-                given.push((at, placed));
-            }
+            given.extend(self.remove(at).map(|placed| (at, placed)));
         }
         given
     }
@@ -339,38 +335,11 @@ impl Space {
         bytes
     }
 
-    /// Unmaps the extent that begins at `offset`. On failure it is still there.
-    pub(crate) fn withdraw(
-        &mut self,
-        offset: u64,
-        proof: Unused,
-    ) -> Result<Option<Unmapped>, CallError> {
-        let Some(placed) = self.extents.remove(&offset) else {
-            return Ok(None);
-        };
-        match placed.unmap(proof) {
-            Ok(unmapped) => {
-                self.bytes -= unmapped.size();
-                Ok(Some(unmapped))
-            }
-            Err((placed, cause)) => {
-                self.extents.insert(offset, placed);
-                Err(cause)
-            }
-        }
-    }
-
-    /// Unmaps the extent that begins at `offset` in a roll-back, or at the end of its owner. What the
-    /// driver refuses is tried once more, so that one refusal leaves everything as it was.
-    pub(crate) fn withdraw_back(
-        &mut self,
-        offset: u64,
-        proof: Unused,
-    ) -> Result<Option<Unmapped>, CallError> {
-        self.withdraw(offset, proof).or_else(|error| {
-            tracing::warn!(%error, offset, "a roll-back is tried again");
-            self.withdraw(offset, proof)
-        })
+    /// An extent that is about to be unmapped, or put elsewhere.
+    pub(super) fn remove(&mut self, offset: u64) -> Option<Placed> {
+        let placed = self.extents.remove(&offset)?;
+        self.bytes -= placed.mapping.size();
+        Some(placed)
     }
 
     /// The most that anybody may do with the extent that begins at `offset`.
@@ -440,38 +409,8 @@ impl Space {
 
     /// Leaves an extent that could not be unmapped where it is, for good.
     pub(crate) fn quarantine(&mut self, offset: u64) {
-        if let Some(placed) = self.extents.remove(&offset) {
-            self.bytes -= placed.mapping.size();
-            self.stuck.push(placed.mapping);
-        }
-    }
-
-    /// Tries again to unmap what is stuck, and lets its memory go; the first error of what stays.
-    pub(crate) fn retry_stuck(&mut self, proof: Unused) -> Result<(), CallError> {
-        let mut outcome = Ok(());
-        for mapping in std::mem::take(&mut self.stuck) {
-            if let Err((mapping, error)) = mapping.unmap(proof) {
-                self.stuck.push(mapping);
-                outcome = outcome.and(Err(error));
-            }
-        }
-        for mut space in std::mem::take(&mut self.beside) {
-            if let Err(error) = space.retry_all(proof) {
-                self.beside.push(space);
-                outcome = outcome.and(Err(error));
-            }
-        }
-        outcome
-    }
-
-    /// Unmaps all that can be unmapped, and lets its memory go; the first error of what stays.
-    pub(crate) fn retry_all(&mut self, proof: Unused) -> Result<(), CallError> {
-        let mut outcome = self.retry_stuck(proof);
-        let offsets: Vec<u64> = self.extents.keys().copied().collect();
-        for offset in offsets {
-            outcome = outcome.and(self.withdraw_back(offset, proof).map(drop));
-        }
-        outcome
+        let placed = self.remove(offset);
+        self.stuck.extend(placed.map(|placed| placed.mapping));
     }
 
     /// The parts of a range that somebody wrote to since the driver zeroed them, as offset, size

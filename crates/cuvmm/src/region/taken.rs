@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use cuvmm_driver::PhysicalHandle;
 
-use super::fence::Unused;
+use super::completed::Completed;
+use super::fence::Fence;
 use super::place::Unmapped;
 use super::space::Space;
 use crate::error::{CallError, CommitError};
@@ -83,9 +84,9 @@ impl NotPutBack {
         self.rest.bytes() + self.stuck.iter().map(|stuck| stuck.size).sum::<u64>()
     }
 
-    /// The same with all that the space still has, which is taken out too.
-    pub(crate) fn with_all_of(mut self, space: &mut Space, proof: Option<Unused>) -> Self {
-        let (taken, stuck) = space.empty_from(0, proof);
+    /// The same with all that the space still has, which is taken out too. Only `running` may use it.
+    pub(crate) fn with_all_of(mut self, space: &mut Space, running: &Fence) -> Self {
+        let (taken, stuck) = space.empty_from(0, running);
         self.rest.0.extend(taken.0);
         self.stuck.extend(stuck);
         self
@@ -101,18 +102,17 @@ impl NotPutBack {
     }
 }
 
-impl Space {
+impl Completed<'_> {
     /// Unmaps extents one after the other (`cuMemUnmap`). What was taken out when the driver refuses
     /// one is in `taken`.
     pub(crate) fn take_out(
         &mut self,
         offsets: impl IntoIterator<Item = u64>,
-        proof: Unused,
         taken: &mut TakenOut,
     ) -> Result<(), CallError> {
         for offset in offsets {
-            let most = self.most_at(offset);
-            let unmapped = self.withdraw(offset, proof)?;
+            let most = self.space.most_at(offset);
+            let unmapped = self.withdraw(offset)?;
             taken.0.extend(unmapped.map(|unmapped| Taken {
                 offset,
                 unmapped,
@@ -122,6 +122,24 @@ impl Space {
         Ok(())
     }
 
+    /// Takes out all, the last first, at the end of its owner. What the driver refuses is tried once
+    /// more.
+    pub(crate) fn take_all(&mut self, taken: &mut TakenOut) -> Result<(), CallError> {
+        while let Some(offset) = self.space.last_offset() {
+            self.take_insisting(offset, taken)?;
+        }
+        Ok(())
+    }
+
+    fn take_insisting(&mut self, offset: u64, taken: &mut TakenOut) -> Result<(), CallError> {
+        self.take_out([offset], taken).or_else(|error| {
+            tracing::warn!(%error, offset, "a roll-back is tried again");
+            self.take_out([offset], taken)
+        })
+    }
+}
+
+impl Space {
     /// Puts extents back where they were, the one that was taken out last first. What the driver
     /// refuses is tried once more; if it is refused again, the others are put back all the same.
     pub(crate) fn put_back(&mut self, taken: TakenOut) -> Result<(), NotPutBack> {
@@ -160,14 +178,10 @@ impl Space {
         })
     }
 
-    /// Takes out all from an offset on, the last first, in a roll-back or at the end of its owner.
-    /// What the driver refuses is tried once more. What it refuses then, and everything if there is
-    /// no proof, stays where it is for good.
-    pub(crate) fn empty_from(
-        &mut self,
-        begun: u64,
-        proof: Option<Unused>,
-    ) -> (TakenOut, Vec<Stuck>) {
+    /// Takes out all from an offset on, the last first, in a roll-back or at the end of its owner;
+    /// no work but `running` may use it. What the driver refuses is tried once more. What it refuses
+    /// then, and everything if `running` has not passed, stays where it is for good.
+    pub(crate) fn empty_from(&mut self, begun: u64, running: &Fence) -> (TakenOut, Vec<Stuck>) {
         let (mut taken, mut stuck) = (TakenOut::default(), vec![]);
         let parts = self.parts_in(begun, self.size());
         let mut extents: Vec<Stuck> = parts
@@ -178,8 +192,9 @@ impl Space {
             })
             .collect();
         while let Some(extent) = extents.pop() {
-            let (offset, proof) = (extent.offset, proof.ok_or(CallError::InUse));
-            let done = proof.and_then(|proof| self.take_insisting(offset, proof, &mut taken));
+            let offset = extent.offset;
+            let completed = running.completed(self).ok_or(CallError::InUse);
+            let done = completed.and_then(|mut space| space.take_insisting(offset, &mut taken));
             if let Err(error) = done {
                 tracing::error!(%error, offset, "a roll-back could not unmap: quarantined");
                 self.quarantine(offset);
@@ -188,29 +203,128 @@ impl Space {
         }
         (taken, stuck)
     }
+}
 
-    /// Takes out all, the last first, at the end of its owner. What the driver refuses is tried once
-    /// more.
-    pub(crate) fn take_all(
-        &mut self,
-        proof: Unused,
-        taken: &mut TakenOut,
-    ) -> Result<(), CallError> {
-        while let Some(offset) = self.last_offset() {
-            self.take_insisting(offset, proof, taken)?;
-        }
-        Ok(())
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use cuvmm_driver::Call;
+
+    use super::*;
+    use crate::region::rig::{G, rig};
+
+    fn handles(space: &Space) -> Vec<PhysicalHandle> {
+        let parts = space.parts_in(0, space.size());
+        parts.map(|(_, physical)| physical.as_raw()).collect()
     }
 
-    fn take_insisting(
-        &mut self,
-        offset: u64,
-        proof: Unused,
-        taken: &mut TakenOut,
-    ) -> Result<(), CallError> {
-        self.take_out([offset], proof, taken).or_else(|error| {
-            tracing::warn!(%error, offset, "a roll-back is tried again");
-            self.take_out([offset], proof, taken)
-        })
+    #[test]
+    fn what_was_taken_out_is_put_back_where_it_was() {
+        let rig = rig();
+        let mut space = rig.space(4);
+        let before = handles(&space);
+        let mut taken = TakenOut::default();
+        space
+            .promised()
+            .take_out([3 * G, 2 * G, G], &mut taken)
+            .unwrap();
+        assert_eq!((taken.bytes(), space.bytes()), (3 * G, G));
+        space.put_back(taken).unwrap();
+        assert_eq!(handles(&space), before);
+    }
+
+    #[test]
+    fn what_was_taken_out_before_a_refusal_is_put_back() {
+        let rig = rig();
+        let mut space = rig.space(3);
+        let before = handles(&space);
+        rig.fail(Call::MemUnmap, 2);
+        let mut taken = TakenOut::default();
+        let outcome = space.promised().take_out([2 * G, G, 0], &mut taken);
+        assert!(outcome.is_err());
+        assert_eq!((taken.bytes(), space.bytes()), (G, 2 * G));
+        // One refusal of the roll-back is tried again.
+        rig.fail(Call::MemMap, 1);
+        space.put_back(taken).unwrap();
+        assert_eq!(handles(&space), before);
+    }
+
+    #[test]
+    fn what_cannot_be_put_back_keeps_the_others_from_nothing() {
+        let rig = rig();
+        let mut space = rig.space(3);
+        let before = handles(&space);
+        let mut taken = TakenOut::default();
+        space.promised().take_all(&mut taken).unwrap();
+        // The second that is put back, twice.
+        rig.fail(Call::MemMap, 2);
+        rig.fail(Call::MemMap, 3);
+        let lost = space.put_back(taken).unwrap_err();
+        assert_eq!((lost.offset, lost.bytes()), (G, G));
+        let [range] = &lost.ranges()[..] else {
+            panic!("one range");
+        };
+        assert_eq!(*range, G..2 * G);
+        assert!(lost.stuck.is_empty());
+        assert_eq!(handles(&space), [before[0], before[2]]);
+        let lost = lost.with_all_of(&mut space, &Fence::complete());
+        assert_eq!((lost.bytes(), space.count()), (3 * G, 0));
+    }
+
+    #[test]
+    fn what_is_mapped_and_cannot_be_opened_nor_unmapped_is_stuck() {
+        let rig = rig();
+        let mut space = rig.space(2);
+        let mut taken = TakenOut::default();
+        space.promised().take_out([G], &mut taken).unwrap();
+        rig.fail(Call::MemSetAccess, 1);
+        rig.fail_from(Call::MemUnmap, 1);
+        let lost = space.put_back(taken).unwrap_err();
+        assert_eq!((lost.offset, lost.bytes()), (G, G));
+        assert_eq!((lost.stuck.len(), lost.rest.bytes()), (1, 0));
+        assert_eq!((lost.stuck[0].offset, lost.stuck[0].size), (G, G));
+        assert_eq!((space.bytes(), space.stuck_bytes()), (G, G));
+    }
+
+    #[test]
+    fn nothing_is_emptied_under_work_that_is_running() {
+        let rig = rig();
+        let (mut space, stream) = (rig.space(3), rig.busy_stream());
+        let mut running = Fence::stream(stream.clone());
+        let (taken, stuck) = space.empty_from(G, &running);
+        assert_eq!((taken.bytes(), stuck.len()), (0, 2));
+        assert_eq!((space.bytes(), space.stuck_bytes()), (G, 2 * G));
+        rig.finish(&stream);
+        running.poll().unwrap();
+        let (taken, stuck) = space.empty_from(0, &running);
+        assert_eq!((taken.bytes(), stuck.len(), space.count()), (G, 0, 0));
+        assert_eq!(space.stuck_bytes(), 2 * G, "it stays for good");
+    }
+
+    #[test]
+    fn emptying_tries_again_once() {
+        let rig = rig();
+        let mut space = rig.space(2);
+        rig.fail(Call::MemUnmap, 1);
+        let (taken, stuck) = space.empty_from(G, &Fence::complete());
+        assert_eq!((taken.bytes(), stuck.len()), (G, 0));
+        rig.fail_from(Call::MemUnmap, 1);
+        let (taken, stuck) = space.empty_from(0, &Fence::complete());
+        assert_eq!((taken.bytes(), stuck.len()), (0, 1));
+        assert_eq!(space.stuck_bytes(), G);
+    }
+
+    #[test]
+    fn what_another_has_the_place_of_is_split_off() {
+        let rig = rig();
+        let mut space = rig.space(4);
+        let before = handles(&space);
+        let mut taken = TakenOut::default();
+        space.promised().take_all(&mut taken).unwrap();
+        let kept = taken.split_off(&[G..3 * G, 3 * G..3 * G + 1]);
+        let kept: Vec<_> = kept.iter().map(|it| it.physical.as_raw()).collect();
+        assert_eq!(kept, [before[2], before[1]], "an extent that is cut stays");
+        space.put_back(taken).unwrap();
+        assert_eq!(handles(&space), [before[0], before[3]]);
     }
 }

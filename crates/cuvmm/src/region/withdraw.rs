@@ -109,10 +109,10 @@ impl Region {
             return Ok(false);
         };
         fence.poll_in(round)?;
-        let Some(proof) = fence.proof() else {
+        let Some(mut completed) = fence.completed(&mut self.space) else {
             return Ok(false);
         };
-        self.space.withdraw(offset, proof)?;
+        completed.withdraw(offset)?;
         self.withdrawn.remove(&offset);
         self.pending.remove(offset);
         Ok(true)
@@ -187,7 +187,8 @@ impl Region {
         let extents: Vec<Extent> = self.space.extents().collect();
         for extent in extents {
             let proof = self.proof_for(&extent, &mut all);
-            match proof.and_then(|proof| self.space.withdraw_back(extent.offset, proof)) {
+            let space = &mut self.space;
+            match proof.and_then(|proof| space.proved(proof).withdraw_back(extent.offset)) {
                 Ok(_) => {
                     self.withdrawn.remove(&extent.offset);
                     self.pending.remove(extent.offset);
@@ -199,7 +200,7 @@ impl Region {
         if self.space.stuck_count() + self.zeros.count() > 0 {
             let drained = self.drained(&mut all);
             let cleared = drained.and_then(|proof| {
-                let freed = self.space.retry_stuck(proof);
+                let freed = self.space.proved(proof).retry_stuck();
                 freed.and(self.zeros.clear(proof))
             });
             outcome = outcome.and(cleared);

@@ -15,7 +15,7 @@ use super::wire::{Description, Origin, is_within};
 use crate::device::Device;
 use crate::error::{AttachError, CallError, CopyError, ImportError, ViewError};
 use crate::own::{Access, AccessGrant, CloseError, CloseRefusal, Physical, Place, Stream};
-use crate::region::{Extent, PlaceError, Space, Unmapped, Unused};
+use crate::region::{Extent, PlaceError, Space, Unmapped};
 use crate::size::range_within;
 use crate::users::Users;
 use crate::view::{View, ViewMut};
@@ -211,7 +211,7 @@ impl Arriving {
             let placed = space.place_for(extent.offset, vec![unmapped], self.access);
             if let Err(PlaceError { error, .. }) = placed {
                 // The addresses were shown to nothing that could use them.
-                if let Err(error) = space.retry_all(Unused::never_used()) {
+                if let Err(error) = space.never_used(0).retry_all() {
                     tracing::error!(%error, "what could not be attached stays mapped");
                 }
                 return Err(AttachError::Commit(error));
@@ -409,9 +409,9 @@ impl Attachment {
         }
         let offsets: Vec<u64> = self.space.extents().map(|extent| extent.offset).collect();
         if !offsets.is_empty() {
-            let proof = Unused::after_drain(self.space.users())?;
+            let mut drained = self.space.drained()?;
             for offset in offsets {
-                self.space.withdraw_back(offset, proof)?;
+                drained.withdraw_back(offset)?;
             }
         }
         self.runs.clear();

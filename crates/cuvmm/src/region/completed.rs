@@ -1,0 +1,193 @@
+//! Unmapping takes proof, and the proof is tied to the memory.
+//!
+//! [`Completed`] is a space together with the proof that no work can use what is unmapped of it. It
+//! borrows the space, so that proof for one space unmaps nothing of another, and no use can begin
+//! while it lives. Nothing else unmaps extents of a space.
+
+use super::fence::{Fence, Unused};
+use super::place::Unmapped;
+use super::space::Space;
+use crate::error::CallError;
+
+/// A space, of which extents may be unmapped: no work can use them.
+#[derive(Debug)]
+pub(crate) struct Completed<'a> {
+    pub(super) space: &'a mut Space,
+    proof: Unused,
+    /// The proof is for what lies behind this offset.
+    from: u64,
+}
+
+impl Fence {
+    /// A space whose memory is used by no work but what this fence covers; nothing while that is
+    /// not known to have passed.
+    pub(crate) fn completed<'a>(&self, space: &'a mut Space) -> Option<Completed<'a>> {
+        Some(space.proved(self.proof()?))
+    }
+}
+
+impl Space {
+    /// The space, given proof for all of its memory.
+    pub(super) const fn proved(&mut self, proof: Unused) -> Completed<'_> {
+        Completed {
+            space: self,
+            proof,
+            from: 0,
+        }
+    }
+
+    /// What the running operation placed from an offset on, at addresses where no work was queued
+    /// since.
+    pub(crate) const fn never_used(&mut self, from: u64) -> Completed<'_> {
+        Completed {
+            space: self,
+            proof: Unused::never_used(),
+            from,
+        }
+    }
+
+    /// The memory of a block that is being moved: its work was complete when the move began, and
+    /// its owner promised to queue none before the move ends, as the documentation of sleep asks.
+    pub(crate) const fn promised(&mut self) -> Completed<'_> {
+        self.proved(Unused::promised())
+    }
+
+    /// All of it, when the work of all devices that have access is done, or their contexts are lost
+    /// and run nothing more. Waits (`cuCtxSynchronize`).
+    pub(crate) fn drained(&mut self) -> Result<Completed<'_>, CallError> {
+        let proof = Unused::after_drain(self.users())?;
+        Ok(self.proved(proof))
+    }
+}
+
+impl Completed<'_> {
+    /// Unmaps the extent that begins at `offset` (`cuMemUnmap`). On failure it is still there.
+    pub(crate) fn withdraw(&mut self, offset: u64) -> Result<Option<Unmapped>, CallError> {
+        if offset < self.from {
+            return Err(CallError::InUse);
+        }
+        let Some(placed) = self.space.remove(offset) else {
+            return Ok(None);
+        };
+        placed
+            .unmap(self.proof)
+            .map(Some)
+            .map_err(|(placed, cause)| {
+                self.space.adopt(placed);
+                cause
+            })
+    }
+
+    /// Unmaps the extent that begins at `offset` in a roll-back, or at the end of its owner. What
+    /// the driver refuses is tried once more, so that one refusal leaves everything as it was.
+    pub(crate) fn withdraw_back(&mut self, offset: u64) -> Result<Option<Unmapped>, CallError> {
+        self.withdraw(offset).or_else(|error| {
+            tracing::warn!(%error, offset, "a roll-back is tried again");
+            self.withdraw(offset)
+        })
+    }
+
+    /// Tries again to unmap what is stuck, and lets its memory go; the first error of what stays.
+    pub(crate) fn retry_stuck(&mut self) -> Result<(), CallError> {
+        let mut outcome = Ok(());
+        for mapping in std::mem::take(&mut self.space.stuck) {
+            if let Err((mapping, error)) = mapping.unmap(self.proof) {
+                self.space.stuck.push(mapping);
+                outcome = outcome.and(Err(error));
+            }
+        }
+        for mut space in std::mem::take(&mut self.space.beside) {
+            // What is copied through addresses of its own is copied by the same devices.
+            if let Err(error) = space.proved(self.proof).retry_all() {
+                self.space.beside.push(space);
+                outcome = outcome.and(Err(error));
+            }
+        }
+        outcome
+    }
+
+    /// Unmaps all that can be unmapped, and lets its memory go; the first error of what stays.
+    pub(crate) fn retry_all(&mut self) -> Result<(), CallError> {
+        let mut outcome = self.retry_stuck();
+        let extents = self.space.extents().map(|extent| extent.offset);
+        for offset in extents.collect::<Vec<u64>>() {
+            outcome = outcome.and(self.withdraw_back(offset).map(drop));
+        }
+        outcome
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use cuvmm_driver::Call;
+
+    use super::*;
+    use crate::region::Poll;
+    use crate::region::rig::{G, rig};
+
+    #[test]
+    fn there_is_no_proof_before_the_work_has_passed() {
+        let rig = rig();
+        let (mut space, stream) = (rig.space(2), rig.busy_stream());
+        let mut fence = Fence::stream(stream.clone());
+        assert!(fence.completed(&mut space).is_none());
+        assert_eq!(fence.poll().unwrap(), Poll::Pending);
+        assert!(fence.completed(&mut space).is_none());
+        rig.finish(&stream);
+        assert!(fence.completed(&mut space).is_none(), "nothing was asked");
+        assert_eq!(fence.poll().unwrap(), Poll::Complete);
+        let mut completed = fence.completed(&mut space).unwrap();
+        assert_eq!(completed.withdraw(G).unwrap().unwrap().size(), G);
+        assert!(completed.withdraw(G).unwrap().is_none(), "it has gone");
+        assert_eq!((space.bytes(), space.count()), (G, 1));
+    }
+
+    #[test]
+    fn what_was_there_before_an_operation_is_not_taken_for_what_it_placed() {
+        let rig = rig();
+        let mut space = rig.space(3);
+        let mut new = space.never_used(G);
+        assert!(matches!(new.withdraw(0), Err(CallError::InUse)));
+        assert!(new.withdraw(G).unwrap().is_some());
+        assert!(new.withdraw(2 * G).unwrap().is_some());
+        assert_eq!((space.bytes(), space.count()), (G, 1));
+    }
+
+    #[test]
+    fn what_the_driver_does_not_unmap_stays_where_it_is() {
+        let rig = rig();
+        let mut space = rig.space(2);
+        rig.fail_from(Call::MemUnmap, 1);
+        assert!(space.promised().withdraw(0).is_err());
+        assert!(space.promised().withdraw_back(0).is_err());
+        assert!(space.promised().retry_all().is_err());
+        assert_eq!((space.bytes(), space.count()), (2 * G, 2));
+        assert_eq!(space.handle_at(0).is_some(), space.handle_at(G).is_some());
+        rig.heal();
+        // One refusal is tried again.
+        rig.fail(Call::MemUnmap, 1);
+        assert!(space.promised().withdraw_back(0).unwrap().is_some());
+        rig.fail_from(Call::MemUnmap, 1);
+        space.quarantine(G);
+        assert!(space.promised().retry_stuck().is_err());
+        assert_eq!((space.count(), space.stuck_bytes()), (0, G));
+        rig.heal();
+        space.promised().retry_stuck().unwrap();
+        assert_eq!(space.stuck_bytes(), 0);
+    }
+
+    #[test]
+    fn draining_waits_for_all_work() {
+        let rig = rig();
+        let (mut space, stream) = (rig.space(1), rig.busy_stream());
+        let raw = stream.as_raw();
+        rig.machine
+            .hold_until_awaited(cuvmm_driver::Ordinal(0), raw);
+        let mut drained = space.drained().unwrap();
+        drained.retry_all().unwrap();
+        assert_eq!(space.count(), 0);
+        let mut fence = Fence::stream(stream);
+        assert_eq!(fence.poll().unwrap(), Poll::Complete);
+    }
+}

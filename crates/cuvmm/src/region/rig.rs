@@ -1,0 +1,93 @@
+//! A device for unit tests: the model of a driver, whose streams can be held back, behind a driver
+//! that fails when told to.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use cuvmm_driver::fault::{Fault, FaultDriver};
+use cuvmm_driver::model::{Machine, ModelDriver, ModelOptions, Nothing};
+use cuvmm_driver::{CUresult, Call, Driver, Ordinal};
+
+use super::{Space, Unmapped};
+use crate::device::Device;
+use crate::own::{Access, Physical, Stream};
+
+/// The granule of the device.
+pub(crate) const G: u64 = 2 << 20;
+
+pub(crate) struct Rig {
+    pub(crate) machine: Arc<Machine<Nothing>>,
+    faults: Arc<FaultDriver>,
+    pub(crate) device: Device,
+}
+
+pub(crate) fn rig() -> Rig {
+    let machine = Arc::new(ModelDriver::new(ModelOptions::new()));
+    let inner: Arc<dyn Driver> = machine.clone();
+    let faults = Arc::new(FaultDriver::new(inner));
+    let driver: Arc<dyn Driver> = faults.clone();
+    let device = Device::open(driver, 0).unwrap();
+    Rig {
+        machine,
+        faults,
+        device,
+    }
+}
+
+impl Rig {
+    /// Memory of so many granules.
+    pub(crate) fn memory(&self, granules: u64) -> Unmapped {
+        Unmapped::fresh(Physical::new(&self.device, granules * G).unwrap())
+    }
+
+    /// A space with an extent of a granule in each of its granules.
+    pub(crate) fn space(&self, granules: u64) -> Space {
+        let mut space = Space::reserve(&self.device, granules * G).unwrap();
+        let memory = (0..granules).map(|_| self.memory(1)).collect();
+        space.place_for(0, memory, Access::ReadWrite).unwrap();
+        space
+    }
+
+    /// A stream with work that is not done before it is let go.
+    pub(crate) fn busy_stream(&self) -> Stream {
+        let stream = Stream::new(&self.device).unwrap();
+        self.queue(&stream);
+        stream
+    }
+
+    /// Queues work on a stream and holds it back.
+    pub(crate) fn queue(&self, stream: &Stream) {
+        self.machine.hold(Ordinal(0), stream.as_raw());
+        let queued = self
+            .machine
+            .queue_kernel(Ordinal(0), stream.as_raw(), vec![], vec![]);
+        queued.unwrap();
+    }
+
+    /// Has all work of a stream done.
+    pub(crate) fn finish(&self, stream: &Stream) {
+        self.machine.let_go(Ordinal(0), stream.as_raw());
+    }
+
+    /// Has the nth call of a kind from here on fail.
+    pub(crate) fn fail(&self, call: Call, nth: u64) {
+        let fault = Fault::nth(nth, CUresult::CUDA_ERROR_UNKNOWN);
+        self.faults.arm(fault.of(call));
+    }
+
+    /// Has it and all later ones fail.
+    pub(crate) fn fail_from(&self, call: Call, nth: u64) {
+        let fault = Fault::from(nth, CUresult::CUDA_ERROR_UNKNOWN);
+        self.faults.arm(fault.of(call));
+    }
+
+    /// Has calls succeed again.
+    pub(crate) fn heal(&self) {
+        self.faults.disarm();
+    }
+
+    /// How many driver calls were made.
+    pub(crate) fn calls(&self) -> u64 {
+        self.faults.total()
+    }
+}

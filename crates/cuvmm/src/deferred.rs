@@ -18,6 +18,8 @@ struct Here {
     depth: Cell<u32>,
     /// How many of them have let their lock go for now.
     unlocked: Cell<u32>,
+    /// Whether it is in a hook.
+    in_hook: Cell<bool>,
     /// Without a destructor, so that it is there for what other thread-locals drop at a thread's
     /// end. Outside of sections it is empty.
     calls: RefCell<ManuallyDrop<Vec<Call>>>,
@@ -28,6 +30,7 @@ thread_local! {
         Here {
             depth: Cell::new(0),
             unlocked: Cell::new(0),
+            in_hook: Cell::new(false),
             calls: RefCell::new(ManuallyDrop::new(Vec::new())),
         }
     };
@@ -92,6 +95,26 @@ pub(crate) fn defer(call: impl FnOnce() + 'static) {
         let call: Call = Box::new(call);
         HERE.with(|here| here.calls.borrow_mut().push(call));
     }
+}
+
+/// Calls a hook, and drops it. The thread is in no section.
+pub(crate) fn call_hook(hook: impl FnOnce()) {
+    /// The thread is in no hook any more, also if it panicked.
+    struct Ended(bool);
+
+    impl Drop for Ended {
+        fn drop(&mut self) {
+            HERE.with(|here| here.in_hook.set(self.0));
+        }
+    }
+
+    let _ended = Ended(HERE.with(|here| here.in_hook.replace(true)));
+    hook();
+}
+
+/// Whether the calling thread is in a hook, in which nothing waits and no other hook is called.
+pub(crate) fn is_in_hook() -> bool {
+    HERE.with(|here| here.in_hook.get())
 }
 
 /// Whether something was put off that would be called if the thread left its section now.

@@ -33,6 +33,9 @@ mod block_fork;
 #[path = "../examples/kv_fork.rs"]
 mod kv_fork;
 
+#[path = "../examples/limits.rs"]
+mod limits;
+
 #[path = "../examples/numa_spill.rs"]
 mod numa_spill;
 
@@ -106,6 +109,11 @@ fn versions_share_what_did_not_change() {
 #[test]
 fn sequences_share_a_prefix() {
     kv_fork::main().unwrap();
+}
+
+#[test]
+fn a_pool_makes_room_for_another_program() {
+    limits::main().unwrap();
 }
 
 #[test]

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use common::{D0, G, GIB, pool};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::{CUresult, Call, Driver};
-use cuvmm::error::{AllocateError, BuildPoolError, CopyError, RegisterError, ShrinkError};
+use cuvmm::error::{
+    AllocateError, BuildPoolError, CopyError, LimitError, RegisterError, ShrinkError,
+};
 use cuvmm::pool::Scrub;
 use cuvmm::{Block, CallError, Event, Limit, Pool, Stream};
 
@@ -287,7 +289,7 @@ on_both! {
         // What still lives is in the way of a promise, and the name is not.
         assert!(matches!(
             pool.tenant("a").guarantee(8 * G).register(),
-            Err(RegisterError::GuaranteeTooLarge { left, .. }) if left == 6 * G
+            Err(RegisterError::Limit(LimitError::GuaranteeTooLarge { left, .. })) if left == 6 * G
         ));
         let again = pool.tenant("a").guarantee(6 * G).register().unwrap();
         drop(block);
@@ -353,11 +355,11 @@ on_both! {
         let device = &rig.device;
         let total = device.total_memory();
         let build = |limit| Pool::builder(device).limit(limit).build();
-        assert!(matches!(build(Limit::Bytes(G - 1)), Err(BuildPoolError::LimitTooSmall { .. })));
-        assert!(matches!(build(Limit::LeaveFree(total)), Err(BuildPoolError::LimitTooSmall { .. })));
+        assert!(matches!(build(Limit::Bytes(G - 1)), Err(BuildPoolError::Limit(LimitError::TooSmall { .. }))));
+        assert!(matches!(build(Limit::LeaveFree(total)), Err(BuildPoolError::Limit(LimitError::TooSmall { .. }))));
         assert!(matches!(
             build(Limit::Bytes(total + 1)),
-            Err(BuildPoolError::LimitTooLarge { .. })
+            Err(BuildPoolError::Limit(LimitError::TooLarge { .. }))
         ));
         let bad = [
             Pool::builder(device).mapping_limit(0).build(),
@@ -375,11 +377,11 @@ on_both! {
         assert!(matches!(pool.tenant("a").register(), Err(RegisterError::NameTaken { .. })));
         assert!(matches!(
             pool.tenant("b").guarantee(4 * G).register(),
-            Err(RegisterError::GuaranteeTooLarge { left, .. }) if left == 3 * G
+            Err(RegisterError::Limit(LimitError::GuaranteeTooLarge { left, .. })) if left == 3 * G
         ));
         assert!(matches!(
             pool.tenant("b").guarantee(2 * G).limit(G).register(),
-            Err(RegisterError::GuaranteeOverLimit { .. })
+            Err(RegisterError::Limit(LimitError::GuaranteeOverLimit { .. }))
         ));
         rig.faults.forget();
         for count in [usize::MAX, usize::MAX / 8, 1 << 40] {

@@ -212,6 +212,90 @@ on_both! {
         giver.blocks.lock().unwrap().clear();
     }
 
+    fn ones_own_hook_is_asked_before_those_of_others(rig) {
+        let pool = pool(rig, 12);
+        let other = Giver::new(&pool, "other", -1, 0);
+        other.takes(6);
+        let cache = Arc::new(Mutex::new(Vec::<Block>::new()));
+        let asked = Arc::new(Mutex::new(vec![]));
+        let (gives, hears) = (Arc::clone(&cache), Arc::clone(&asked));
+        let builder = pool.tenant("own").on_shortage(move |pressure| {
+            hears.lock().unwrap().push((pressure.wanted_by.clone(), pressure.bytes / G));
+            let mut blocks = gives.lock().unwrap();
+            let left = blocks.len().saturating_sub((pressure.bytes / G) as usize);
+            blocks.truncate(left);
+        });
+        let own = builder.register().unwrap();
+        cache.lock().unwrap().extend((0..4).map(|_| own.try_allocate(G).unwrap()));
+        let was_asked = || std::mem::take(&mut *asked.lock().unwrap());
+        // It has enough itself.
+        let first = own.allocate(5 * G).unwrap();
+        assert_eq!(was_asked(), [("own".to_owned(), 3)]);
+        assert!(other.was_asked().is_empty());
+        // It has one left, and the other gives the rest.
+        let second = own.allocate(3 * G).unwrap();
+        assert_eq!((was_asked(), other.was_asked()), (vec![("own".to_owned(), 3)], vec![2]));
+        assert!(cache.lock().unwrap().is_empty());
+        // Nobody can give what is more than the limit.
+        assert!(own.allocate(13 * G).is_err());
+        assert!(was_asked().is_empty() && other.was_asked().is_empty());
+        drop((first, second));
+    }
+
+    fn only_ones_own_hook_is_asked_where_ones_own_limit_is_short(rig) {
+        let pool = pool(rig, 12);
+        let other = Giver::new(&pool, "other", 0, 0);
+        other.takes(4);
+        let cache = Arc::new(Mutex::new(Vec::<Block>::new()));
+        let gives = Arc::clone(&cache);
+        let asked = Arc::new(Mutex::new(vec![]));
+        let hears = Arc::clone(&asked);
+        let builder = pool.tenant("own").limit(4 * G).on_shortage(move |pressure| {
+            hears.lock().unwrap().push(pressure.bytes / G);
+            gives.lock().unwrap().pop();
+        });
+        let own = builder.register().unwrap();
+        // It uses nothing: there is nothing to be asked for.
+        assert!(own.allocate(5 * G).is_err());
+        assert!(asked.lock().unwrap().is_empty());
+        cache.lock().unwrap().push(own.try_allocate(3 * G).unwrap());
+        let had = own.allocate(2 * G).unwrap();
+        assert_eq!(*asked.lock().unwrap(), [1]);
+        assert!(other.was_asked().is_empty());
+        drop(had);
+    }
+
+    fn in_a_hook_nothing_waits_and_no_hook_is_called(rig) {
+        let pool = pool(rig, 4);
+        let calls = Arc::new(Mutex::new(vec![]));
+        let tenants = Arc::new(Mutex::new(Vec::<Tenant>::new()));
+        let hook = |name: &'static str| {
+            let (calls, tenants) = (Arc::clone(&calls), Arc::clone(&tenants));
+            move |_: &Pressure| {
+                calls.lock().unwrap().push(name);
+                let tenants = tenants.lock().unwrap().clone();
+                for tenant in &tenants {
+                    // Either would wait for the other, or for itself.
+                    let wanted = tenant.block(4 * G).timeout(Duration::from_secs(600));
+                    assert!(wanted.allocate().is_err());
+                }
+            }
+        };
+        let a = pool.tenant("a").on_shortage(hook("a")).register().unwrap();
+        let b = pool.tenant("b").on_pressure(hook("b")).on_shortage(hook("b's own"));
+        let b = b.register().unwrap();
+        tenants.lock().unwrap().extend([a.clone(), b.clone()]);
+        let (used, others) = (a.try_allocate(2 * G).unwrap(), b.try_allocate(2 * G).unwrap());
+        assert!(a.allocate(2 * G).is_err());
+        assert_eq!(*calls.lock().unwrap(), ["a", "b"]);
+        // Outside of it they wait again.
+        let waited = a.block(2 * G).timeout(Duration::from_millis(1)).allocate();
+        assert!(waited.is_err());
+        assert_eq!(*calls.lock().unwrap(), ["a", "b", "a", "b"]);
+        tenants.lock().unwrap().clear();
+        drop((used, others));
+    }
+
     fn what_is_stranded_is_not_shown_as_pending(rig) {
         let pool = pool(rig, 8);
         let stream = Stream::new(&rig.device).unwrap();

@@ -8,6 +8,7 @@
 
 mod common;
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -18,10 +19,10 @@ use cuvmm::driver::fault::Fault;
 use cuvmm::driver::host::HostMemory;
 use cuvmm::driver::model::{Backing, Machine, Spite};
 use cuvmm::driver::{CUresult, Driver, Exported, HandleTypes};
-use cuvmm::error::{AllocateError, RegisterError};
+use cuvmm::error::{AllocateError, LimitError, RegisterError};
 use cuvmm::{
     Access, AccessGrant, Block, Device, Extent, Hardened, Lease, Limit, Mapping, Physical, Pool,
-    PoolStats, Region, Registration, Reservation, Stream, Tenant,
+    PoolStats, Region, Registration, Reservation, Stream, Tenant, TenantStats,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -100,6 +101,17 @@ enum Step {
     Renew {
         tenant: usize,
     },
+    /// Changes the pool's limit.
+    Limit {
+        granules: u64,
+    },
+    /// Changes what a tenant is guaranteed and never charged beyond, and who gives first.
+    Terms {
+        tenant: usize,
+        guarantee: u64,
+        limit: u64,
+        priority: i32,
+    },
     /// The next operation's kth driver call fails.
     Fault {
         k: u64,
@@ -132,6 +144,10 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0u64..LIMIT).prop_map(|keep| Step::Trim { keep }),
         1 => (1u64..4).prop_map(|steps| Step::Compact { steps }),
         1 => (0..TENANTS).prop_map(|tenant| Step::Renew { tenant }),
+        2 => (0..=LIMIT).prop_map(|granules| Step::Limit { granules }),
+        2 => (0..TENANTS, 0..=LIMIT, 0..=2 * LIMIT, -1..3i32).prop_map(
+            |(tenant, guarantee, limit, priority)| Step::Terms { tenant, guarantee, limit, priority }
+        ),
         3 => (1u64..12, any::<bool>()).prop_map(|(k, memory)| Step::Fault { k, memory }),
         2 => Just(Step::Check),
     ]
@@ -289,6 +305,8 @@ struct World<'a, B: Backing> {
     streams: Vec<Stream>,
     pool: Pool,
     held: [bool; STREAMS],
+    /// What the pool had from the driver after the last operation.
+    had: Cell<u64>,
     written: u8,
     hardened: Option<Hardened>,
     /// Where blocks were, if no address may come twice.
@@ -336,6 +354,7 @@ where
             streams,
             pool,
             held: [false; STREAMS],
+            had: Cell::new(0),
             written: 0,
             hardened,
             seen: (hardened == Some(resting_for_ever())).then(BTreeSet::new),
@@ -347,7 +366,9 @@ where
         match builder().guarantee(GUARANTEE * G).register() {
             Ok(tenant) => tenant,
             // Blocks of a tenant that drains may leave too little to promise.
-            Err(RegisterError::GuaranteeTooLarge { .. }) => builder().register().unwrap(),
+            Err(RegisterError::Limit(LimitError::GuaranteeTooLarge { .. })) => {
+                builder().register().unwrap()
+            }
             Err(error) => panic!("{error}"),
         }
     }
@@ -370,8 +391,12 @@ where
                 .find(|stats| !stats.draining && stats.name == self.tenants[tenant].name());
             let Some(mine) = mine else { return };
             let used = mine.in_use + mine.padding;
+            // A limit that was lowered under memory in use may leave less than the guarantees.
+            let used_by = |tenant: &TenantStats| tenant.in_use + tenant.padding;
+            let all = stats.tenants.iter();
+            let claimed: u64 = all.map(|it| it.guarantee.max(used_by(it))).sum();
             assert!(
-                used + more > mine.guarantee,
+                used + more > mine.guarantee || claimed > stats.limit,
                 "refused below its guarantee: {error}"
             );
         }
@@ -533,10 +558,59 @@ where
                 gone.unregister();
                 self.tenants[tenant] = Self::register(&self.pool, tenant);
             }
+            Step::Limit { granules } => self.set_limit(granules * G, faulted),
+            Step::Terms {
+                tenant,
+                guarantee,
+                limit,
+                priority,
+            } => self.set_terms(tenant, (guarantee * G, limit * G, priority), faulted),
             Step::Fault { .. } => {}
             Step::Check => self.check(),
         }
         self.books();
+    }
+
+    fn set_limit(&self, bytes: u64, faulted: bool) {
+        let before = self.pool.stats();
+        let guaranteed: u64 = before.tenants.iter().map(|tenant| tenant.guarantee).sum();
+        match self.pool.set_limit(Limit::Bytes(bytes)) {
+            Ok(change) => {
+                let stats = self.pool.stats();
+                let had = stats.committed + stats.free + stats.quarantined;
+                assert_eq!((change.limit, stats.limit), (bytes, bytes));
+                assert_eq!(change.excess, had.saturating_sub(bytes), "{stats:#?}");
+            }
+            Err(LimitError::BelowGuarantees { .. }) => {
+                assert!(bytes < guaranteed);
+                assert_eq!(self.pool.stats().limit, before.limit);
+            }
+            Err(LimitError::TooSmall { .. }) => assert_eq!(bytes, 0),
+            Err(error) => assert!(faulted, "{error}"),
+        }
+    }
+
+    fn set_terms(
+        &self,
+        tenant: usize,
+        (guarantee, limit, priority): (u64, u64, i32),
+        faulted: bool,
+    ) {
+        let tenant = &self.tenants[tenant];
+        let before = tenant.stats();
+        match tenant.set_limit(limit) {
+            Ok(change) => {
+                let held = tenant.stats().committed;
+                assert_eq!(change.excess, held.saturating_sub(limit));
+            }
+            Err(LimitError::GuaranteeOverLimit { .. }) => assert!(limit < before.guarantee),
+            Err(error) => assert!(faulted, "{error}"),
+        }
+        match tenant.set_guarantee(guarantee) {
+            Ok(()) => assert_eq!(tenant.stats().guarantee, guarantee),
+            Err(_) => assert_eq!(tenant.stats().guarantee, before.guarantee),
+        }
+        tenant.set_priority(priority).unwrap();
     }
 
     fn know(&mut self, block: Block, tenant: usize, stream: usize, zeroed: bool) {
@@ -610,10 +684,13 @@ where
     /// The pool's figures add up, and agree with the reference and with the driver.
     fn books(&self) {
         let stats = figures(&self.pool);
-        assert!(
-            stats.committed + stats.free + stats.quarantined <= LIMIT * G,
-            "{stats:#?}"
-        );
+        // Beyond a limit that was lowered nothing is added.
+        let had = stats.committed + stats.free + stats.quarantined;
+        let most = stats.limit.max(self.had.replace(had));
+        assert!(had <= most, "{stats:#?}");
+        for tenant in stats.tenants.iter().filter(|tenant| !tenant.draining) {
+            assert!(tenant.guarantee <= stats.limit, "{tenant:#?}");
+        }
         self.physical_books(&stats);
         let in_use: u64 = self.known.iter().map(|known| known.block.size()).sum();
         assert_eq!(stats.in_use, in_use);
@@ -835,6 +912,41 @@ fn a_row_has_what_lies_idle_in_its_own_slots() {
         allocate(2, 4, 0),
         adjacent(3, true),
         adjacent(2, false),
+    ];
+    program(common::model(), &steps, PLAIN);
+}
+
+/// Statistics make no driver call, also while an operation has left something to the next one.
+#[test]
+fn a_look_takes_nothing_back() {
+    let allocate = |tenant, granules| Step::Allocate {
+        tenant,
+        granules,
+        spare: 0,
+        stream: 0,
+        home: false,
+        zeroed: false,
+    };
+    let adjacent = Step::Adjacent {
+        tenant: 0,
+        granules: 2,
+        count: 3,
+        stream: 0,
+        zeroed: false,
+    };
+    let steps = [
+        allocate(2, 1),
+        allocate(1, 5),
+        allocate(2, 6),
+        allocate(0, 3),
+        Step::Grow { block: 0, by: 1 },
+        adjacent,
+        Step::Limit { granules: 18 },
+        Step::Fault {
+            k: 5,
+            memory: false,
+        },
+        Step::Drop { block: 4 },
     ];
     program(common::model(), &steps, PLAIN);
 }

@@ -43,7 +43,7 @@ pub use own::{
 pub use plan::PlanError;
 pub use pool::{
     AllocateError, BuildPoolError, CompactError, ExportBlockError, ForkBlocksError, FreeError,
-    FreeRefusal, GrowAllError, RegisterError, Shortage, ShrinkError,
+    FreeRefusal, GrowAllError, LimitError, RegisterError, Shortage, ShrinkError,
 };
 pub use range::RangeError;
 pub use region::{
@@ -185,6 +185,9 @@ pub enum Error {
     /// A pool could not be built.
     #[error(transparent)]
     BuildPool(#[from] BuildPoolError),
+    /// A limit or a guarantee could not be given or changed.
+    #[error(transparent)]
+    Limit(#[from] LimitError),
     /// A tenant could not be registered.
     #[error(transparent)]
     Register(#[from] RegisterError),

@@ -12,22 +12,9 @@ use super::{
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildPoolError {
-    /// The limit is smaller than one granule.
-    #[error("a limit of {limit} bytes holds no granule of {granularity} bytes")]
-    LimitTooSmall {
-        /// The limit in bytes.
-        limit: u64,
-        /// The granule in bytes.
-        granularity: u64,
-    },
-    /// The limit is more than the device has.
-    #[error("a limit of {limit} bytes is more than the device's {total}")]
-    LimitTooLarge {
-        /// The limit in bytes.
-        limit: u64,
-        /// All memory of the device.
-        total: u64,
-    },
+    /// The limit is smaller than one granule, or more than the device has.
+    #[error(transparent)]
+    Limit(#[from] LimitError),
     /// A limit in mappings or addresses is zero, the largest extent is no power of two granules, or
     /// guards leave no addresses for a block between them.
     #[error("option {option} cannot be {value}")]
@@ -67,6 +54,52 @@ pub enum RegisterError {
         /// The name.
         name: String,
     },
+    /// The guarantee cannot be given.
+    #[error(transparent)]
+    Limit(#[from] LimitError),
+    /// The process is a forked child of the one that opened the device.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
+/// Why a limit or a guarantee cannot be given or changed. Sizes in bytes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LimitError {
+    /// The pool's limit is smaller than one granule.
+    #[error("a limit of {limit} bytes holds no granule of {granularity} bytes")]
+    TooSmall {
+        /// The limit.
+        limit: u64,
+        /// The granule.
+        granularity: u64,
+    },
+    /// The pool's limit is more than the device has.
+    #[error("a limit of {limit} bytes is more than the device's {total}")]
+    TooLarge {
+        /// The limit.
+        limit: u64,
+        /// All memory of the device.
+        total: u64,
+    },
+    /// The tenants are guaranteed more than the pool's limit: lower their guarantees first.
+    #[error(
+        "a limit of {limit} bytes is less than the {guaranteed} bytes that tenants are guaranteed"
+    )]
+    BelowGuarantees {
+        /// The limit, in whole granules.
+        limit: u64,
+        /// The guarantees of all tenants.
+        guaranteed: u64,
+    },
+    /// The mapper is to keep more ready than the pool's limit.
+    #[error("a limit of {limit} bytes is less than the {free_target} bytes that are kept ready")]
+    BelowFreeTarget {
+        /// The limit, in whole granules.
+        limit: u64,
+        /// What is kept ready.
+        free_target: u64,
+    },
     /// The guarantees, and what others use beyond theirs, would add up to more than the pool's
     /// limit.
     #[error(
@@ -80,15 +113,21 @@ pub enum RegisterError {
         /// The pool's limit.
         limit: u64,
     },
-    /// The guarantee is more than the tenant's own limit.
+    /// The tenant's guarantee is more than its own limit.
     #[error("a guarantee of {guarantee} bytes is more than the tenant's own limit, {limit}")]
     GuaranteeOverLimit {
-        /// Bytes asked for.
+        /// The guarantee.
         guarantee: u64,
         /// The tenant's limit.
         limit: u64,
     },
-    /// The process is a forked child of the one that opened the device.
+    /// The tenant has been unregistered.
+    #[error("tenant {tenant:?} has been unregistered")]
+    Unregistered {
+        /// Its name.
+        tenant: String,
+    },
+    /// A driver call failed, or the process is a forked child of the one that opened the device.
     #[error(transparent)]
     Call(#[from] CallError),
 }

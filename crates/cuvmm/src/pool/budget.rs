@@ -177,12 +177,16 @@ impl Budget {
             .map(|(&tenant, &account)| (tenant, account))
     }
 
-    /// Bytes that a new tenant can be guaranteed: what the guarantees of others leave of the
-    /// limit, and what they cannot give back (as `kept` says of each) beyond their guarantees.
-    pub(crate) fn guaranteeable(&self, kept: impl Fn(TenantId) -> u64) -> u64 {
-        let claimed: u64 = self
-            .accounts
-            .iter()
+    /// Bytes that a tenant, new or not, can be guaranteed: what the guarantees of others leave of
+    /// the limit, and what they cannot give back (as `kept` says of each) beyond their guarantees.
+    pub(crate) fn guaranteeable(
+        &self,
+        tenant: Option<TenantId>,
+        kept: impl Fn(TenantId) -> u64,
+    ) -> u64 {
+        let others = self.accounts.iter();
+        let claimed: u64 = others
+            .filter(|&(&other, _)| Some(other) != tenant)
             .map(|(&tenant, account)| account.guarantee.max(kept(tenant)))
             .sum();
         self.limits
@@ -197,6 +201,37 @@ impl Budget {
             account.guarantee = guarantee;
             account.limit = limit;
         });
+    }
+
+    /// Changes how much physical memory the pool may hold.
+    pub(crate) const fn set_limit(&mut self, bytes: u64) {
+        self.limits.bytes = bytes;
+    }
+
+    /// Bytes that the pool has beyond its limit, since that was lowered.
+    pub(crate) const fn excess(&self) -> u64 {
+        self.obtained.saturating_sub(self.limits.bytes)
+    }
+
+    /// The guarantees of all tenants.
+    pub(crate) fn guaranteed(&self) -> u64 {
+        self.accounts
+            .values()
+            .map(|account| account.guarantee)
+            .sum()
+    }
+
+    pub(crate) fn set_guarantee(&mut self, tenant: TenantId, bytes: u64) {
+        self.change(tenant, |account| account.guarantee = bytes);
+    }
+
+    pub(crate) fn set_tenant_limit(&mut self, tenant: TenantId, bytes: u64) {
+        self.change(tenant, |account| account.limit = bytes);
+    }
+
+    /// What a tenant is never charged beyond: its own limit, or the pool's.
+    pub(crate) fn limit_of(&self, tenant: TenantId) -> u64 {
+        self.account(tenant).limit.min(self.limits.bytes)
     }
 
     /// Changes an account, and what all accounts add up to with it.
@@ -261,7 +296,12 @@ impl Budget {
         let gained = own.saturating_add(theirs);
         let spoken_for = self.spoken_for(tenant).saturating_sub(gained);
         let pool = self.limits.bytes.saturating_sub(spoken_for);
-        pool.min((account.limit + own).saturating_sub(account.held))
+        pool.min(
+            account
+                .limit
+                .saturating_add(own)
+                .saturating_sub(account.held),
+        )
     }
 
     /// Bytes that must be taken back before a tenant can be charged `bytes` more: so many from
@@ -459,9 +499,9 @@ mod tests {
         let mut budget = budget();
         charge(&mut budget, A, 10);
         budget.drain(A);
-        assert_eq!(budget.guaranteeable(|_| 0), 80);
+        assert_eq!(budget.guaranteeable(None, |_| 0), 80);
         assert_eq!(
-            budget.guaranteeable(|tenant| budget.account(tenant).held),
+            budget.guaranteeable(None, |tenant| budget.account(tenant).held),
             70
         );
         assert_eq!(budget.available_to(B), 60);
@@ -506,7 +546,23 @@ mod tests {
         budget.close(A);
         assert_eq!(budget.account(A), Account::default());
         assert_eq!(budget.available_to(B), 60);
-        assert_eq!(budget.guaranteeable(|_| 0), 80);
+        assert_eq!(budget.guaranteeable(None, |_| 0), 80);
+        assert_eq!(budget.guaranteed_to_others(B), 0);
+        charge(&mut budget, B, 10);
+        budget.close(B);
+        assert_eq!(budget.held(), 0, "what it held goes with it");
+    }
+
+    #[test]
+    fn within_its_guarantee_a_tenant_asks_no_other_to_give() {
+        let mut budget = budget();
+        budget.drain(A);
+        budget.drain(B);
+        charge(&mut budget, A, 90);
+        let late = TenantId(2);
+        budget.open(late, 20, 100);
+        assert_eq!(budget.overdrawn_by(late, 20), 0);
+        assert_eq!(budget.overdrawn_by(late, 21), 11);
     }
 
     #[test]
@@ -590,5 +646,118 @@ mod tests {
     fn a_charge_is_not_lost() {
         let mut budget = budget();
         drop(budget.charge(Some(A), Amount::mappings(1)));
+    }
+
+    #[test]
+    fn a_lowered_limit_is_kept_to_and_what_is_beyond_it_is_known() {
+        let mut budget = budget();
+        budget.created(70);
+        charge(&mut budget, A, 40);
+        charge(&mut budget, B, 30);
+        budget.set_limit(60);
+        assert_eq!((budget.excess(), budget.creatable()), (10, 0));
+        assert_eq!((budget.available_to(A), budget.available_to(B)), (0, 0));
+        assert_eq!(budget.missing(A, 5), (0, 15));
+        assert!(budget.is_overdrawn());
+        budget.give_up(A, Amount::bytes(15));
+        budget.released(15);
+        assert_eq!((budget.excess(), budget.creatable()), (0, 5));
+        assert_eq!(budget.available_to(A), 5);
+        budget.set_limit(100);
+        assert_eq!((budget.creatable(), budget.available_to(A)), (45, 45));
+    }
+
+    #[test]
+    fn limits_and_guarantees_of_a_tenant_change() {
+        let mut budget = budget();
+        charge(&mut budget, A, 20);
+        assert_eq!(budget.guaranteed(), 50);
+        budget.set_guarantee(B, 10);
+        assert_eq!((budget.guaranteed(), budget.available_to(A)), (40, 70));
+        budget.set_guarantee(A, 0);
+        assert_eq!(budget.available_to(B), 60, "A holds 20");
+        budget.set_tenant_limit(B, 15);
+        assert_eq!((budget.available_to(B), budget.limit_of(B)), (15, 15));
+        budget.set_tenant_limit(A, 15);
+        assert_eq!(budget.available_to(A), 0, "it holds more already");
+        assert_eq!(budget.missing(A, 5).0, 10);
+        budget.set_tenant_limit(A, u64::MAX);
+        assert_eq!(
+            (budget.limit_of(A), budget.available_after(A, 20, 0)),
+            (100, 90)
+        );
+        assert_eq!(budget.guaranteeable(Some(A), |_| 0), 90, "without its own");
+        assert_eq!(budget.guaranteeable(None, |_| 0), 90);
+    }
+
+    #[test]
+    fn what_was_given_back_can_be_charged_as_far_as_the_own_limit_goes() {
+        let mut budget = budget();
+        charge(&mut budget, A, 50);
+        charge(&mut budget, B, 50);
+        assert_eq!(budget.available_after(A, 0, 0), 0);
+        assert_eq!(budget.available_after(A, 10, 0), 10);
+        assert_eq!(budget.available_after(A, 10, 20), 30);
+        assert_eq!(budget.available_after(B, 0, 40), 10, "its own limit");
+        assert_eq!(budget.available_after(B, 5, 40), 15);
+    }
+
+    #[test]
+    fn what_is_missing_is_said_for_the_own_limit_and_in_all() {
+        let mut budget = budget();
+        assert_eq!(budget.missing(B, 60), (0, 0));
+        assert_eq!(budget.missing(B, 70), (10, 10), "its own limit");
+        charge(&mut budget, A, 50);
+        charge(&mut budget, B, 45);
+        assert_eq!(budget.missing(A, 5), (0, 0));
+        assert_eq!(budget.missing(A, 15), (0, 10));
+        assert_eq!(budget.missing(B, 20), (5, 15));
+    }
+
+    #[test]
+    fn the_most_that_a_tenant_can_have_is_what_the_guarantees_of_others_leave() {
+        let mut budget = budget();
+        charge(&mut budget, B, 60);
+        assert_eq!((budget.most_for(A), budget.most_alone(A)), (80, 100));
+        assert_eq!((budget.most_for(B), budget.most_alone(B)), (60, 60));
+        budget.quarantine(45, 0);
+        assert_eq!((budget.most_for(A), budget.most_alone(A)), (35, 55));
+        assert_eq!((budget.most_for(B), budget.most_alone(B)), (25, 55));
+    }
+
+    #[test]
+    fn what_is_quarantined_overdraws_as_what_is_claimed_does() {
+        let mut budget = budget();
+        budget.quarantine(50, 0);
+        assert!(!budget.is_overdrawn());
+        budget.quarantine(5, 0);
+        assert!(budget.is_overdrawn());
+        assert_eq!(budget.quarantined(), 55);
+        assert_eq!(budget.overdrawn_by(A, 40), 15, "B's 20 are kept too");
+    }
+
+    #[test]
+    fn bytes_of_the_driver_are_obtained_until_they_go_back() {
+        let mut budget = budget();
+        budget.created(60);
+        budget.created(10);
+        assert_eq!((budget.obtained(), budget.creatable()), (70, 30));
+        budget.not_created(10);
+        assert_eq!((budget.obtained(), budget.given_back()), (60, 0));
+        budget.released(20);
+        budget.released(15);
+        assert_eq!((budget.obtained(), budget.given_back()), (25, 35));
+        budget.quarantine(25, 0);
+        assert_eq!((budget.obtained(), budget.creatable()), (25, 75));
+    }
+
+    #[test]
+    fn accounts_come_in_the_order_of_their_tenants() {
+        let budget = budget();
+        let accounts: Vec<_> = budget.accounts().collect();
+        assert_eq!(
+            accounts,
+            [A, B].map(|tenant| (tenant, budget.account(tenant)))
+        );
     }
 }

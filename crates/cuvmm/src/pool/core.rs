@@ -105,6 +105,18 @@ impl Core {
         state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Looks at the state. What operations put off is left to the next operation, so that a look
+    /// makes no driver call that changes anything.
+    pub(super) fn look<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
+        let section = Section::enter();
+        let mut state = self.guard();
+        let seen = look(&mut state);
+        audit(&mut state);
+        drop(state);
+        drop(section);
+        seen
+    }
+
     /// Memory became idle: whoever waits may try again.
     pub(crate) fn announce(&self) {
         if self.is_awaited() {
@@ -221,26 +233,12 @@ impl<'a> Locked<'a> {
         }
 
         self.flight();
-        self.audit();
+        audit(self);
         let _unlocked = self.section.unlocked();
         // SAFETY: `again` puts another guard in its place before `self` can be used or dropped.
         unsafe { ManuallyDrop::drop(&mut self.state) };
         let _again = Again(self);
         run()
-    }
-
-    /// Checks in debug builds that all is right before the lock is let go.
-    #[inline]
-    fn audit(&mut self) {
-        #[cfg(debug_assertions)]
-        {
-            let taken = self.state.tenants.values().any(Tenancy::has_taken);
-            debug_assert!(
-                !taken || std::thread::panicking(),
-                "a slot is taken while the lock is let go"
-            );
-            self.state.audit();
-        }
     }
 
     /// Ends the operation, and lets the lock go until `told` is notified, at most for `longest`. May
@@ -250,7 +248,7 @@ impl<'a> Locked<'a> {
         if self.land() {
             core.settled.notify_all();
         }
-        self.audit();
+        audit(&mut self);
         if deferred::is_stocked() {
             // Those who wait for memory may wait for just that.
             drop(self);
@@ -288,10 +286,11 @@ impl<'a> Locked<'a> {
             (self.core.finish)(self);
         }
         self.land();
-        self.audit();
-        let waker = self.state.take_urgency();
         // SAFETY: the guard is there, and by the caller's promise it is not used after this.
-        unsafe { ManuallyDrop::drop(&mut self.state) };
+        let mut state = unsafe { ManuallyDrop::take(&mut self.state) };
+        audit(&mut state);
+        let waker = state.take_urgency();
+        drop(state);
         self.core.settled.notify_all();
         // What it had out may be idle now.
         self.core.announce();
@@ -316,6 +315,22 @@ impl<'a> Locked<'a> {
     }
 }
 
+/// Checks in debug builds that all is right before the lock is let go.
+#[inline]
+fn audit(state: &mut State) {
+    #[cfg(debug_assertions)]
+    {
+        let taken = state.tenants.values().any(Tenancy::has_taken);
+        debug_assert!(
+            !taken || std::thread::panicking(),
+            "a slot is taken while the lock is let go"
+        );
+        state.audit();
+    }
+    #[cfg(not(debug_assertions))]
+    let _ = state;
+}
+
 impl Drop for Locked<'_> {
     #[inline]
     fn drop(&mut self) {
@@ -323,9 +338,10 @@ impl Drop for Locked<'_> {
             // SAFETY: this is the drop.
             return unsafe { self.end() };
         }
-        self.audit();
         // SAFETY: the guard is there, and is not used after this.
-        unsafe { ManuallyDrop::drop(&mut self.state) };
+        let mut state = unsafe { ManuallyDrop::take(&mut self.state) };
+        // The lock is let go also if something is found.
+        audit(&mut state);
     }
 }
 

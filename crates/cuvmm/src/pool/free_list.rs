@@ -134,3 +134,125 @@ impl FreeList {
         self.take(size, None, true)
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::region::LastWriter;
+    use crate::region::rig::{G, Rig, rig};
+
+    const A: Option<u64> = Some(1);
+    const B: Option<u64> = Some(2);
+
+    /// A list of physicals, each of so many granules, and who wrote to it last.
+    fn list(rig: &Rig, of: &[(u64, Option<u64>)]) -> FreeList {
+        let mut list = FreeList::new();
+        for &(granules, by) in of {
+            let mut unmapped = rig.memory(granules);
+            unmapped.last_writer = by.map(|by| LastWriter { by, blank: false });
+            list.add(unmapped);
+        }
+        list
+    }
+
+    /// How many granules a physical has, and who wrote to it last.
+    fn seen(unmapped: Option<Unmapped>) -> Option<(u64, Option<u64>)> {
+        let unmapped = unmapped?;
+        assert!(!unmapped.fresh, "no running operation created it");
+        Some((unmapped.size() / G, unmapped.last_writer.map(|it| it.by)))
+    }
+
+    #[test]
+    fn an_empty_list_gives_nothing() {
+        let mut list = FreeList::new();
+        assert_eq!((list.bytes(), list.largest()), (0, 0));
+        assert!(list.take(G, A, true).is_none());
+        assert!(list.take_within(u64::MAX, A, true).is_none());
+        assert!(list.take_largest().is_none() && list.take_smallest().is_none());
+        assert!(list.take_below(u64::MAX).is_none());
+        assert!(list.take_smallest_above(0).is_none());
+        assert_eq!((list.unmapped_for(0), list.unmapped_for(G)), (0, u64::MAX));
+    }
+
+    #[test]
+    fn bytes_and_the_largest_are_those_of_what_is_there() {
+        let rig = rig();
+        let mut list = list(&rig, &[(1, A), (2, None), (2, B)]);
+        assert_eq!((list.bytes(), list.largest()), (5 * G, 2 * G));
+        assert_eq!(seen(list.take(2 * G, None, true)), Some((2, None)));
+        assert_eq!((list.bytes(), list.largest()), (3 * G, 2 * G));
+        assert_eq!(seen(list.take(2 * G, None, true)), Some((2, B)));
+        assert_eq!((list.bytes(), list.largest()), (G, G));
+        assert!(list.take(2 * G, None, true).is_none());
+        assert_eq!(seen(list.take(G, None, true)), Some((1, A)));
+        assert_eq!((list.bytes(), list.largest()), (0, 0));
+    }
+
+    #[test]
+    fn own_memory_comes_first_then_untouched_memory_then_that_of_others() {
+        let rig = rig();
+        let mut list = list(&rig, &[(1, B), (1, A), (1, None), (1, A)]);
+        let took = |list: &mut FreeList, foreign| seen(list.take(G, A, foreign));
+        assert_eq!(took(&mut list, true), Some((1, A)));
+        assert_eq!(took(&mut list, false), Some((1, A)));
+        assert_eq!(took(&mut list, true), Some((1, None)));
+        assert_eq!(took(&mut list, false), None, "it would have to be zeroed");
+        assert_eq!(
+            (list.bytes(), list.largest()),
+            (G, G),
+            "a refusal takes nothing"
+        );
+        assert_eq!(took(&mut list, true), Some((1, B)));
+        assert_eq!(list.bytes(), 0);
+    }
+
+    #[test]
+    fn the_largest_that_fits_and_may_be_had_is_taken() {
+        let rig = rig();
+        let mut list = list(&rig, &[(1, A), (2, B), (4, A), (8, A)]);
+        let took = |list: &mut FreeList, granules, foreign| {
+            seen(list.take_within(granules * G, A, foreign))
+        };
+        assert_eq!(took(&mut list, 7, true), Some((4, A)));
+        assert_eq!(
+            took(&mut list, 7, false),
+            Some((1, A)),
+            "not that of another"
+        );
+        assert_eq!(took(&mut list, 7, false), None);
+        assert_eq!(took(&mut list, 1, true), None, "all are larger");
+        assert_eq!(took(&mut list, 2, true), Some((2, B)));
+        assert_eq!(took(&mut list, 8, false), Some((8, A)));
+    }
+
+    #[test]
+    fn what_makes_up_a_size_is_counted_largest_first() {
+        let rig = rig();
+        let list = list(&rig, &[(1, A), (1, B), (1, None), (2, A), (4, B)]);
+        let count = |granules| list.unmapped_for(granules * G);
+        let counts = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9].map(count);
+        assert_eq!(counts, [0, 1, 1, 2, 1, 2, 2, 3, 4, 5]);
+        assert_eq!(count(10), u64::MAX, "there is less");
+        assert_eq!(list.unmapped_for(G / 2), u64::MAX, "all are larger");
+    }
+
+    #[test]
+    fn what_goes_back_to_the_driver_is_chosen_by_size_whoever_wrote_to_it() {
+        let rig = rig();
+        let mut list = list(&rig, &[(1, A), (2, B), (4, A), (8, None), (16, B)]);
+        assert_eq!(seen(list.take_largest()), Some((16, B)));
+        assert_eq!(seen(list.take_smallest()), Some((1, A)));
+        assert_eq!(seen(list.take_below(2 * G)), None, "none is smaller");
+        assert_eq!(seen(list.take_below(2 * G + 1)), Some((2, B)));
+        assert_eq!(
+            seen(list.take_smallest_above(8 * G)),
+            None,
+            "none is larger"
+        );
+        assert_eq!(seen(list.take_smallest_above(u64::MAX)), None);
+        assert_eq!(seen(list.take_smallest_above(4 * G)), Some((8, None)));
+        assert_eq!(seen(list.take_smallest_above(G)), Some((4, A)));
+        assert_eq!(list.bytes(), 0);
+    }
+}

@@ -179,10 +179,10 @@ impl State {
         slot.block.as_ref()?.streams()
     }
 
-    /// Bytes that a new tenant can be guaranteed.
-    pub(crate) fn guaranteeable(&mut self) -> u64 {
+    /// Bytes that a tenant, new or not, can be guaranteed.
+    pub(crate) fn guaranteeable(&mut self, tenant: Option<TenantId>) -> u64 {
         self.sweep_all();
-        self.budget.guaranteeable(|id| self.kept_by(id))
+        self.budget.guaranteeable(tenant, |id| self.kept_by(id))
     }
 
     /// What memory that is given up is filled with.

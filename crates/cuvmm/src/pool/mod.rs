@@ -6,6 +6,14 @@
 //! memory, idle memory is taken back from whoever holds it: never below a guarantee, never before
 //! the GPU work that may use it has passed, never while a [`Lease`] lives, and scrubbed on its way.
 //!
+//! # Limits that change
+//! [`Pool::set_limit`], [`Tenant::set_limit`] and [`Tenant::set_guarantee`] change the terms while
+//! the pool runs. A limit that is lowered holds at once for whatever is charged next. Idle memory
+//! beyond it is taken back by the call; what is in use is not touched, and is taken back as it comes
+//! free. The guarantees of all tenants together are never more than the pool's limit: a limit below
+//! them is refused. Memory in use beyond a lowered limit may leave a tenant less than its guarantee
+//! until it has come free.
+//!
 //! # Hardened pools
 //! A kernel that uses a block after it was dropped, or runs over its end, usually finds memory
 //! there: the next block's, whose bytes it changes. In a pool that was built
@@ -81,6 +89,7 @@ mod hardened;
 mod headroom;
 mod ids;
 mod lease;
+mod limits;
 mod mapper_calls;
 mod moving;
 mod pace;
@@ -122,7 +131,7 @@ use self::hardened::Hardening;
 use self::state::{Policy, State};
 use crate::calls::CallCounts;
 use crate::device::Device;
-use crate::error::{BuildPoolError, CallError, CompactError, ProbeError};
+use crate::error::{BuildPoolError, CallError, CompactError, LimitError, ProbeError};
 use crate::own::{CloseError, CloseRefusal, creatable_as, nccl_wishes};
 use crate::region::{DEFAULT_LARGEST_EXTENT, Mapper};
 
@@ -137,6 +146,7 @@ pub(crate) use gate::Use;
 pub use hardened::Hardened;
 pub use headroom::Headroom;
 pub use lease::Lease;
+pub use limits::{Limit, LimitChange};
 pub(crate) use moving::{Choice, MovingBlock};
 pub use pace::Growth;
 pub use pressure::{Pressure, PressureHook};
@@ -146,18 +156,6 @@ pub use stats::{PoolStats, TenantStats};
 pub use tenant::{Tenant, TenantBuilder};
 pub(crate) use wait::after;
 pub(crate) use wake::ToWake;
-
-/// How much physical memory a pool may hold. What it has released counts no more, even if whoever
-/// imported it still has it, which only the driver knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Limit {
-    /// At most so many bytes, rounded down to whole granules.
-    Bytes(u64),
-    /// As much as there is, as long as so many bytes stay free on the device. Asked of the driver
-    /// before each creation (`cuMemGetInfo`, about 3 us), since others allocate too.
-    LeaveFree(u64),
-}
 
 /// Mappings a pool may hold by default. The driver's own ceiling is about 524,000 a device.
 pub const DEFAULT_MAPPING_LIMIT: u64 = 500_000;
@@ -291,24 +289,8 @@ impl<'a> PoolBuilder<'a> {
         device.own_process()?;
         creatable_as(policy.props.handle_types)?;
         let granule = device.granule();
-        let total = device.total_memory();
-        let limit = match limit {
-            Limit::Bytes(limit) if limit > total => {
-                return Err(BuildPoolError::LimitTooLarge { limit, total });
-            }
-            Limit::Bytes(limit) => limit,
-            Limit::LeaveFree(bytes) => {
-                policy.leave_free = bytes;
-                total.saturating_sub(bytes)
-            }
-        };
-        let bytes = granule.round_down(limit);
-        if bytes == 0 {
-            return Err(BuildPoolError::LimitTooSmall {
-                limit,
-                granularity: granule.bytes(),
-            });
-        }
+        let (bytes, leave_free) = limit.of(device)?;
+        policy.leave_free = leave_free;
         let bad = |option, value| Err(BuildPoolError::BadOption { option, value });
         if mappings == 0 {
             return bad("mapping_limit", mappings);
@@ -348,7 +330,8 @@ impl<'a> PoolBuilder<'a> {
         let mut state = State::new(device.clone(), policy, budget);
         state.hardening = hardened.map(|hardened| Box::new(Hardening::new(hardened)));
         let core = Arc::new(Core::new(device.clone(), state, |state| {
-            state.finish_behind()
+            state.keep_to_limits();
+            state.finish_behind();
         }));
         if let Some(waker) = mapper.and_then(Mapper::waker) {
             Core::attach(&core, waker, free_target);
@@ -387,6 +370,38 @@ impl Pool {
         &self.core.device
     }
 
+    /// Changes how much physical memory the pool may hold.
+    ///
+    /// Where it holds more, idle memory goes back to the driver, as [`trim`](Self::trim) does that.
+    /// Of what is left the result says how much it is. Nothing more is charged until the pool holds
+    /// less than the limit, and what blocks give up goes to the driver as its work
+    /// passes, behind each operation on the pool and by the mapper. Until then a tenant can be
+    /// refused below its guarantee.
+    ///
+    /// Never waits and calls no hook: to have memory come free, ask the tenants.
+    ///
+    /// # Errors
+    /// [`LimitError`] with the figures when the limit is less than a granule, than the guarantees of
+    /// the tenants, or than what the mapper keeps ready, or more than the device has: nothing has
+    /// changed. Where the driver fails the new limit stands.
+    #[doc(alias = "quota")]
+    pub fn set_limit(&self, limit: Limit) -> Result<LimitChange, LimitError> {
+        self.core.set_limit(limit)
+    }
+
+    /// The tenants that are registered, in the order in which that was done.
+    #[must_use]
+    pub fn tenants(&self) -> Vec<Tenant> {
+        self.core.tenants()
+    }
+
+    /// The tenant that is registered under a name.
+    #[must_use]
+    pub fn find_tenant(&self, name: &str) -> Option<Tenant> {
+        let mut tenants = self.tenants().into_iter();
+        tenants.find(|tenant| tenant.name() == name)
+    }
+
     /// Sets out to register a tenant.
     pub fn tenant(&self, name: impl Into<String>) -> TenantBuilder<'_> {
         TenantBuilder::new(&self.core, name.into())
@@ -396,7 +411,7 @@ impl Pool {
     /// one without tenants and memory.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
-        self.core.lock().stats()
+        self.core.look(State::stats)
     }
 
     /// Driver calls by kind, made through the device handle that the pool was built on: give the

@@ -68,7 +68,7 @@ impl Tally {
 }
 
 impl Tenant {
-    /// Whether any of its blocks sleeps, or somebody is moving one. Asks no lock.
+    /// Whether any of its blocks may sleep, or may be moving. Asks no lock.
     pub(crate) fn has_sleepers(&self) -> bool {
         self.owner().stream_caches.is_bypassed()
     }

@@ -20,7 +20,8 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 /// How often the mapper looks after what unregistered tenants left, until its fences have passed.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// How often it looks for memory to keep ready while there is none to be had.
+/// How often it looks for memory to keep ready, or beyond a limit that was lowered, while there is
+/// none to be had.
 const LOOK_FOR_MORE: Duration = Duration::from_millis(20);
 
 /// An extent to be placed without the lock.
@@ -111,7 +112,7 @@ impl State {
             return None;
         }
         match self.purging.is_empty() && self.draining.is_empty() {
-            true => (self.lacks_free() > 0).then_some(LOOK_FOR_MORE),
+            true => (self.lowered || self.lacks_free() > 0).then_some(LOOK_FOR_MORE),
             false => Some(LOOK_AGAIN),
         }
     }
@@ -171,6 +172,7 @@ impl Locked<'_> {
     /// there may be more.
     fn unmap_behind(&mut self) -> bool {
         let purged = self.purge_some() + self.purge_draining() > 0;
+        self.keep_to_limits();
         let lacking = self.lacks_free().min(self.policy.largest_extent);
         if lacking == 0 {
             return purged;

@@ -70,12 +70,20 @@ impl Locked<'_> {
 }
 
 impl State {
+    /// Bytes that go to the driver when the operation ends.
+    fn marked(&self) -> u64 {
+        self.to_release.iter().map(Unmapped::size).sum()
+    }
+
     /// Keeps a physical that no slot uses any more for the next tenant that wants memory. What another
     /// process may have goes to the driver, at the latest when the operation ends. What is still
     /// mapped elsewhere, since a roll-back could not unmap it, is quarantined then: it would show the
-    /// next tenant's data there.
+    /// next tenant's data there. What exceeds the pool's limit, since that was lowered, goes to the
+    /// driver too.
     pub(crate) fn keep(&mut self, unmapped: Unmapped) {
-        if unmapped.physical.is_exported() || unmapped.physical.is_shared() {
+        let excess = self.budget.excess();
+        let exceeds = excess > 0 && excess > self.marked();
+        if unmapped.physical.is_exported() || unmapped.physical.is_shared() || exceeds {
             self.to_release.push(unmapped);
             self.has_behind = true;
         } else {

@@ -54,16 +54,18 @@ struct Relief {
     bytes: u64,
     mappings: u64,
     addresses: u64,
-    /// Tenants, with what each could give of what is missing.
+    /// What the tenant could give itself.
+    own: u64,
+    /// Other tenants, with what each could give of what is missing.
     givers: Vec<(TenantId, u64)>,
 }
 
 impl Relief {
-    /// Whether all givers together can give what is missing.
+    /// Whether the tenant itself and the givers together can give what is missing.
     fn is_enough(&self) -> bool {
         let missing = self.bytes.max(self.mappings).max(self.addresses);
         let given = self.givers.iter().map(|&(_, bytes)| bytes);
-        given.fold(0, u64::saturating_add) >= missing
+        given.fold(self.own, u64::saturating_add) >= missing
     }
 }
 
@@ -89,9 +91,9 @@ impl Locked<'_> {
         error
     }
 
-    /// The next hook to be called for a request that was refused with `error`: of a tenant that was
-    /// not asked yet and holds something that would help. Without a deadline there is none unless
-    /// the hooks together could give all that is missing.
+    /// The next hook to be called for a request that was refused with `error`: that of the tenant
+    /// itself for its own shortage, then of others that hold something which would help, each once.
+    /// Without a deadline there is none unless the hooks together could give all that is missing.
     pub(super) fn next_appeal(
         &mut self,
         id: TenantId,
@@ -102,6 +104,14 @@ impl Locked<'_> {
     ) -> Option<Appeal> {
         let mut relief = self.relief(id, demand, error);
         relief.givers.retain(|(other, _)| !asked.contains(other));
+        let own = self
+            .tenants
+            .get(&id)
+            .and_then(|it| it.shortage_hook.clone());
+        let own = own.filter(|_| relief.own > 0 && !asked.contains(&id));
+        if own.is_none() {
+            relief.own = 0;
+        }
         if deadline.is_none() && !relief.is_enough() {
             return None;
         }
@@ -109,8 +119,13 @@ impl Locked<'_> {
             let tenancy = self.tenants.get(&other);
             tenancy.map_or(0, |tenancy| tenancy.priority)
         };
-        let &(to, _) = relief.givers.iter().min_by_key(priority)?;
-        let hook = self.tenants.get(&to)?.hook.clone()?;
+        let (to, hook) = match own {
+            Some(hook) => (id, hook),
+            None => {
+                let &(to, _) = relief.givers.iter().min_by_key(priority)?;
+                (to, self.tenants.get(&to)?.hook.clone()?)
+            }
+        };
         let wanted_by = self.tenants.get(&id).map(|tenancy| tenancy.name.clone());
         let pressure = Pressure {
             wanted_by: wanted_by.unwrap_or_default(),
@@ -133,8 +148,12 @@ impl Locked<'_> {
                 let own = State::own_of(demand, asked, &own);
                 let available = self.takeable(id, own, others.gained(), of_driver);
                 relief.bytes = asked.more.saturating_sub(available);
+                if relief.bytes == 0 {
+                    return relief;
+                }
+                relief.own = self.kept_by(id);
                 // Its own limit, or its own work: no other tenant can help.
-                if self.budget.missing(id, asked.more).0 > own || relief.bytes == 0 {
+                if self.budget.missing(id, asked.more).0 > own {
                     return relief;
                 }
                 relief.givers = self.givers(id, |state, other| state.spare_of(other, &others));
@@ -146,6 +165,7 @@ impl Locked<'_> {
             } => {
                 let (_, others) = self.reach(id);
                 relief.mappings = wanted.saturating_sub(limit.saturating_sub(held));
+                relief.own = self.budget.account(id).mappings;
                 relief.givers = self.givers(id, |state, other| {
                     let gives = state.spare_of(other, &others) > 0;
                     u64::from(gives) * state.budget.account(other).mappings
@@ -157,6 +177,7 @@ impl Locked<'_> {
                 limit,
             } => {
                 relief.addresses = wanted.saturating_sub(limit.saturating_sub(held));
+                relief.own = self.budget.account(id).addresses;
                 relief.givers =
                     self.givers(id, |state, other| state.budget.account(other).addresses);
             }

@@ -120,6 +120,8 @@ pub(crate) struct State {
     /// How often those who wait were told that memory came idle: an attempt lets the lock go, and may
     /// not see what came idle meanwhile.
     pub(super) told: u64,
+    /// Whether the pool, or a tenant, may hold more than a limit that was lowered.
+    pub(super) lowered: bool,
     /// Whether an operation has something to do before it ends, for itself or for another one.
     pub(super) has_behind: bool,
     /// How many slots of draining tenants were listed to be purged since that was last done.
@@ -162,6 +164,7 @@ impl State {
             clock: Arc::default(),
             flights: Flights::default(),
             told: 0,
+            lowered: false,
             has_behind: false,
             listed: 0,
             draining: VecDeque::new(),
@@ -244,6 +247,8 @@ impl State {
             slot.receded();
         }
         let drains = !tenancy.registered;
+        // A limit that was lowered is kept to as memory comes free.
+        self.has_behind |= self.lowered && slot.has_spare();
         if slot.is_to_purge(self.hardening.is_some() || drains) {
             self.list(&mut slot, drains);
         }
@@ -350,10 +355,13 @@ impl State {
         tenancy.is_some_and(|tenancy| tenancy.sleeps(place.slot.index))
     }
 
-    /// Blocks go into stream caches again when none of a tenant sleeps.
+    /// Blocks go into stream caches again when none of a tenant sleeps, and no limit is exceeded that
+    /// was lowered.
     pub(super) fn update_bypass(&self, id: TenantId) {
         if let Some(tenancy) = self.tenants.get(&id) {
-            tenancy.unswept.bypass(tenancy.has_sleepers());
+            tenancy
+                .unswept
+                .bypass(self.lowered || tenancy.has_sleepers());
         }
     }
 
@@ -469,7 +477,7 @@ impl State {
                 .round_down(creatable)
                 .max(self.free_list.largest()),
             limit: self.budget.limits().bytes,
-            tenant_limit: account.limit,
+            tenant_limit: self.budget.limit_of(id),
             tenant_held: account.held,
             guaranteed_to_others: self.budget.guaranteed_to_others(id),
             pending_free,

@@ -185,7 +185,7 @@ impl State {
             name: tenancy.name.clone(),
             draining: !tenancy.registered,
             guarantee: account.guarantee,
-            limit: account.limit,
+            limit: self.budget.limit_of(id),
             priority: tenancy.priority,
             committed: account.held,
             peak: account.peak,

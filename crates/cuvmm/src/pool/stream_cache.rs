@@ -193,7 +193,8 @@ impl StreamCaches {
         stream_cache.get_or_init(|| Arc::new(StreamCache::new(Arc::clone(&self.clock))))
     }
 
-    /// Whether nothing is put there for now: some block of the tenant sleeps or is moving.
+    /// Whether nothing is put there for now: some block of the tenant sleeps or is moving, or a
+    /// limit is exceeded that was lowered.
     pub(crate) fn is_bypassed(&self) -> bool {
         self.bypassed.load(Ordering::Relaxed)
     }

@@ -4,10 +4,11 @@
 //! operation leaves what the slot counts for in the tenant's figures, and what was charged for it
 //! since.
 
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
 use std::ops::Bound;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use super::ids::SlotId;
 use super::pressure::PressureHook;
@@ -59,8 +60,12 @@ pub(crate) struct Tenancy {
     pub(crate) name: String,
     pub(crate) priority: i32,
     pub(crate) hook: Option<PressureHook>,
+    /// The same for its own shortage.
+    pub(crate) shortage_hook: Option<PressureHook>,
     pub(crate) registered: bool,
     pub(crate) refusals: u64,
+    /// The tenant as its users have it, for as long as they do.
+    pub(crate) handle: Option<Weak<dyn Any + Send + Sync>>,
     /// Blocks that were freed and that the lists do not know of yet.
     pub(crate) unswept: Arc<dyn Unswept>,
     /// Slots that lie side by side.
@@ -125,8 +130,10 @@ impl Tenancy {
             name,
             priority,
             hook,
+            shortage_hook: None,
             registered: true,
             refusals: 0,
+            handle: None,
             unswept,
             rows: Rows::new(),
             share_table: ShareTable::new(),

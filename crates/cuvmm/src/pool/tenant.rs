@@ -1,18 +1,19 @@
 //! A named user of a pool.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use super::block::Block;
 use super::budget::TenantId;
 use super::builder::BlockBuilder;
 use super::core::Core;
+use super::limits::LimitChange;
 use super::pressure::{Pressure, PressureHook};
 use super::stats::TenantStats;
 use super::stream_cache::{Owner, StreamCaches};
 use super::tenancy::Tenancy;
 use crate::device::Device;
-use crate::error::{AllocateError, RegisterError};
+use crate::error::{AllocateError, LimitError, RegisterError};
 use crate::own::Stream;
 
 /// Slots that are looked at before the lock is let go of.
@@ -27,6 +28,7 @@ pub struct TenantBuilder<'a> {
     limit: u64,
     priority: i32,
     hook: Option<PressureHook>,
+    shortage_hook: Option<PressureHook>,
 }
 
 impl<'a> TenantBuilder<'a> {
@@ -38,6 +40,7 @@ impl<'a> TenantBuilder<'a> {
             limit: u64::MAX,
             priority: 0,
             hook: None,
+            shortage_hook: None,
         }
     }
 
@@ -68,8 +71,22 @@ impl<'a> TenantBuilder<'a> {
     /// cannot be taken back without it; if the other tenant's own limit is not what is short; and,
     /// where the other tenant does not wait, if the hooks of all tenants together could give what
     /// is missing. [`Pressure`] says how much that is. Each request calls a hook once at most.
+    ///
+    /// In a hook everything may be called that may be called elsewhere. What would wait, or call
+    /// hooks, does neither there: `allocate`, `grow_to`, `sleep` and `wake` are as their `try_` forms,
+    /// for any pool, since a hook that waits for memory might wait for itself.
     pub fn on_pressure(mut self, hook: impl Fn(&Pressure) + Send + Sync + 'static) -> Self {
         self.hook = Some(Arc::new(hook));
+        self
+    }
+
+    /// A function that is asked to give memory back when this tenant itself would be refused, before
+    /// the hooks of others are: a cache of prefixes that evicts for its own model, say. It is called
+    /// as the [other hook](Self::on_pressure) is, also where this tenant's own limit is what is
+    /// short, if the tenant uses memory.
+    #[doc(alias = "evict")]
+    pub fn on_shortage(mut self, hook: impl Fn(&Pressure) + Send + Sync + 'static) -> Self {
+        self.shortage_hook = Some(Arc::new(hook));
         self
     }
 
@@ -85,25 +102,14 @@ impl<'a> TenantBuilder<'a> {
             limit,
             priority,
             hook,
+            shortage_hook,
         } = self;
         core.device.own_process()?;
         if name.is_empty() {
             return Err(RegisterError::NoName);
         }
         let mut state = core.lock();
-        let pool_limit = state.budget.limits().bytes;
-        let limit = limit.min(pool_limit);
-        if guarantee > limit && limit < pool_limit {
-            return Err(RegisterError::GuaranteeOverLimit { guarantee, limit });
-        }
-        let left = state.guaranteeable();
-        if guarantee > left {
-            return Err(RegisterError::GuaranteeTooLarge {
-                guarantee,
-                left,
-                limit: pool_limit,
-            });
-        }
+        state.check_guarantee(None, guarantee, limit)?;
         if state
             .tenants
             .values()
@@ -113,7 +119,8 @@ impl<'a> TenantBuilder<'a> {
         }
         let stream_caches = Arc::new(StreamCaches::new(Arc::clone(&state.clock)));
         let unswept = Arc::clone(&stream_caches);
-        let tenancy = Tenancy::new(name.clone(), priority, hook, unswept);
+        let mut tenancy = Tenancy::new(name.clone(), priority, hook, unswept);
+        tenancy.shortage_hook = shortage_hook;
         if state.hardening.is_some() {
             // Nothing that was freed is handed on as it is: all of it goes the long way.
             drop(tenancy.unswept.close());
@@ -125,12 +132,15 @@ impl<'a> TenantBuilder<'a> {
             tenant: id,
             stream_caches,
         };
-        Ok(Tenant {
-            shared: Arc::new(Shared {
-                owner: Arc::new(owner),
-                name,
-            }),
-        })
+        let shared = Arc::new(Shared {
+            owner: Arc::new(owner),
+            name,
+        });
+        let handle: Weak<Shared> = Arc::downgrade(&shared);
+        if let Some(tenancy) = core.lock().tenants.get_mut(&id) {
+            tenancy.handle = Some(handle);
+        }
+        Ok(Tenant { shared })
     }
 }
 
@@ -214,17 +224,70 @@ impl Tenant {
         self.block(size).try_allocate()
     }
 
+    /// Changes what it can always have.
+    ///
+    /// A smaller guarantee, or the same, is always given. For a larger one the rule of
+    /// [registering](TenantBuilder::guarantee) holds: what others hold idle beyond theirs is taken
+    /// back when this tenant wants it, and what they use is not.
+    ///
+    /// # Errors
+    /// [`LimitError`] with the figures when it is more than the tenant's own limit, or than what
+    /// other guarantees and memory in use leave of the pool's; and when the tenant has been
+    /// unregistered. Nothing has changed.
+    #[doc(alias = "quota")]
+    pub fn set_guarantee(&self, bytes: u64) -> Result<(), LimitError> {
+        self.core().set_guarantee(self.id(), bytes)
+    }
+
+    /// Changes what it is never charged beyond; `u64::MAX` for the pool's limit, whatever that is.
+    ///
+    /// Where the tenant holds more, its idle memory is taken back, as far as its work has passed.
+    /// Of what is left the result says how much it is: the tenant is charged nothing more until it
+    /// holds less than the limit, and what it gives up is taken back as its work passes.
+    ///
+    /// # Errors
+    /// [`LimitError`] when it is less than the tenant's guarantee, or the tenant has been
+    /// unregistered: nothing has changed. Where the driver fails the new limit stands.
+    #[doc(alias = "quota")]
+    pub fn set_limit(&self, bytes: u64) -> Result<LimitChange, LimitError> {
+        self.core().set_tenant_limit(self.id(), bytes)
+    }
+
+    /// Changes who gives first; see [`TenantBuilder::priority`].
+    ///
+    /// # Errors
+    /// [`LimitError`] when the tenant has been unregistered.
+    pub fn set_priority(&self, priority: i32) -> Result<(), LimitError> {
+        self.core().set_priority(self.id(), priority)
+    }
+
     /// Its figures now; in a forked child those of a tenant without a name and memory.
     #[must_use]
     pub fn stats(&self) -> TenantStats {
         let owner = &self.shared.owner;
-        owner.core.lock().tenant_stats(owner.tenant)
+        owner.core.look(|state| state.tenant_stats(owner.tenant))
     }
 
     /// Stops all further allocation and growth, gives what is idle back to the pool, and leaves
     /// what is in use charged until it ends. Other clones find themselves unregistered.
     pub fn unregister(self) {
         self.shared.unregister();
+    }
+}
+
+impl Core {
+    /// The tenants that are registered, in the order in which that was done.
+    pub(super) fn tenants(&self) -> Vec<Tenant> {
+        let state = self.lock();
+        let registered = state.tenants.values().filter(|tenancy| tenancy.registered);
+        let handles: Vec<Weak<_>> = registered.filter_map(|it| it.handle.clone()).collect();
+        drop(state);
+        // Without the lock: this may be the last clone of a tenant by now.
+        let alive = handles.iter().filter_map(Weak::upgrade);
+        alive
+            .filter_map(|handle| handle.downcast().ok())
+            .map(|shared| Tenant { shared })
+            .collect()
     }
 }
 

@@ -7,6 +7,7 @@ use super::budget::TenantId;
 use super::core::{Core, Locked};
 use super::relief::{Appeal, Demand};
 use super::state::State;
+use crate::deferred;
 use crate::error::{AllocateError, CallError};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
@@ -69,6 +70,11 @@ impl Core {
         attempt: impl Fn(Locked<'a>) -> Attempt<'a, T>,
     ) -> Result<T, AllocateError> {
         let demand = demand.into();
+        // A hook that waited for memory, or for other hooks, might wait for itself.
+        let wait = match deferred::is_in_hook() {
+            true => Wait::Never,
+            false => wait,
+        };
         let attempt = |state| {
             let (mut state, outcome) = attempt(state);
             state.look_behind();
@@ -98,6 +104,7 @@ impl Core {
         again: impl Fn(&E) -> bool,
     ) -> Result<T, E> {
         let mut attempted = attempt(self.lock());
+        let deadline = deadline.filter(|_| !deferred::is_in_hook());
         if let Some(deadline) = deadline {
             attempted = self.repeat(attempted, deadline, |_, error| again(error), &attempt)?;
         }
@@ -130,7 +137,8 @@ impl Core {
         (state, outcome)
     }
 
-    /// Asks other tenants to give memory back, one after the other, as long as they can help.
+    /// Asks the tenant itself, then others, to give memory back, one after the other, as long as they
+    /// can help.
     fn appeal<'a, T>(
         &'a self,
         (mut state, mut outcome): Attempt<'a, T>,
@@ -150,9 +158,8 @@ impl Core {
             };
             asked.push(to);
             Self::let_go(state);
-            hook(&pressure);
-            // This may be the last owner by now.
-            drop(hook);
+            // This may be the hook's last owner by now.
+            deferred::call_hook(move || hook(&pressure));
             (state, outcome) = self.beside_others(self.lock(), attempt);
         }
         (state, outcome)

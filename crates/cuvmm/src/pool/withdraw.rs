@@ -37,7 +37,7 @@ impl Locked<'_> {
         if !std::mem::replace(&mut tenancy.registered, false) {
             return;
         }
-        let hook = tenancy.hook.take();
+        let hooks = (tenancy.hook.take(), tenancy.shortage_hook.take());
         // Nobody will want them side by side: each goes when it can.
         tenancy.rows.forget_all();
         let freed = tenancy.unswept.close();
@@ -45,9 +45,7 @@ impl Locked<'_> {
         self.budget.drain(id);
         self.list_all(id);
         self.forget_if_drained(id);
-        if let Some(hook) = hook {
-            defer(move || drop(hook));
-        }
+        defer(move || drop(hooks));
     }
 
     /// Ends a lease on a block, whose slot is in its place; whether memory may have come free by it.

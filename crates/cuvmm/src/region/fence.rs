@@ -461,7 +461,8 @@ impl Line {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use cuvmm_driver::Call;
+    use cuvmm_driver::model::{ModelDriver, ModelOptions};
+    use cuvmm_driver::{Call, CudaVersion, Driver};
 
     use super::*;
     use crate::region::rig::{Rig, rig};
@@ -668,5 +669,159 @@ mod tests {
         rig.fail_from(Call::StreamWaitEvent, 1);
         assert!(refused.order_before(&home).is_err());
         assert!(!refused.precedes(&home));
+    }
+
+    #[test]
+    fn all_work_of_a_device_says_nothing_of_another_device() {
+        let machine = Arc::new(ModelDriver::new(ModelOptions::new().devices(2)));
+        let driver: Arc<dyn Driver> = machine;
+        let [one, other] = [0, 1].map(|number| Device::open(driver.clone(), number).unwrap());
+        let [first, second] = [&one, &other].map(|device| Stream::new(device).unwrap());
+        let mut uses = Uses::none();
+        for stream in [&first, &second] {
+            assert!(uses.add(stream).is_complete());
+        }
+        uses.add_device(&one);
+        let named = uses.0.unwrap();
+        assert_eq!((named.streams, named.devices), (vec![second], vec![one]));
+    }
+
+    #[test]
+    fn fences_of_different_streams_are_both_waited_for() {
+        let rig = rig();
+        let streams = [(); 4].map(|()| rig.busy_stream());
+        let [one, other, third, fourth] = streams.clone();
+        let mut two = Fence::stream(one.clone());
+        two.merge(Fence::stream(other.clone()));
+        assert_eq!(two.points().len(), 2);
+        let mut all = two.clone();
+        all.merge(two.clone());
+        assert_eq!(all.points().len(), 2, "it is the same fence");
+        all.merge(Fence::streams(vec![third, fourth]));
+        assert_eq!(all.points().len(), 4);
+        rig.finish(&one);
+        assert!(!is_complete(&mut two));
+        rig.finish(&other);
+        assert!(is_complete(&mut two));
+        for stream in &streams[2..] {
+            assert!(!is_complete(&mut all));
+            rig.finish(stream);
+        }
+        assert!(is_complete(&mut all));
+    }
+
+    #[test]
+    fn fences_of_one_device_are_one_point_the_later_one() {
+        let rig = rig();
+        let early = Fence::device(rig.device.clone());
+        let late = Fence::device(rig.device.clone());
+        let stamp = late.points()[0].stamp;
+        for (first, second) in [(&early, &late), (&late, &early)] {
+            let mut merged = first.clone();
+            merged.merge(second.clone());
+            let [point] = merged.points() else {
+                panic!("{merged:?}");
+            };
+            assert_eq!(point.stamp, stamp);
+        }
+    }
+
+    #[test]
+    fn what_is_known_to_be_complete_is_not_asked_again() {
+        let rig = rig();
+        let (one, home) = (rig.busy_stream(), stream(&rig));
+        let mut first = Fence::stream(one.clone());
+        rig.finish(&one);
+        let (second, mut third) = (first.clone(), first.clone());
+        assert!(is_complete(&mut first));
+        let before = rig.calls();
+        second.clone().wait().unwrap();
+        assert!(is_complete(&mut third));
+        assert_eq!(rig.calls(), before, "the stream was asked");
+        // Waiting for all work of the device tells that all of its streams are done.
+        let other = rig.busy_stream();
+        let mut behind = Fence::stream(other.clone());
+        rig.finish(&other);
+        Fence::device(rig.device.clone()).wait().unwrap();
+        let before = rig.calls();
+        behind.clone().wait().unwrap();
+        assert!(is_complete(&mut behind.clone()));
+        assert_eq!(rig.calls(), before, "the device was waited for");
+        assert!(behind.order_before(&home).unwrap());
+        let how = "in relaxed mode and back, only whether the stream captures";
+        assert_eq!(rig.calls() - before, 3, "{how}");
+    }
+
+    #[test]
+    fn a_stream_does_not_wait_for_itself() {
+        let rig = rig();
+        let calls = |with_home: bool| {
+            let (busy, home) = (rig.busy_stream(), rig.busy_stream());
+            let mut streams = vec![busy.clone()];
+            streams.extend(with_home.then(|| home.clone()));
+            let mut fence = Fence::streams(streams);
+            let before = rig.calls();
+            assert!(fence.order_before(&home).unwrap());
+            let calls = rig.calls() - before;
+            rig.finish(&busy);
+            rig.finish(&home);
+            calls
+        };
+        assert_eq!(calls(true), calls(false));
+    }
+
+    #[test]
+    fn uses_are_added_to_others_with_all_that_they_name() {
+        let rig = rig();
+        let mut uses = Uses::none();
+        let kept: Vec<Stream> = (1..MOST_STREAMS).map(|_| stream(&rig)).collect();
+        for stream in &kept {
+            assert!(uses.add(stream).is_complete());
+        }
+        let last = rig.busy_stream();
+        assert!(uses.add(&last).is_complete());
+        let raw = last.as_raw();
+        drop(last);
+        let (mut more, another) = (Uses::none(), stream(&rig));
+        assert!(more.add(&another).is_complete());
+        let mut ended = uses.add_all(&more);
+        assert_eq!(uses.streams().unwrap().last(), Some(&another));
+        assert!(!is_complete(&mut ended), "work of the one that made room");
+        rig.machine.let_go(cuvmm_driver::Ordinal(0), raw);
+        assert!(is_complete(&mut ended));
+        let mut anywhere = Uses::none();
+        for _ in 0..2 {
+            anywhere.add_device(&rig.device);
+        }
+        assert!(uses.add_all(&anywhere).is_complete());
+        assert!(uses.streams().is_none());
+        for uses in [anywhere, uses] {
+            assert_eq!(uses.end().points().len(), 1);
+        }
+    }
+
+    #[test]
+    fn a_stream_that_comes_after_it_anyway_is_told_nothing() {
+        let rig = rig();
+        let home = rig.busy_stream();
+        let mut fence = Fence::stream(home.clone());
+        let before = rig.calls();
+        assert!(fence.order_before(&home).unwrap());
+        assert_eq!(rig.calls(), before);
+        rig.finish(&home);
+    }
+
+    #[test]
+    fn a_device_whose_work_cannot_be_marked_is_not_ordered_before_a_stream() {
+        let options = ModelOptions::new().version(CudaVersion::new(12, 4));
+        let driver: Arc<dyn Driver> = Arc::new(ModelDriver::new(options));
+        let device = Device::open(driver, 0).unwrap();
+        let home = Stream::new(&device).unwrap();
+        let mut fence = Fence::device(device);
+        assert!(!fence.order_before(&home).unwrap());
+        assert!(!fence.precedes(&home));
+        assert_eq!(fence.poll().unwrap(), Poll::NeedsSynchronise);
+        fence.wait().unwrap();
+        assert!(fence.order_before(&home).unwrap());
     }
 }

@@ -197,3 +197,265 @@ impl From<CommitError> for ReplaceError {
         Self::Place(error)
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::Arc;
+
+    use cuvmm_driver::host::{HostDriver, HostOptions};
+    use cuvmm_driver::{Call, Driver, PhysicalHandle};
+
+    use super::*;
+    use crate::device::Device;
+    use crate::own::Physical;
+    use crate::region::rig::{G, Rig, rig};
+
+    fn handles(space: &Space) -> Vec<PhysicalHandle> {
+        let parts = space.parts_in(0, space.size());
+        parts.map(|(_, physical)| physical.as_raw()).collect()
+    }
+
+    /// Memory for some places, each of so many granules at an offset in granules.
+    fn new(rig: &Rig, places: &[(u64, u64)]) -> (New, Vec<PhysicalHandle>) {
+        let at = |&(offset, granules): &(u64, u64)| (offset * G, rig.memory(granules));
+        let new: New = places.iter().map(at).collect();
+        let raw = new.iter().map(|(_, unmapped)| unmapped.physical.as_raw());
+        let raw = raw.collect();
+        (new, raw)
+    }
+
+    fn raw(physicals: &[Unmapped]) -> Vec<PhysicalHandle> {
+        physicals.iter().map(|it| it.physical.as_raw()).collect()
+    }
+
+    /// Replaces three extents in the middle of a space of five; returns what it had, what was to come, what
+    /// came of it, and the space.
+    #[allow(clippy::type_complexity)]
+    fn replaced(
+        rig: &Rig,
+        stream: &Stream,
+        fail: impl FnOnce(),
+    ) -> (
+        Vec<PhysicalHandle>,
+        Vec<PhysicalHandle>,
+        Result<TakenOut, Box<NotReplaced>>,
+        Space,
+    ) {
+        let mut space = rig.space(5);
+        let before = handles(&space);
+        let (new, raw) = new(rig, &[(1, 1), (2, 1), (3, 1)]);
+        fail();
+        let outcome = space.promised().replace(new, Access::ReadWrite, stream);
+        rig.heal();
+        (before, raw, outcome, space)
+    }
+
+    #[test]
+    fn new_memory_lies_in_the_places_of_the_old() {
+        let rig = rig();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut space = rig.space(5);
+        let before = handles(&space);
+        let (new, raw) = new(&rig, &[(1, 2), (3, 1)]);
+        let old = space.promised().replace(new, Access::Read, &stream);
+        let old = old.unwrap().into_parts();
+        let old: Vec<_> = old
+            .map(|(at, old)| (at / G, old.physical.as_raw()))
+            .collect();
+        assert_eq!(old, [(3, before[3]), (2, before[2]), (1, before[1])]);
+        assert_eq!(handles(&space), [before[0], raw[0], raw[1], before[4]]);
+        assert_eq!(
+            (space.most_at(G), space.most_at(3 * G)),
+            (Access::Read, Access::Read)
+        );
+        assert_eq!((space.bytes(), space.beside.len()), (5 * G, 0));
+    }
+
+    #[test]
+    fn the_bytes_are_the_same() {
+        let driver: Arc<dyn Driver> = Arc::new(HostDriver::new(HostOptions::new()));
+        let device = Device::open(driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let builder = Region::builder(&device, 3 * G).largest_extent(G);
+        let mut region = builder.reserve().unwrap();
+        region.commit(0..3 * G).unwrap();
+        let bytes = [(0, b"zero"), (G, b"one."), (2 * G, b"two.")];
+        for (at, bytes) in bytes {
+            region.write(&stream, at, bytes).unwrap();
+        }
+        let before = handles(&region.space);
+        let new = [0, G, 2 * G].map(|at| (at, Physical::new(&device, G).unwrap()));
+        let new = new.map(|(at, physical)| (at, Unmapped::fresh(physical)));
+        let proof = Unused::never_used();
+        region.replace(new.into(), &stream, proof).unwrap();
+        let after = handles(&region.space);
+        assert!(after.iter().all(|handle| !before.contains(handle)));
+        for (at, bytes) in bytes {
+            let mut read = [0; 4];
+            region.read(&stream, at, &mut read).unwrap();
+            assert_eq!(&read, bytes);
+        }
+    }
+
+    #[test]
+    fn where_it_cannot_be_copied_to_nothing_has_changed() {
+        let rig = rig();
+        let stream = Stream::new(&rig.device).unwrap();
+        for call in [
+            Call::MemAddressReserve,
+            Call::MemMap,
+            Call::StreamSynchronize,
+        ] {
+            let (before, raws, outcome, space) = replaced(&rig, &stream, || {
+                rig.fail_from(call, 1);
+            });
+            let failed = outcome.unwrap_err();
+            assert_eq!(raw(&failed.physicals), raws, "{call:?}");
+            assert!(failed.lost.is_none() && !failed.running, "{call:?}");
+            assert_eq!(
+                (handles(&space), space.beside.len()),
+                (before, 0),
+                "{call:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_stuck_where_it_was_to_be_copied_to_is_kept() {
+        let rig = rig();
+        let stream = Stream::new(&rig.device).unwrap();
+        let (before, raws, outcome, mut space) = replaced(&rig, &stream, || {
+            rig.fail(Call::MemSetAccess, 1);
+            rig.fail(Call::MemUnmap, 1);
+        });
+        let failed = outcome.unwrap_err();
+        assert_eq!(raw(&failed.physicals), raws[1..]);
+        assert_eq!((space.beside.len(), space.stuck_bytes()), (1, G));
+        rig.fail_from(Call::MemUnmap, 1);
+        assert!(space.promised().retry_stuck().is_err());
+        assert_eq!((space.beside.len(), space.stuck_bytes()), (1, G));
+        rig.heal();
+        space.promised().retry_stuck().unwrap();
+        assert_eq!((space.beside.len(), space.stuck_bytes()), (0, 0));
+        // What was copied there, and cannot be unmapped there.
+        let (_, raws, outcome, mut other) = replaced(&rig, &stream, || {
+            rig.fail(Call::MemUnmap, 1);
+            rig.fail(Call::MemUnmap, 2);
+        });
+        let failed = outcome.unwrap_err();
+        assert_eq!(raw(&failed.physicals), raws[1..]);
+        assert_eq!((other.beside.len(), other.stuck_bytes()), (1, G));
+        other.promised().retry_stuck().unwrap();
+        assert_eq!(other.stuck_bytes(), 0);
+        assert_eq!(handles(&space), before);
+    }
+
+    #[test]
+    fn what_is_being_copied_to_stays_where_it_is() {
+        let rig = rig();
+        let stream = rig.busy_stream();
+        let (before, _, outcome, mut space) = replaced(&rig, &stream, || {
+            rig.fail_from(Call::StreamSynchronize, 1);
+        });
+        let failed = outcome.unwrap_err();
+        assert!(failed.running && failed.physicals.is_empty());
+        assert_eq!((space.beside.len(), space.stuck_bytes()), (1, 3 * G));
+        assert_eq!(handles(&space), before);
+        rig.finish(&stream);
+        space.promised().retry_stuck().unwrap();
+        assert_eq!(space.stuck_bytes(), 0);
+    }
+
+    #[test]
+    fn where_old_memory_cannot_be_taken_out_all_of_it_stays() {
+        let rig = rig();
+        let stream = Stream::new(&rig.device).unwrap();
+        // Three are unmapped where they were copied to, and one of the old.
+        let (before, raws, outcome, space) = replaced(&rig, &stream, || {
+            rig.fail(Call::MemUnmap, 5);
+        });
+        let failed = outcome.unwrap_err();
+        assert_eq!(raw(&failed.physicals), raws);
+        assert!(failed.lost.is_none());
+        assert_eq!(handles(&space), before);
+    }
+
+    #[test]
+    fn where_new_memory_cannot_be_placed_the_old_is_put_back() {
+        let rig = rig();
+        let stream = Stream::new(&rig.device).unwrap();
+        let (before, raws, outcome, space) = replaced(&rig, &stream, || {
+            rig.fail(Call::MemMap, 5);
+        });
+        let failed = outcome.unwrap_err();
+        assert_eq!(raw(&failed.physicals), [raws[1], raws[2], raws[0]]);
+        assert!(failed.lost.is_none());
+        assert_eq!(handles(&space), before);
+    }
+
+    #[test]
+    fn new_memory_that_cannot_be_taken_out_again_stays_in_the_place_of_the_old() {
+        let rig = rig();
+        let stream = Stream::new(&rig.device).unwrap();
+        let (before, raws, outcome, space) = replaced(&rig, &stream, || {
+            rig.fail(Call::MemMap, 5);
+            rig.fail(Call::MemUnmap, 7);
+            rig.fail(Call::MemUnmap, 8);
+        });
+        let failed = outcome.unwrap_err();
+        assert_eq!(raw(&failed.physicals), [raws[1], raws[2], before[1]]);
+        assert!(failed.lost.is_none());
+        let after = [before[0], raws[0], before[2], before[3], before[4]];
+        assert_eq!(handles(&space), after);
+    }
+
+    /// A region with an extent in each of two granules, and memory for both.
+    fn region(rig: &Rig) -> (Region, New) {
+        let builder = Region::builder(&rig.device, 2 * G).largest_extent(G);
+        let mut region = builder.reserve().unwrap();
+        region.commit(0..2 * G).unwrap();
+        (region, new(rig, &[(0, 1), (1, 1)]).0)
+    }
+
+    #[test]
+    fn what_is_lost_of_a_region_is_committed_no_more() {
+        let rig = rig();
+        let stream = Stream::new(&rig.device).unwrap();
+        let (mut region, new) = region(&rig);
+        // The second that is taken out, and putting back the first, twice.
+        rig.fail(Call::MemUnmap, 4);
+        rig.fail(Call::MemMap, 3);
+        rig.fail(Call::MemMap, 4);
+        let replaced = region.replace(new, &stream, Unused::never_used());
+        let Err(ReplaceError::Lost { ranges, cause }) = replaced else {
+            panic!("{replaced:?}");
+        };
+        let [range] = &ranges[..] else {
+            panic!("one range");
+        };
+        assert_eq!(*range, G..2 * G);
+        assert!(matches!(*cause, ReplaceError::Call(_)));
+        assert!(region.is_committed(0..G) && !region.is_committed(G..2 * G));
+        assert_eq!(region.extents().len(), 1);
+        assert!(region.withdrawn.is_empty(), "nothing is being copied");
+    }
+
+    #[test]
+    fn a_region_keeps_what_is_being_copied_until_the_copy_has_passed() {
+        let rig = rig();
+        let stream = rig.busy_stream();
+        let (mut region, new) = region(&rig);
+        rig.fail_from(Call::StreamSynchronize, 1);
+        let replaced = region.replace(new, &stream, Unused::never_used());
+        assert!(matches!(replaced, Err(ReplaceError::Call(_))));
+        rig.heal();
+        assert_eq!((region.committed(), region.quarantined()), (2 * G, 2 * G));
+        let fences: Vec<_> = region.withdrawn.iter().collect();
+        assert_eq!(fences.len(), 2);
+        for (_, fence) in fences {
+            assert!(!fence.is_complete() && fence.precedes(&stream));
+        }
+        rig.finish(&stream);
+    }
+}

@@ -327,4 +327,35 @@ mod tests {
         space.put_back(taken).unwrap();
         assert_eq!(handles(&space), [before[0], before[3]]);
     }
+
+    #[test]
+    fn parts_come_with_their_offsets_and_once_settled_no_running_operation_created_them() {
+        let rig = rig();
+        let mut space = rig.space(3);
+        let before = handles(&space);
+        let mut taken = TakenOut::default();
+        space.promised().take_out([2 * G, 0], &mut taken).unwrap();
+        assert!(taken.0.iter().all(|it| it.unmapped.fresh));
+        taken.settle();
+        let parts = taken
+            .into_parts()
+            .map(|(offset, unmapped)| (offset, unmapped.physical.as_raw(), unmapped.fresh));
+        let parts: Vec<_> = parts.collect();
+        assert_eq!(parts, [(2 * G, before[2], false), (0, before[0], false)]);
+    }
+
+    #[test]
+    fn what_cannot_be_taken_out_of_the_rest_is_lost_with_it() {
+        let rig = rig();
+        let mut space = rig.space(2);
+        let mut taken = TakenOut::default();
+        space.promised().take_out([G], &mut taken).unwrap();
+        rig.fail_from(Call::MemMap, 1);
+        let lost = space.put_back(taken).unwrap_err();
+        rig.fail_from(Call::MemUnmap, 1);
+        let lost = lost.with_all_of(&mut space, &Fence::complete());
+        assert_eq!((lost.bytes(), lost.rest.bytes()), (2 * G, G));
+        assert_eq!((lost.stuck.len(), lost.stuck[0].offset), (1, 0));
+        assert_eq!(lost.ranges(), [G..2 * G, 0..G]);
+    }
 }

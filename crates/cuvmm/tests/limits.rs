@@ -3,12 +3,13 @@
 
 mod common;
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{D0, G, busy, nth_of, pool};
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::{AllocateError, BuildPoolError, LimitError, RegisterError};
-use cuvmm::{Limit, Mapper, Pool, Stream};
+use cuvmm::{Block, Limit, Mapper, Pool, Stream};
 
 fn bytes(granules: u64) -> Limit {
     Limit::Bytes(granules * G)
@@ -172,6 +173,84 @@ on_both! {
         assert_eq!(a.stats().limit, 16 * G);
         let more = a.try_allocate(10 * G).unwrap();
         drop((fits, more, others));
+    }
+
+    fn beyond_its_own_limit_a_tenant_does_not_use_its_idle_memory_again(rig) {
+        let builder = Pool::builder(&rig.device).limit(bytes(16)).largest_extent(G);
+        let pool = builder.build().unwrap();
+        let a = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let block = a.allocate_on(&stream, 6 * G).unwrap();
+        busy(rig, &stream, &block, 7);
+        drop(block);
+        assert_eq!(a.set_limit(2 * G).unwrap().excess, 4 * G, "its work is running");
+        assert!(a.block(6 * G).home_stream(&stream).try_allocate().is_err());
+        let small = a.block(2 * G).capacity(6 * G).home_stream(&stream);
+        drop(small.try_allocate().unwrap());
+        rig.machine.let_go(D0, stream.as_raw());
+        a.set_limit(8 * G).unwrap();
+        let mut block = a.block(6 * G).home_stream(&stream).try_allocate().unwrap();
+        block.shrink_to(G).unwrap();
+        busy(rig, &stream, &block, 7);
+        block.shrink_to(G).unwrap();
+        a.set_limit(2 * G).unwrap();
+        assert!(block.try_grow_to(6 * G).is_err());
+        block.try_grow_to(2 * G).unwrap();
+        rig.machine.let_go(D0, stream.as_raw());
+        drop(block);
+    }
+
+    fn hooks_are_asked_for_what_is_held_beyond_a_limit_too(rig) {
+        let pool = pool(rig, 8);
+        let blocks = Arc::new(Mutex::new(Vec::<Block>::new()));
+        let asked = Arc::new(Mutex::new(vec![]));
+        let (gives, hears) = (Arc::clone(&blocks), Arc::clone(&asked));
+        let builder = pool.tenant("a").on_shortage(move |pressure| {
+            hears.lock().unwrap().push(pressure.bytes / G);
+            let mut blocks = gives.lock().unwrap();
+            let left = blocks.len() - (pressure.bytes / G) as usize;
+            blocks.truncate(left);
+        });
+        let a = builder.register().unwrap();
+        blocks.lock().unwrap().extend((0..6).map(|_| a.try_allocate(G).unwrap()));
+        a.set_limit(4 * G).unwrap();
+        let block = a.allocate(G).unwrap();
+        pool.set_limit(bytes(2)).unwrap();
+        let other = a.allocate(G).unwrap();
+        assert_eq!(*asked.lock().unwrap(), [3, 3]);
+        blocks.lock().unwrap().clear();
+        drop((block, other));
+    }
+
+    fn a_request_that_is_refused_gives_back_what_has_come_free(rig) {
+        let pool = pool(rig, 8);
+        let a = pool.tenant("a").register().unwrap();
+        let b = pool.tenant("b").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let block = a.allocate_on(&stream, 4 * G).unwrap();
+        let kept = b.try_allocate(2 * G).unwrap();
+        busy(rig, &stream, &block, 7);
+        drop(block);
+        assert_eq!(pool.set_limit(bytes(2)).unwrap().excess, 4 * G);
+        rig.machine.let_go(D0, stream.as_raw());
+        assert!(b.try_allocate(4 * G).is_err());
+        assert_eq!(rig.machine.live().physical_bytes, 2 * G);
+        drop(kept);
+    }
+
+    fn beyond_a_limit_nothing_is_woken_at_once_and_headroom_says_what_there_is(rig) {
+        let pool = pool(rig, 12);
+        let a = pool.tenant("a").guarantee(4 * G).register().unwrap();
+        let b = pool.tenant("b").register().unwrap();
+        let used = b.try_allocate(8 * G).unwrap();
+        pool.set_limit(bytes(8)).unwrap();
+        let headroom = a.headroom().unwrap();
+        assert_eq!((headroom.now, headroom.at_worst), (0, 0));
+        assert!(a.try_allocate(G).is_err());
+        let woken = b.blocks().wake().unwrap();
+        assert_eq!(woken.blocks, 0);
+        drop(used);
+        assert_eq!(a.headroom().unwrap().at_worst, 4 * G);
     }
 
     fn a_limit_of_its_own_follows_the_pools(rig) {

@@ -916,6 +916,41 @@ fn a_row_has_what_lies_idle_in_its_own_slots() {
     program(common::model(), &steps, PLAIN);
 }
 
+/// What came of a limit is said after the end of the operation, which tries again what failed.
+#[test]
+fn a_limit_says_what_is_left_after_its_end() {
+    let allocate = |tenant, granules| Step::Allocate {
+        tenant,
+        granules,
+        spare: 0,
+        stream: 0,
+        home: false,
+        zeroed: false,
+    };
+    let steps = [
+        allocate(1, 7),
+        allocate(2, 2),
+        allocate(0, 8),
+        Step::Grow { block: 0, by: 1 },
+        allocate(1, 3),
+        Step::Drop { block: 4 },
+        Step::Adjacent {
+            tenant: 2,
+            granules: 1,
+            count: 2,
+            stream: 0,
+            zeroed: false,
+        },
+        allocate(0, 1),
+        Step::Fault {
+            k: 2,
+            memory: false,
+        },
+        Step::Limit { granules: 20 },
+    ];
+    program(common::model(), &steps, PLAIN);
+}
+
 /// Statistics make no driver call, also while an operation has left something to the next one.
 #[test]
 fn a_look_takes_nothing_back() {

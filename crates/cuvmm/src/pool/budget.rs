@@ -270,6 +270,12 @@ impl Budget {
         self.claimed + self.quarantined > self.limits.bytes
     }
 
+    /// Bytes that a tenant holds beyond its own limit, since that was lowered.
+    pub(crate) fn excess_of(&self, tenant: TenantId) -> u64 {
+        let account = self.account(tenant);
+        account.held.saturating_sub(account.limit)
+    }
+
     /// Bytes that others must give back before a tenant may have `kept` bytes in use, which it is
     /// charged for already. Nothing below its guarantee.
     pub(crate) fn overdrawn_by(&self, tenant: TenantId, kept: u64) -> u64 {
@@ -317,6 +323,13 @@ impl Budget {
             .saturating_add(bytes)
             .saturating_sub(self.limits.bytes);
         (own, all.max(own))
+    }
+
+    /// Bytes that are missing still once the tenant has given back `own` bytes and others `theirs`.
+    pub(crate) fn missing_after(&self, tenant: TenantId, bytes: u64, own: u64, theirs: u64) -> u64 {
+        let (of_own, all) = self.missing(tenant, bytes);
+        let all = all.saturating_sub(own.saturating_add(theirs));
+        all.max(of_own.saturating_sub(own))
     }
 
     /// Bytes a tenant could be charged in all if every tenant held no more than its guarantee.
@@ -658,6 +671,11 @@ mod tests {
         assert_eq!((budget.excess(), budget.creatable()), (10, 0));
         assert_eq!((budget.available_to(A), budget.available_to(B)), (0, 0));
         assert_eq!(budget.missing(A, 5), (0, 15));
+        assert_eq!(
+            budget.missing_after(A, 5, 5, 4),
+            6,
+            "what is held beyond the limit too"
+        );
         assert!(budget.is_overdrawn());
         budget.give_up(A, Amount::bytes(15));
         budget.released(15);
@@ -680,7 +698,8 @@ mod tests {
         assert_eq!((budget.available_to(B), budget.limit_of(B)), (15, 15));
         budget.set_tenant_limit(A, 15);
         assert_eq!(budget.available_to(A), 0, "it holds more already");
-        assert_eq!(budget.missing(A, 5).0, 10);
+        assert_eq!((budget.missing(A, 5).0, budget.excess_of(A)), (10, 5));
+        assert_eq!(budget.missing_after(A, 5, 4, 9), 6, "others cannot help");
         budget.set_tenant_limit(A, u64::MAX);
         assert_eq!(
             (budget.limit_of(A), budget.available_after(A, 20, 0)),

@@ -205,7 +205,7 @@ impl Locked<'_> {
             return Ok(Moved::InUse);
         }
         if slot.block.is_none() {
-            self.take_spare(slot)?;
+            self.take_unused(slot)?;
             return Ok(Moved::Copied(0));
         }
         let stream = self.scrubber()?;

@@ -118,7 +118,7 @@ impl State {
         id: TenantId,
     ) -> Option<(&mut Tenancy, Option<&mut Precommit>)> {
         let usable = self.device.lost().is_none() && self.device.forked().is_none();
-        if !usable || self.budget.is_overdrawn() {
+        if !usable || self.budget.is_overdrawn() || self.exceeds_its_own(id) {
             return None;
         }
         let tenancy = self.tenants.get_mut(&id)?;

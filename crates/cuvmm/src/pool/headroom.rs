@@ -139,7 +139,9 @@ impl Locked<'_> {
     fn headroom(&mut self, id: TenantId) -> Headroom {
         let (own, others) = self.reach(id);
         let (own, others) = (own.gained(), others.gained());
+        // A limit that was lowered under memory in use may leave less than the guarantee.
         let guarantee = self.budget.account(id).guarantee;
+        let guarantee = guarantee.min(self.guaranteeable(Some(id)));
         Headroom {
             now: self.budget.available_after(id, own, 0),
             at_worst: guarantee.saturating_sub(self.kept_by(id)),

@@ -9,20 +9,20 @@ use super::core::{Core, Locked};
 use super::reclaim::Plan;
 use super::state::State;
 use super::tenancy::Give;
-
 use crate::device::Device;
 use crate::error::{CallError, LimitError};
 use crate::region::Urgency;
 
-/// How much physical memory a pool may hold. What it has released counts no more, even if whoever
-/// imported it still has it, which only the driver knows.
+/// How much physical memory a pool may hold. What it has released counts no more, even if a process
+/// that imported it still has it, which only the driver knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Limit {
     /// At most so many bytes, rounded down to whole granules.
     Bytes(u64),
     /// As much as there is, as long as so many bytes stay free on the device. Asked of the driver
-    /// before each creation (`cuMemGetInfo`, about 3 us), since others allocate too.
+    /// before each creation (`cuMemGetInfo`, about 3 us), since others allocate too. What the pool
+    /// holds idle is not given back when other programs leave less free.
     LeaveFree(u64),
 }
 
@@ -34,7 +34,8 @@ pub struct LimitChange {
     pub limit: u64,
     /// What was taken back at once.
     pub taken_back: u64,
-    /// What is held beyond the limit still, since it is in use, leased, or waits for work.
+    /// What is held beyond the limit still: in use, leased, guaranteed to a tenant, in one extent
+    /// with memory in use, out of use after a failure of the driver, or waiting for work.
     pub excess: u64,
 }
 
@@ -79,14 +80,14 @@ impl Core {
         state.policy.leave_free = leave_free;
         state.budget.set_limit(bytes);
         let outcome = state.after_limit();
-        let change = LimitChange {
+        self.changed(state);
+        outcome?;
+        // The end of the operation may have taken back more.
+        Ok(self.look(|state| LimitChange {
             limit: bytes,
             taken_back: state.budget.given_back() - before,
             excess: state.budget.excess(),
-        };
-        self.changed(state);
-        outcome?;
-        Ok(change)
+        }))
     }
 
     pub(super) fn set_tenant_limit(
@@ -103,15 +104,14 @@ impl Core {
         }
         state.budget.set_tenant_limit(id, limit);
         let outcome = state.after_limit();
-        let held = state.budget.account(id).held;
-        let change = LimitChange {
+        self.changed(state);
+        outcome?;
+        let held = self.look(|state| state.budget.account(id).held);
+        Ok(LimitChange {
             limit,
             taken_back: account.held.saturating_sub(held),
             excess: held.saturating_sub(limit),
-        };
-        self.changed(state);
-        outcome?;
-        Ok(change)
+        })
     }
 
     pub(super) fn set_guarantee(&self, id: TenantId, guarantee: u64) -> Result<(), LimitError> {
@@ -176,16 +176,10 @@ impl State {
         }
     }
 
-    /// Bytes that a tenant holds beyond its limit.
-    fn excess_of(&self, id: TenantId) -> u64 {
-        let account = self.budget.account(id);
-        account.held.saturating_sub(account.limit)
-    }
-
     /// The tenants that hold more than their limits.
     fn beyond(&self) -> Vec<TenantId> {
         let ids = self.tenants.keys().copied();
-        ids.filter(|&id| self.excess_of(id) > 0).collect()
+        ids.filter(|&id| self.budget.excess_of(id) > 0).collect()
     }
 }
 
@@ -232,7 +226,7 @@ impl Locked<'_> {
         for id in self.beyond() {
             let mut plan = Plan::begin(self);
             for give in [Give::Cached, Give::Precommitted] {
-                let excess = self.excess_of(id);
+                let excess = self.budget.excess_of(id);
                 self.plan_from(&[id], give, excess, false, &mut plan);
             }
             self.carry_out(&plan)?;

@@ -61,8 +61,10 @@ impl State {
         free_target.saturating_sub(self.free_list.bytes() + self.budget.creatable())
     }
 
-    /// Calls the mapper, when the lock is let go, if there is work behind.
+    /// Calls the mapper, when the lock is let go, if there is work behind. What has come free beyond
+    /// a limit is taken back when the operation ends.
     pub(crate) fn look_behind(&mut self) {
+        self.has_behind |= self.lowered;
         let lacks = self.lacks_free() > 0;
         if let Some(precommit) = self.precommit.as_mut().filter(|_| lacks) {
             precommit.call(Urgency::Soon);

@@ -9,7 +9,7 @@
 //! # Limits that change
 //! [`Pool::set_limit`], [`Tenant::set_limit`] and [`Tenant::set_guarantee`] change the terms while
 //! the pool runs. A limit that is lowered holds at once for whatever is charged next. Idle memory
-//! beyond it is taken back by the call; what is in use is not touched, and is taken back as it comes
+//! beyond it, above guarantees, is taken back by the call; what is in use is not touched, and is taken back as it comes
 //! free. The guarantees of all tenants together are never more than the pool's limit: a limit below
 //! them is refused. Memory in use beyond a lowered limit may leave a tenant less than its guarantee
 //! until it has come free.
@@ -330,8 +330,8 @@ impl<'a> PoolBuilder<'a> {
         let mut state = State::new(device.clone(), policy, budget);
         state.hardening = hardened.map(|hardened| Box::new(Hardening::new(hardened)));
         let core = Arc::new(Core::new(device.clone(), state, |state| {
-            state.keep_to_limits();
             state.finish_behind();
+            state.keep_to_limits();
         }));
         if let Some(waker) = mapper.and_then(Mapper::waker) {
             Core::attach(&core, waker, free_target);
@@ -372,10 +372,11 @@ impl Pool {
 
     /// Changes how much physical memory the pool may hold.
     ///
-    /// Where it holds more, idle memory goes back to the driver, as [`trim`](Self::trim) does that.
+    /// Where it holds more, idle memory above guarantees goes back to the driver, as
+    /// [`trim`](Self::trim) does that.
     /// Of what is left the result says how much it is. Nothing more is charged until the pool holds
     /// less than the limit, and what blocks give up goes to the driver as its work
-    /// passes, behind each operation on the pool and by the mapper. Until then a tenant can be
+    /// passes: when memory is next allocated, grown or freed, and by the mapper. Until then a tenant can be
     /// refused below its guarantee.
     ///
     /// Never waits and calls no hook: to have memory come free, ask the tenants.

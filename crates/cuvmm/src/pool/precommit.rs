@@ -126,6 +126,12 @@ impl Locked<'_> {
         outcome: Result<Placed, Failure>,
     ) {
         let Some(mut slot) = self.take_slot(id) else {
+            // Lost to a panic: what was placed behind its block stays there for good.
+            self.budget.refund(charge);
+            match outcome {
+                Err(Failure::Create(_)) => self.budget.not_created(size),
+                _ => self.budget.quarantine(size, 1),
+            }
             return;
         };
         slot.coming = 0;

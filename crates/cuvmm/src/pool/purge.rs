@@ -99,7 +99,7 @@ impl Locked<'_> {
         self.purge(|state| &mut state.draining, looks);
         self.release_marked();
         // What came meanwhile is looked after when another operation ends, not at once and for ever.
-        self.has_behind = self.listed > 0 || !self.to_release.is_empty();
+        self.has_behind |= self.listed > 0 || !self.to_release.is_empty();
     }
 
     fn purge(&mut self, queue: Queue, looks: usize) -> usize {

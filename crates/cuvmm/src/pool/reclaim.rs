@@ -86,6 +86,12 @@ impl Locked<'_> {
     /// it, but may have been promised to another since: then others give first.
     pub(crate) fn permit_reuse(&mut self, slot: SlotId, bytes: u64) -> Result<(), AllocateError> {
         let id = slot.tenant;
+        if bytes > 0 && self.exceeds_its_own(id) {
+            let limit = self.budget.account(id).limit;
+            if self.kept_by(id).saturating_add(bytes) > limit {
+                return Err(AllocateError::OutOfMemory(self.shortage(id, bytes, 0)));
+            }
+        }
         while bytes > 0 && self.budget.is_overdrawn() {
             self.gather_idle();
             let kept = self.kept_by(id) + bytes;
@@ -244,7 +250,6 @@ impl Locked<'_> {
         if self.budget.addresses_left() >= bytes {
             return;
         }
-        self.sweep_all();
         self.purge_all();
         let ids: Vec<TenantId> = self.tenants.keys().copied().collect();
         for id in ids {

@@ -151,6 +151,10 @@ impl Locked<'_> {
                 if relief.bytes == 0 {
                     return relief;
                 }
+                // Beyond a limit that was lowered more is missing than is asked for.
+                let more = asked.more;
+                let missing = self.budget.missing_after(id, more, own, others.gained());
+                relief.bytes = relief.bytes.max(missing);
                 relief.own = self.kept_by(id);
                 // Its own limit, or its own work: no other tenant can help.
                 if self.budget.missing(id, asked.more).0 > own {

@@ -197,6 +197,7 @@ impl State {
         self.next_tenant += 1;
         self.budget.open(id, guarantee, limit);
         self.tenants.insert(id, tenancy);
+        self.update_bypass(id);
         id
     }
 
@@ -355,14 +356,20 @@ impl State {
         tenancy.is_some_and(|tenancy| tenancy.sleeps(place.slot.index))
     }
 
-    /// Blocks go into stream caches again when none of a tenant sleeps, and no limit is exceeded that
-    /// was lowered.
+    /// Blocks go into stream caches again when none of a tenant sleeps, and neither the pool nor the
+    /// tenant exceeds a limit that was lowered.
     pub(super) fn update_bypass(&self, id: TenantId) {
         if let Some(tenancy) = self.tenants.get(&id) {
-            tenancy
-                .unswept
-                .bypass(self.lowered || tenancy.has_sleepers());
+            let exceeds = self.lowered && self.budget.excess() > 0;
+            let bypassed = exceeds || self.exceeds_its_own(id) || tenancy.has_sleepers();
+            tenancy.unswept.bypass(bypassed);
         }
+    }
+
+    /// Whether a tenant holds more than its own limit, since that was lowered.
+    pub(super) fn exceeds_its_own(&self, id: TenantId) -> bool {
+        // Mostly no limit was lowered.
+        self.lowered && self.budget.excess_of(id) > 0
     }
 
     /// Forgets a tenant that is unregistered and has nothing left.

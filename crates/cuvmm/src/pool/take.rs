@@ -63,23 +63,14 @@ impl Locked<'_> {
         outcome.map(|()| bytes)
     }
 
-    /// Takes everything from a slot, which is out, that its block does not use: first what could be
-    /// taken back, then what others show too.
+    /// Takes everything from a slot, which is out, that its block does not use: what could be taken
+    /// back, and what others show too.
     pub(super) fn take_unused(&mut self, slot: &mut Slot) -> Result<(), CallError> {
-        self.take_spare(slot)?;
-        let at: Vec<u64> = slot.parting().map(|extent| extent.offset).collect();
+        let unused = slot.spare().chain(slot.parting());
+        let at: Vec<u64> = unused.map(|extent| extent.offset).collect();
         match at.is_empty() {
             true => Ok(()),
             false => self.take_extents(slot, at).map(drop),
         }
-    }
-
-    /// Takes everything that can be taken from a slot that is out.
-    pub(crate) fn take_spare(&mut self, slot: &mut Slot) -> Result<(), CallError> {
-        let at: Vec<u64> = slot.spare().map(|extent| extent.offset).collect();
-        if at.is_empty() {
-            return Ok(());
-        }
-        self.take_extents(slot, at).map(drop)
     }
 }

@@ -73,8 +73,8 @@ impl<'a> TenantBuilder<'a> {
     /// is missing. [`Pressure`] says how much that is. Each request calls a hook once at most.
     ///
     /// In a hook everything may be called that may be called elsewhere. What would wait, or call
-    /// hooks, does neither there: `allocate`, `grow_to`, `sleep` and `wake` are as their `try_` forms,
-    /// for any pool, since a hook that waits for memory might wait for itself.
+    /// hooks, does neither on the hook's thread: `allocate`, `grow_to`, `sleep` and `wake` are as their
+    /// `try_` forms, for any pool, since a hook that waits for memory might wait for itself.
     pub fn on_pressure(mut self, hook: impl Fn(&Pressure) + Send + Sync + 'static) -> Self {
         self.hook = Some(Arc::new(hook));
         self
@@ -126,7 +126,6 @@ impl<'a> TenantBuilder<'a> {
             drop(tenancy.unswept.close());
         }
         let id = state.register(tenancy, guarantee, limit);
-        drop(state);
         let owner = Owner {
             core: Arc::clone(core),
             tenant: id,
@@ -137,9 +136,10 @@ impl<'a> TenantBuilder<'a> {
             name,
         });
         let handle: Weak<Shared> = Arc::downgrade(&shared);
-        if let Some(tenancy) = core.lock().tenants.get_mut(&id) {
+        if let Some(tenancy) = state.tenants.get_mut(&id) {
             tenancy.handle = Some(handle);
         }
+        drop(state);
         Ok(Tenant { shared })
     }
 }

@@ -185,7 +185,8 @@ impl Locked<'_> {
                 return Ok(Err(WakeError::Busy { blocks, bytes }));
             }
             let asleep = self.asleep(id, choice);
-            if total == Some(asleep) && self.budget.missing(id, asleep).1 == 0 {
+            let has_room = total == Some(asleep) && self.budget.missing(id, asleep).1 == 0;
+            if asleep == 0 || has_room {
                 // Each block owes its part of it.
                 self.budget.charge(Some(id), Amount::bytes(asleep)).keep();
                 break;

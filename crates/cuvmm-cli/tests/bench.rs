@@ -94,6 +94,7 @@ const NAMES: &[&str] = &[
     "hardened_grow_1GiB",
     "take_back_16GiB",
     "take_back_16GiB_scrub",
+    "lower_limit_16GiB",
     "drop_under_kernel",
     "lease_beside_waiter",
     "lease_beside_take_back",

@@ -26,6 +26,7 @@ mod kernels;
 mod kv;
 mod kv_fork;
 mod launch;
+mod lower_limit;
 mod mapper;
 mod metadata;
 pub(crate) mod nccl;
@@ -170,6 +171,7 @@ fn groups() -> Vec<Group> {
     groups.push(Group::one(take_back::SCRUBBED, |stage, report| {
         take_back::measure(stage, report, Scrub::BetweenTenants)
     }));
+    groups.push(Group::one(lower_limit::NAME, lower_limit::measure));
     groups.push(Group::one(drop_under::NAME, drop_under::measure));
     groups.push(Group::one(beside_waiter::NAME, beside_waiter::measure));
     let names = [beside_taking::LEASE, beside_taking::ALLOCATE].map(str::to_owned);

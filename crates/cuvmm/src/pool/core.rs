@@ -338,10 +338,19 @@ impl Drop for Locked<'_> {
             // SAFETY: this is the drop.
             return unsafe { self.end() };
         }
-        // SAFETY: the guard is there, and is not used after this.
-        let mut state = unsafe { ManuallyDrop::take(&mut self.state) };
-        // The lock is let go also if something is found.
-        audit(&mut state);
+        /// Lets the lock go, also if the audit finds something.
+        struct LetGo<'b, 'a>(&'b mut Locked<'a>);
+
+        impl Drop for LetGo<'_, '_> {
+            #[inline]
+            fn drop(&mut self) {
+                // SAFETY: the guard is there, and is not used after this: its owner is being dropped.
+                unsafe { ManuallyDrop::drop(&mut self.0.state) };
+            }
+        }
+
+        let going = LetGo(self);
+        audit(going.0);
     }
 }
 

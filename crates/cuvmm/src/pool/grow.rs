@@ -118,13 +118,12 @@ impl State {
         id: TenantId,
     ) -> Option<(&mut Tenancy, Option<&mut Precommit>)> {
         let usable = self.device.lost().is_none() && self.device.forked().is_none();
-        if !usable || self.budget.is_overdrawn() || self.exceeds_its_own(id) {
+        if !usable || self.budget.is_overdrawn() {
             return None;
         }
         let tenancy = self.tenants.get_mut(&id)?;
-        tenancy
-            .registered
-            .then_some((tenancy, self.precommit.as_mut()))
+        let may = tenancy.registered && !tenancy.beyond;
+        may.then_some((tenancy, self.precommit.as_mut()))
     }
 }
 

@@ -204,9 +204,14 @@ impl Locked<'_> {
     /// Notes whether a limit is exceeded. As long as one is, what is freed does not go to stream
     /// caches, but to the pool.
     fn note_lowered(&mut self) {
-        self.lowered = self.budget.excess() > 0 || !self.beyond().is_empty();
-        let ids: Vec<TenantId> = self.tenants.keys().copied().collect();
-        ids.into_iter().for_each(|id| self.update_bypass(id));
+        let state: &mut State = self;
+        state.lowered = state.budget.excess() > 0;
+        for (&id, tenancy) in &mut state.tenants {
+            tenancy.beyond = state.budget.excess_of(id) > 0;
+            state.lowered |= tenancy.beyond;
+        }
+        let ids = self.tenants.keys();
+        ids.for_each(|&id| self.update_bypass(id));
     }
 
     /// Takes back what is held beyond limits that were lowered, as far as it has come free: when an

@@ -86,7 +86,8 @@ impl Locked<'_> {
     /// it, but may have been promised to another since: then others give first.
     pub(crate) fn permit_reuse(&mut self, slot: SlotId, bytes: u64) -> Result<(), AllocateError> {
         let id = slot.tenant;
-        if bytes > 0 && self.exceeds_its_own(id) {
+        let beyond = self.tenants.get(&id).is_some_and(|tenancy| tenancy.beyond);
+        if bytes > 0 && beyond {
             let limit = self.budget.account(id).limit;
             if self.kept_by(id).saturating_add(bytes) > limit {
                 return Err(AllocateError::OutOfMemory(self.shortage(id, bytes, 0)));

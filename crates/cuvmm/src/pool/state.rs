@@ -361,15 +361,9 @@ impl State {
     pub(super) fn update_bypass(&self, id: TenantId) {
         if let Some(tenancy) = self.tenants.get(&id) {
             let exceeds = self.lowered && self.budget.excess() > 0;
-            let bypassed = exceeds || self.exceeds_its_own(id) || tenancy.has_sleepers();
+            let bypassed = exceeds || tenancy.beyond || tenancy.has_sleepers();
             tenancy.unswept.bypass(bypassed);
         }
-    }
-
-    /// Whether a tenant holds more than its own limit, since that was lowered.
-    pub(super) fn exceeds_its_own(&self, id: TenantId) -> bool {
-        // Mostly no limit was lowered.
-        self.lowered && self.budget.excess_of(id) > 0
     }
 
     /// Forgets a tenant that is unregistered and has nothing left.

@@ -63,6 +63,9 @@ pub(crate) struct Tenancy {
     /// The same for its own shortage.
     pub(crate) shortage_hook: Option<PressureHook>,
     pub(crate) registered: bool,
+    /// Whether it holds more than its own limit, since that was lowered; noted when a limit changes
+    /// and when memory beyond one was taken back.
+    pub(crate) beyond: bool,
     pub(crate) refusals: u64,
     /// The tenant as its users have it, for as long as they do.
     pub(crate) handle: Option<Weak<dyn Any + Send + Sync>>,
@@ -132,6 +135,7 @@ impl Tenancy {
             hook,
             shortage_hook: None,
             registered: true,
+            beyond: false,
             refusals: 0,
             handle: None,
             unswept,

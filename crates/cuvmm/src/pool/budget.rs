@@ -365,8 +365,8 @@ impl Budget {
         self.limits.addresses.saturating_sub(self.addresses)
     }
 
-    /// Charges a tenant, as far as [`Self::available_to`] allows; nobody, but against the limits, for
-    /// what an operation uses itself.
+    /// Charges a tenant, as far as [`Self::available_to`] allows. Without a tenant it counts mappings
+    /// and addresses against the limits, which an operation uses itself.
     pub(crate) fn charge(&mut self, tenant: Option<TenantId>, of: Amount) -> Charge {
         if let Some(tenant) = tenant {
             debug_assert!(

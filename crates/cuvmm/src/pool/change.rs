@@ -156,7 +156,7 @@ mod tests {
     use crate::pool::{Block, Growth, Limit, Pool, Tenant};
     use crate::region::rig::{G, Rig, rig};
 
-    /// A pool of so many granules with an extent in each, whose blocks grow by what they ask for.
+    /// A pool with an extent in each of its granules, whose blocks grow by what they ask for.
     fn pool(rig: &Rig, granules: u64) -> Pool {
         let builder = Pool::builder(&rig.device).limit(Limit::Bytes(granules * G));
         let builder = builder.largest_extent(G).growth(Growth::Exact);

@@ -145,7 +145,7 @@ mod tests {
     const A: Option<u64> = Some(1);
     const B: Option<u64> = Some(2);
 
-    /// A list of physicals, each of so many granules, and who wrote to it last.
+    /// A list of physicals with these sizes in granules and last writers.
     fn list(rig: &Rig, of: &[(u64, Option<u64>)]) -> FreeList {
         let mut list = FreeList::new();
         for &(granules, by) in of {

@@ -71,7 +71,7 @@ impl State {
                 state.overwrite(slot, block.home.as_ref(), 0);
             }
             slot.touched = now;
-            // Whoever is moving a block finds out that it is gone.
+            // An operation that is moving the block finds out that it is gone.
             let slept = matches!(slot.sleep_state, SleepState::Asleep { .. });
             if slept {
                 slot.sleep_state = SleepState::Awake;

@@ -18,9 +18,9 @@ use crate::region::Urgency;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Limit {
-    /// At most so many bytes, rounded down to whole granules.
+    /// At most this number of bytes, rounded down to whole granules.
     Bytes(u64),
-    /// As much as there is, as long as so many bytes stay free on the device. Asked of the driver
+    /// As much as there is, as long as this number of bytes stays free on the device. Asked of the driver
     /// before each creation (`cuMemGetInfo`, about 3 us), since others allocate too. What the pool
     /// holds idle is not given back when other programs leave less free.
     LeaveFree(u64),
@@ -135,7 +135,7 @@ impl Core {
         Ok(())
     }
 
-    /// Others may have more by a limit or guarantee that was changed: who waits tries again.
+    /// A limit or guarantee was changed, which may leave more for requests that wait: they try again.
     fn changed(&self, state: Locked<'_>) {
         Self::let_go(state);
         self.announce();
@@ -214,8 +214,8 @@ impl Locked<'_> {
         ids.for_each(|&id| self.update_bypass(id));
     }
 
-    /// Takes back what is held beyond limits that were lowered, as far as it has come free: when an
-    /// operation ends that put back a slot with something to give.
+    /// Takes back what is held beyond limits that were lowered, as far as it has come free: when a
+    /// request ends, or an operation that put back a slot with something to give.
     pub(super) fn keep_to_limits(&mut self) {
         if !self.lowered || self.device.forked().is_some() || self.device.lost().is_some() {
             return;

@@ -394,7 +394,7 @@ mod tests {
         Pool::builder(&rig.device).limit(Limit::Bytes(granules * G))
     }
 
-    /// A pool of so many granules, with an extent in each.
+    /// A pool with an extent in each of its granules.
     fn pool(rig: &Rig, granules: u64) -> Pool {
         limited(rig, granules).largest_extent(G).build().unwrap()
     }
@@ -409,7 +409,7 @@ mod tests {
         tenant.try_allocate(granules * G).unwrap()
     }
 
-    /// Leaves blocks of so many granules idle, the first of which is the oldest.
+    /// Leaves blocks of these sizes in granules idle, the oldest first.
     fn leave_idle(tenant: &Tenant, sizes: &[u64]) {
         let blocks: Vec<Block> = sizes.iter().map(|&size| block(tenant, size)).collect();
         blocks.into_iter().for_each(drop);

@@ -60,7 +60,7 @@ pub(crate) struct Tenancy {
     pub(crate) name: String,
     pub(crate) priority: i32,
     pub(crate) hook: Option<PressureHook>,
-    /// The same for its own shortage.
+    /// Asked for memory when this tenant itself is short of it.
     pub(crate) shortage_hook: Option<PressureHook>,
     pub(crate) registered: bool,
     /// Whether it holds more than its own limit, since that was lowered; noted when a limit changes

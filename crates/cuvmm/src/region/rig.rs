@@ -35,7 +35,7 @@ pub(crate) fn rig() -> Rig {
 }
 
 impl Rig {
-    /// Memory of so many granules.
+    /// Memory of this number of granules.
     pub(crate) fn memory(&self, granules: u64) -> Unmapped {
         Unmapped::fresh(Physical::new(&self.device, granules * G).unwrap())
     }

@@ -5,9 +5,7 @@
 
 use candle_core::{DType, Error as CandleError, Shape};
 use cuvmm::driver::CUresult;
-use cuvmm::error::{
-    AdoptError, AdoptStreamError, AllocateError, BlockRefusal, ForkBlocksError, GrowAllError,
-};
+use cuvmm::error::{BlockError, CudarcError, MemoryError};
 
 /// Why a GPU could not be opened or taken up.
 #[derive(Debug, thiserror::Error)]
@@ -16,13 +14,11 @@ pub enum OpenError {
     /// It is not a GPU of CUDA's.
     #[error("the device is not one of CUDA's")]
     NotCuda,
-    /// There is no driver, no such GPU, or it cannot be used.
+    /// There is no driver, no such GPU, or it cannot be used; or the stream is another GPU's, or the
+    /// [per-thread one](CudarcError::PerThread), which is what `Device::new_cuda` works on: take
+    /// `Device::new_cuda_with_stream`.
     #[error(transparent)]
-    Adopt(#[from] AdoptError),
-    /// The stream is the per-thread one, which is what `Device::new_cuda` works on: take
-    /// `Device::new_cuda_with_stream`. Or it is another GPU's.
-    #[error(transparent)]
-    Stream(#[from] AdoptStreamError),
+    Cudarc(#[from] CudarcError),
     /// candle could not open it.
     #[error(transparent)]
     Candle(#[from] CandleError),
@@ -34,7 +30,7 @@ pub enum OpenError {
 pub enum TensorError {
     /// The memory could not be allocated.
     #[error(transparent)]
-    Allocate(#[from] AllocateError),
+    Block(#[from] BlockError),
     /// The tensor wants bytes that are not there.
     #[error("{bytes} bytes from {offset:#x} on are not within the {has} that there are")]
     OutOfRange {
@@ -62,7 +58,7 @@ pub enum TensorError {
     Asleep,
     /// The block's memory may not be used so: it shares memory with forks, say.
     #[error(transparent)]
-    Refused(BlockRefusal),
+    Refused(MemoryError),
     /// The block was allocated on another stream than that of the GPU's, or on none.
     #[error("the block's home stream is not the one that candle's device works on")]
     WrongStream,
@@ -78,15 +74,9 @@ pub enum TensorError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CacheError {
-    /// The memory of the first tokens could not be allocated.
+    /// The memory of tokens, of a fork, or of a cache that no longer shares it, could not be had.
     #[error(transparent)]
-    Allocate(#[from] AllocateError),
-    /// The memory of more tokens could not be allocated.
-    #[error(transparent)]
-    Grow(#[from] GrowAllError),
-    /// The memory of a fork, or of a cache that no longer shares it, could not be had.
-    #[error(transparent)]
-    Fork(#[from] ForkBlocksError),
+    Block(#[from] BlockError),
     /// The cache was not made [to fork](crate::Cache::with_forks).
     #[error("the cache was not made to fork")]
     MayNotFork,
@@ -192,10 +182,10 @@ pub enum WeightsError {
     Candle(#[from] CandleError),
 }
 
-impl From<BlockRefusal> for TensorError {
-    fn from(refusal: BlockRefusal) -> Self {
+impl From<MemoryError> for TensorError {
+    fn from(refusal: MemoryError) -> Self {
         match refusal {
-            BlockRefusal::Asleep { .. } => Self::Asleep,
+            MemoryError::Asleep { .. } => Self::Asleep,
             refusal => Self::Refused(refusal),
         }
     }
@@ -222,9 +212,9 @@ impl From<WeightsError> for CandleError {
 impl TensorError {
     /// The figures, if memory was short.
     #[must_use]
-    pub fn shortage(&self) -> Option<&AllocateError> {
+    pub fn shortage(&self) -> Option<&BlockError> {
         match self {
-            Self::Allocate(error) => Some(error).filter(|error| error.is_shortage()),
+            Self::Block(error) => Some(error).filter(|error| error.is_shortage()),
             Self::Candle(error) => shortage(error),
             _ => None,
         }
@@ -234,10 +224,10 @@ impl TensorError {
 impl CacheError {
     /// The figures, if memory was short.
     #[must_use]
-    pub fn shortage(&self) -> Option<&AllocateError> {
+    pub fn shortage(&self) -> Option<&BlockError> {
         let error = match self {
-            Self::Allocate(error) | Self::Fork(ForkBlocksError::Allocate(error)) => error,
-            Self::Grow(GrowAllError::Refused { cause, .. }) => cause,
+            Self::Block(BlockError::Refused { cause, .. }) => cause,
+            Self::Block(error) => error,
             Self::Tensor(error) => return error.shortage(),
             Self::Candle(error) => return shortage(error),
             _ => return None,
@@ -249,7 +239,7 @@ impl CacheError {
 impl WeightsError {
     /// The figures, if memory was short.
     #[must_use]
-    pub fn shortage(&self) -> Option<&AllocateError> {
+    pub fn shortage(&self) -> Option<&BlockError> {
         match self {
             Self::Allocate(error) | Self::Tensor { source: error, .. } => error.shortage(),
             Self::Candle(error) => shortage(error),
@@ -260,7 +250,7 @@ impl WeightsError {
 
 /// The figures, where an error of candle's says that a tenant's memory was short.
 #[must_use]
-pub fn shortage(error: &CandleError) -> Option<&AllocateError> {
+pub fn shortage(error: &CandleError) -> Option<&BlockError> {
     match error {
         CandleError::Cuda(error) => {
             let cache = error.downcast_ref::<CacheError>();
@@ -311,7 +301,7 @@ mod tests {
         for error in [
             cache(short().into()),
             cache(grown.into()),
-            cache(ForkBlocksError::from(short()).into()),
+            cache(short().into()),
             cache(TensorError::from(short()).into()),
             weights(short().into()),
             CandleError::from(WeightsError::Allocate(short().into())),
@@ -321,14 +311,14 @@ mod tests {
                 .bt(),
             wrapped.unwrap_err(),
         ] {
-            let found = shortage(&error).map(AllocateError::is_shortage);
+            let found = shortage(&error).map(BlockError::is_shortage);
             assert_eq!(found, Some(true), "{error}");
         }
         for error in [
             cache(empty().into()),
             weights(empty().into()),
             cache(CacheError::MayNotFork),
-            cache(ForkBlocksError::NoPrefix.into()),
+            cache(empty().into()),
             CandleError::from(WeightsError::NameTaken { name: "a".into() }),
             cache(CandleError::Msg("out of memory".into()).into()),
         ] {

@@ -48,7 +48,7 @@ impl Gpu {
     /// common.
     ///
     /// # Errors
-    /// [`OpenError::Stream`] for what `Device::new_cuda` makes: its stream is another one on each
+    /// [`OpenError::Cudarc`] for what `Device::new_cuda` makes: its stream is another one on each
     /// thread, and nobody could wait for it. Take `Device::new_cuda_with_stream`, or [`Self::open`].
     pub fn new(device: &Device) -> Result<Self, OpenError> {
         let cuda = cuda(device)?;
@@ -60,7 +60,7 @@ impl Gpu {
     /// say. Both may use one pool.
     ///
     /// # Errors
-    /// As [`Self::new`], and [`OpenError::Stream`] when it is a device of another GPU.
+    /// As [`Self::new`], and [`OpenError::Cudarc`] when it is a device of another GPU.
     pub fn beside(&self, device: &Device) -> Result<Self, OpenError> {
         Self::over(self.shared.context.clone(), device)
     }

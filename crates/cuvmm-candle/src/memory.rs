@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{DType, Shape, Tensor};
-use cuvmm::error::AllocateError;
+use cuvmm::error::BlockError;
 use cuvmm::pool::BlockBuilder;
 use cuvmm::{Access, Block, Tenant};
 
@@ -163,13 +163,13 @@ impl Arena {
     /// memory's tag, or `arena`.
     ///
     /// # Errors
-    /// [`TensorError::Allocate`] with the figures.
+    /// [`TensorError::Block`] with the figures.
     pub fn new(memory: &Memory, bytes: u64) -> Result<Self, TensorError> {
         Self::tagged(memory, bytes, "arena")
     }
 
     pub(crate) fn tagged(memory: &Memory, bytes: u64, kind: &str) -> Result<Self, TensorError> {
-        let block = memory.gpu.allocate(AllocateError::is_shortage, || {
+        let block = memory.gpu.allocate(BlockError::is_shortage, || {
             memory.block(bytes, kind).allocate()
         })?;
         Ok(Self {

@@ -185,7 +185,10 @@ fn names_of_models_and_steps_act_on_no_terminal() {
         folder.path(),
         &["plan", &write(&folder, "twice.toml", twice)],
     );
-    assert!(line.contains("names something else already"), "{line}");
+    assert!(
+        line.contains("something else has this name already"),
+        "{line}"
+    );
     assert_eq!(line.lines().count(), 1, "{line}");
 }
 

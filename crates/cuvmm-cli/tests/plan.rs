@@ -191,10 +191,10 @@ fn what_cannot_be_meant_is_told_in_a_line_and_exits_with_2() {
     assert!(size.contains("line 4") && size.contains("much"), "{size}");
     let device = step("create = { name = \"a\", size = 1, device = 3 }");
     let few = complaint(&device, &["--devices", "2"], 2);
-    assert!(few.contains("no device 3 among 2"), "{few}");
+    assert!(few.contains("devices 3..4: there are 2"), "{few}");
     json(&device, &["--devices", "4"], 0);
     let host = complaint(&device, &["--devices", "1", "--driver", "host"], 2);
-    assert!(host.contains("no device 3 among 1"), "{host}");
+    assert!(host.contains("devices 3..4: there are 1"), "{host}");
     let gone = complaint(Path::new("/nowhere/plan.toml"), &[], 2);
     assert!(gone.contains("/nowhere/plan.toml"), "{gone}");
     let gpu = complaint(&device, &["--gpu", "abacus"], 2);

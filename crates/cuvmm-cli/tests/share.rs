@@ -336,7 +336,7 @@ fn a_listing_removes_only_what_a_publisher_has_left() {
     let lock = home.file("Cargo.lock");
     fs::write(&lock, "").unwrap();
     let said = home.complaint("list", &["--socket", text(&home.file("Cargo"))], 1);
-    assert!(said.contains("nobody listens"), "{said}");
+    assert!(said.contains("no process listens"), "{said}");
     assert!(lock.exists());
 
     // Another program's socket, at which nothing answers any more.
@@ -403,7 +403,7 @@ fn a_name_that_two_publish_is_chosen_by_its_socket() {
     assert_eq!(second.code(), Some(0));
     assert!(!socket.exists());
     let said = home.complaint("list", &["--socket", text(&socket)], 1);
-    assert!(said.contains("nobody listens"), "{said}");
+    assert!(said.contains("no process listens"), "{said}");
 }
 
 #[test]

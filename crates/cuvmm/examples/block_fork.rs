@@ -7,7 +7,7 @@ mod support;
 
 use std::error::Error;
 
-use cuvmm::error::CopyError;
+use cuvmm::error::MemoryError;
 use cuvmm::{Block, Device, Limit, Pool, Stream};
 
 const MIB: u64 = 1 << 20;
@@ -84,7 +84,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
 
     // What several show is written by none of them.
     let refused = first.write(0, b"z");
-    assert!(matches!(refused, Err(CopyError::ReadOnly)));
+    assert!(matches!(refused, Err(MemoryError::ReadOnly { .. })));
     // A version that shrinks into it and grows again has its own from there on.
     second.shrink_to(3 * MIB)?;
     second.grow_to(6 * MIB)?;

@@ -5,7 +5,7 @@
 use std::error::Error;
 
 use cuvmm::cudarc::{Context, Leased, Slice};
-use cuvmm::error::AdoptError;
+use cuvmm::error::CudarcError;
 use cuvmm::{DeviceVec, Pool};
 
 /// Runs the example.
@@ -15,7 +15,7 @@ use cuvmm::{DeviceVec, Pool};
 pub fn main() -> Result<(), Box<dyn Error>> {
     let context = match Context::open(0) {
         Ok(context) => context,
-        Err(AdoptError::Driver(error)) if std::env::var_os("CUVMM_REQUIRE_GPU").is_none() => {
+        Err(CudarcError::Driver(error)) if std::env::var_os("CUVMM_REQUIRE_GPU").is_none() => {
             println!("nothing to show without a GPU: {error}");
             return Ok(());
         }

@@ -7,7 +7,7 @@ mod support;
 
 use std::error::Error;
 
-use cuvmm::error::LimitError;
+use cuvmm::error::PoolError;
 use cuvmm::{Device, Limit, Pool};
 
 const MIB: u64 = 1 << 20;
@@ -46,7 +46,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
 
     // Guarantees fit the limit at any time: they are lowered first.
     match pool.set_limit(Limit::Bytes(8 * MIB)) {
-        Err(error @ LimitError::BelowGuarantees { .. }) => println!("refused: {error}"),
+        Err(error @ PoolError::BelowGuarantees { .. }) => println!("refused: {error}"),
         other => return Err(format!("{other:?}").into()),
     }
     let chat_again = pool.find_tenant("chat").ok_or("no such tenant")?;

@@ -7,7 +7,7 @@ mod support;
 
 use std::error::Error;
 
-use cuvmm::error::AllocateError;
+use cuvmm::error::BlockError;
 use cuvmm::{Device, Limit, Pool, Stream};
 
 const MIB: u64 = 1 << 20;
@@ -43,7 +43,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
 
     // Now all is in use. The error says who has what.
     match chat.try_allocate(8 * MIB) {
-        Err(AllocateError::OutOfMemory(shortage)) => {
+        Err(BlockError::OutOfMemory(shortage)) => {
             println!("chat is refused: {shortage}");
             let (holder, held) = shortage.holders.first().ok_or("nobody holds it")?;
             println!(

@@ -8,7 +8,7 @@ mod support;
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-use cuvmm::error::WakeError;
+use cuvmm::error::SleepError;
 use cuvmm::{Block, Contents, Device, HostStore, Limit, Pool, Stream, Tenant};
 
 const MIB: u64 = 1 << 20;
@@ -94,7 +94,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
 
     // Both at once do not fit, and the error says what is missing.
     match first.tenant.blocks().wake() {
-        Err(WakeError::Memory { cause, .. }) => println!("not yet: {cause}"),
+        Err(SleepError::Block { cause, .. }) => println!("not yet: {cause}"),
         other => return Err(format!("there should be no memory left: {other:?}").into()),
     }
     for _ in 0..2 {

@@ -19,7 +19,7 @@ use cuvmm_driver::{
 use crate::calls::{CallCounts, Calls};
 use crate::deferred::{defer, is_locked};
 use crate::drops::{DropFailure, DropHook, Drops};
-use crate::error::{CallError, OpenError};
+use crate::error::{CallError, DeviceError};
 use crate::fork::Birthplace;
 use crate::size::Granularity;
 use crate::sync::{let_others_run, thread::ThreadId};
@@ -66,23 +66,23 @@ impl Device {
     /// `cuDeviceTotalMem` and `cuMemGetAllocationGranularity`; makes no context yet.
     ///
     /// # Errors
-    /// [`OpenError`] when there is no such device or it has no virtual memory management.
-    pub fn open(driver: Arc<dyn Driver>, ordinal: u32) -> Result<Self, OpenError> {
-        let ask = |error: DriverError| OpenError::Call(error.into());
+    /// [`DeviceError`] when there is no such device or it has no virtual memory management.
+    pub fn open(driver: Arc<dyn Driver>, ordinal: u32) -> Result<Self, DeviceError> {
+        let ask = |error: DriverError| DeviceError::Call(error.into());
         let count = driver.device_count().map_err(ask)?;
         let device = match i32::try_from(ordinal) {
             Ok(number) if number < count => Ordinal(number),
-            _ => return Err(OpenError::NoSuchDevice { ordinal, count }),
+            _ => return Err(DeviceError::NoSuchDevice { ordinal, count }),
         };
         let name = driver.device_name(device).map_err(ask)?;
         let attribute = DeviceAttribute::VIRTUAL_MEMORY_MANAGEMENT;
         if driver.device_attribute(device, attribute).map_err(ask)? == 0 {
-            return Err(OpenError::NoVirtualMemory { ordinal, name });
+            return Err(DeviceError::NoVirtualMemory { ordinal, name });
         }
         let bytes = driver
             .allocation_granularity(&PhysicalProps::device(device), GranularityKind::MINIMUM)
             .map_err(ask)?;
-        let granularity = Granularity::new(bytes).ok_or(OpenError::OddGranularity {
+        let granularity = Granularity::new(bytes).ok_or(DeviceError::OddGranularity {
             ordinal,
             granularity: bytes,
         })?;

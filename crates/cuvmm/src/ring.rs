@@ -1,17 +1,14 @@
 //! A ring buffer that never wraps for whoever reads or writes it: its memory is mapped twice, side by
 //! side, so that any run of elements is one run of addresses.
 
-use std::fmt;
-
 use bytemuck::Pod;
-use cuvmm_driver::DeviceAddress;
 
 use crate::device::Device;
-use crate::error::RingError;
+use crate::elements::{Elements, is_container, run};
+use crate::error::ContainerError;
 use crate::own::Stream;
 use crate::region::Region;
-use crate::users::Users;
-use crate::view::{View, ViewMut, bytes_of};
+use crate::view::{View, ViewMut};
 
 /// A queue of elements in device memory, in the order in which they were added.
 ///
@@ -20,56 +17,56 @@ use crate::view::{View, ViewMut, bytes_of};
 /// for aliases: see [`Region::alias`]. On one stream it is kept by the order of the launches.
 ///
 /// Copies in and out are ordered behind what the home stream has queued and have ended when they
-/// return. Dropping it waits for those streams.
+/// return. Dropping a ring waits for the home stream and the recorded ones.
+///
+/// ```
+/// use std::sync::Arc;
+/// use cuvmm::driver::host::{HostDriver, HostOptions};
+/// use cuvmm::{RingBuffer, Device, Stream};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Device::open(Arc::new(HostDriver::new(HostOptions::new())), 0)?;
+/// let stream = Stream::new(&device)?;
+/// let mut queue = RingBuffer::<u32>::new(&device, &stream, 1000)?;
+/// queue.try_push(&[1, 2, 3])?;
+/// let mut oldest = [0; 2];
+/// queue.pop_into(&mut oldest)?;
+/// assert_eq!((oldest, queue.len()), ([1, 2], 1));
+/// // Launch kernels on `stream` that read `queue.filled()`.
+/// # Ok(())
+/// # }
+/// ```
 pub struct RingBuffer<T: Pod> {
-    region: Region,
-    users: Users,
+    elements: Elements<T>,
     capacity: usize,
     /// Where the oldest element lies, below the capacity.
     head: usize,
-    len: usize,
-    elements: std::marker::PhantomData<T>,
 }
 
+is_container!(RingBuffer [T: Pod] [T] elements);
+
 impl<T: Pod> RingBuffer<T> {
-    /// A ring for at least `capacity` elements: as many as fill whole granules. Reserves twice its
-    /// size of addresses and takes the memory once (`cuMemAddressReserve`; `cuMemCreate` and twice
+    /// Makes a ring for at least `capacity` elements: as many as fill whole granules. Reserves twice
+    /// its size of addresses and takes the memory once (`cuMemAddressReserve`; `cuMemCreate` and twice
     /// `cuMemMap` and `cuMemSetAccess` for each extent).
     ///
     /// # Errors
-    /// [`RingError`] when the elements have no size, the capacity is zero or too large, the stream
-    /// is another device's, or the driver refuses.
-    pub fn new(device: &Device, home: &Stream, capacity: usize) -> Result<Self, RingError> {
-        if size_of::<T>() == 0 {
-            return Err(RingError::ZeroSizedElements);
-        }
-        if capacity == 0 {
-            return Err(RingError::ZeroCapacity);
-        }
-        if !home.device().is_same(device) {
-            return Err(RingError::WrongDevice);
-        }
-        let too_large = RingError::TooLarge { elements: capacity };
-        let whole = bytes_of::<T>(capacity)
-            .and_then(|bytes| device.granule().round_up_for(bytes, size_of::<T>() as u64));
-        let Some((bytes, twice)) = whole.and_then(|bytes| Some((bytes, bytes.checked_mul(2)?)))
-        else {
-            return Err(too_large);
-        };
-        let capacity = bytes.checked_div(size_of::<T>() as u64);
-        let Some(capacity) = capacity.and_then(|count| usize::try_from(count).ok()) else {
-            return Err(too_large);
+    /// [`ContainerError`] when the elements have no size, the capacity is zero or too large, the
+    /// stream is another device's, or the driver refuses.
+    pub fn new(device: &Device, home: &Stream, capacity: usize) -> Result<Self, ContainerError> {
+        let bytes = Elements::<T>::check(device, home, capacity)?;
+        let whole = device.granule().round_up_for(bytes, size_of::<T>() as u64);
+        let sizes = whole.and_then(|bytes| Some((bytes, bytes.checked_mul(2)?)));
+        let Some((bytes, twice)) = sizes else {
+            return Err(Elements::<T>::wrong_size(capacity).into());
         };
         let mut region = Region::reserve(device, twice)?;
         region.commit(0..bytes)?;
         region.alias(0..bytes, bytes)?;
         Ok(Self {
-            region,
-            users: Users::at(home),
-            capacity,
+            elements: Elements::new(region, home, 0),
+            capacity: Elements::<T>::count(bytes),
             head: 0,
-            len: 0,
-            elements: std::marker::PhantomData,
         })
     }
 
@@ -79,63 +76,29 @@ impl<T: Pod> RingBuffer<T> {
         self.capacity
     }
 
-    /// How many elements are in it.
-    #[must_use]
-    pub const fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether nothing is in it.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// How many elements can be added.
     #[must_use]
     pub const fn free(&self) -> usize {
-        self.capacity - self.len
-    }
-
-    /// Bytes of memory it holds; half of its addresses.
-    #[must_use]
-    pub fn held(&self) -> u64 {
-        self.region.held()
-    }
-
-    /// The device it lies on.
-    #[must_use]
-    pub fn device(&self) -> &Device {
-        self.region.device()
-    }
-
-    /// The stream it is used on.
-    #[must_use]
-    pub const fn home_stream(&self) -> &Stream {
-        self.users.home()
+        self.capacity - self.len()
     }
 
     /// Adds elements behind the newest (one `cuMemcpyHtoDAsync`, waited for).
     ///
     /// # Errors
-    /// [`RingError::Full`] when they do not all fit, and nothing is added; or when the copy fails.
-    pub fn try_push(&mut self, elements: &[T]) -> Result<(), RingError> {
+    /// [`ContainerError::Full`] when they do not all fit, and nothing is added; or when the copy fails.
+    pub fn try_push(&mut self, elements: &[T]) -> Result<(), ContainerError> {
         self.room_for(elements.len())?;
-        if !elements.is_empty() {
-            let offset = self.offset(self.tail())?;
-            let bytes = bytemuck::cast_slice(elements);
-            self.region.write(self.users.home(), offset, bytes)?;
-        }
-        self.len += elements.len();
+        self.elements.write_at(self.tail(), elements)?;
+        self.elements.len += elements.len();
         Ok(())
     }
 
     /// Takes the oldest elements out (one `cuMemcpyDtoHAsync`, waited for).
     ///
     /// # Errors
-    /// [`RingError::Short`] when there are fewer than asked for, and none is taken; or when the copy
-    /// fails.
-    pub fn pop_into(&mut self, into: &mut [T]) -> Result<(), RingError> {
+    /// [`ContainerError::Argument`] when there are fewer than asked for, and none is taken; or when the
+    /// copy fails.
+    pub fn pop_into(&mut self, into: &mut [T]) -> Result<(), ContainerError> {
         self.peek(0, into)?;
         self.consume(into.len())
     }
@@ -144,66 +107,52 @@ impl<T: Pod> RingBuffer<T> {
     ///
     /// # Errors
     /// As [`Self::pop_into`].
-    pub fn peek(&self, first: usize, into: &mut [T]) -> Result<(), RingError> {
-        self.enough_for(first.saturating_add(into.len()))?;
-        if into.is_empty() {
-            return Ok(());
-        }
-        let offset = self.offset(self.head + first)?;
-        let bytes = bytemuck::cast_slice_mut(into);
-        Ok(self.region.read(self.users.home(), offset, bytes)?)
+    pub fn peek(&self, first: usize, into: &mut [T]) -> Result<(), ContainerError> {
+        self.elements.bytes(&run(first, into.len()))?;
+        self.elements.read_at(self.head + first, into)
     }
 
     /// Everything in it, oldest first, for a kernel to read.
     #[must_use]
     pub fn filled(&self) -> View<'_, T> {
-        View::new(self.address_of(self.head), self.len, &self.users)
+        self.elements.view(self.head, self.len())
     }
 
     /// What is free, for a kernel to write in order; [`produce`](Self::produce) then adds it.
     #[must_use]
     pub fn vacant(&mut self) -> ViewMut<'_, T> {
-        ViewMut::new(self.address_of(self.tail()), self.free(), &self.users)
+        let (tail, free) = (self.tail(), self.free());
+        self.elements.view_mut(tail, free)
     }
 
     /// Adds elements that a kernel has written, or has been told to write, to
     /// [`vacant`](Self::vacant).
     ///
     /// # Errors
-    /// [`RingError::Full`] when that is more than is free.
-    pub fn produce(&mut self, elements: usize) -> Result<(), RingError> {
+    /// [`ContainerError::Full`] when that is more than is free.
+    pub fn produce(&mut self, elements: usize) -> Result<(), ContainerError> {
         self.room_for(elements)?;
-        self.len += elements;
+        self.elements.len += elements;
         Ok(())
     }
 
     /// Drops the oldest elements.
     ///
     /// # Errors
-    /// [`RingError::Short`] when there are fewer.
-    pub fn consume(&mut self, elements: usize) -> Result<(), RingError> {
-        self.enough_for(elements)?;
+    /// [`ContainerError::Argument`] when there are fewer.
+    pub fn consume(&mut self, elements: usize) -> Result<(), ContainerError> {
+        self.elements.bytes(&(0..elements))?;
         self.head = self.wrapped(self.head + elements);
-        self.len -= elements;
+        self.elements.len -= elements;
         Ok(())
     }
 
-    const fn room_for(&self, additional: usize) -> Result<(), RingError> {
+    const fn room_for(&self, additional: usize) -> Result<(), ContainerError> {
         if additional > self.free() {
-            return Err(RingError::Full {
+            return Err(ContainerError::Full {
                 additional,
-                len: self.len,
+                len: self.len(),
                 capacity: self.capacity,
-            });
-        }
-        Ok(())
-    }
-
-    const fn enough_for(&self, wanted: usize) -> Result<(), RingError> {
-        if wanted > self.len {
-            return Err(RingError::Short {
-                wanted,
-                len: self.len,
             });
         }
         Ok(())
@@ -211,7 +160,7 @@ impl<T: Pod> RingBuffer<T> {
 
     /// Where the next element goes.
     const fn tail(&self) -> usize {
-        self.wrapped(self.head + self.len)
+        self.wrapped(self.head + self.len())
     }
 
     /// A place below the capacity for one below twice that.
@@ -221,30 +170,5 @@ impl<T: Pod> RingBuffer<T> {
         } else {
             place - self.capacity
         }
-    }
-
-    fn offset(&self, place: usize) -> Result<u64, RingError> {
-        bytes_of::<T>(place).ok_or(RingError::TooLarge { elements: place })
-    }
-
-    fn address_of(&self, place: usize) -> DeviceAddress {
-        let base = self.region.address();
-        let offset = bytes_of::<T>(place).unwrap_or_default();
-        base.checked_add(offset).unwrap_or(base)
-    }
-}
-
-impl<T: Pod> Drop for RingBuffer<T> {
-    fn drop(&mut self) {
-        self.users.end(&mut self.region);
-    }
-}
-
-impl<T: Pod> fmt::Debug for RingBuffer<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RingBuffer")
-            .field("len", &self.len)
-            .field("capacity", &self.capacity)
-            .finish_non_exhaustive()
     }
 }

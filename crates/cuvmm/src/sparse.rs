@@ -1,26 +1,29 @@
 //! An array with far more indices than memory: tiles of it have memory, the rest are holes.
 //!
-//! A tile is what is committed and decommitted, and one extent where its size is a power of two.
+//! A tile is what is committed and decommitted, and one extent where its size is a power of two. A
+//! [`SparseGrid`] of two or three dimensions is committed brick by brick instead.
 //! Kernels index the whole array from its base address and keep to tiles that are committed, or to
 //! holes that are [backed with zeros](SparseArray::back_with_zeros) when they only read.
 
+mod bricks;
+mod grid;
 mod tiles;
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use bytemuck::Pod;
-use cuvmm_driver::DeviceAddress;
 
 use crate::device::Device;
-use crate::error::{CommitError, SparseError};
+use crate::elements::{Elements, is_container, run};
+use crate::error::{ContainerError, MemoryError};
 use crate::own::{Place, Stream};
 use crate::region::{DEFAULT_MAPPING_LIMIT, Layout, Region};
 use crate::size::Tiling;
-use crate::users::Users;
-use crate::view::{View, ViewMut, bytes_of};
+use crate::view::{View, ViewMut};
 
+pub use bricks::{BrickParams, Bricks};
+pub use grid::SparseGrid;
 pub use tiles::Tile;
 
 /// The size of a tile by default: 32 MiB. A gigabyte is then 32 mappings; in tiles of 2 MiB it would
@@ -69,21 +72,39 @@ pub struct SparseStats {
 /// ordered behind what the home stream has queued and have ended when they return. Work of other
 /// streams is named with [`record_use`](Self::record_use): memory that the array gives up waits for
 /// it. Dropping an array waits for those streams.
+///
+/// ```
+/// use std::sync::Arc;
+/// use cuvmm::driver::host::{HostDriver, HostOptions};
+/// use cuvmm::sparse::Holes;
+/// use cuvmm::{Device, SparseArray, Stream};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Device::open(Arc::new(HostDriver::new(HostOptions::new())), 0)?;
+/// let stream = Stream::new(&device)?;
+/// let mut array = SparseArray::<f32>::new(&device, &stream, 1 << 38)?;
+/// array.commit(1 << 30..(1 << 30) + 1000)?;
+/// array.write(1 << 30, &[1.5, 2.5], Holes::Refuse)?;
+/// assert_eq!((array.len(), array.stats().committed_tiles), (1 << 38, 1));
+/// assert!(array.read(0, &mut [0.0], Holes::Refuse).is_err());
+/// # Ok(())
+/// # }
+/// ```
 pub struct SparseArray<T: Pod> {
-    region: Region,
-    users: Users,
-    len: usize,
+    elements: Elements<T>,
     tiling: Tiling,
     mapping_limit: u64,
-    elements: PhantomData<T>,
 }
 
-/// Options of a sparse array.
+is_container!(SparseArray [T: Pod] [T] elements);
+
+/// Options of a sparse array, whose shape `S` is its length, or of a sparse grid, whose shape is
+/// [`Bricks`].
 #[derive(Debug)]
-pub struct SparseBuilder<'a, T> {
+pub struct SparseBuilder<'a, T, S = usize> {
     device: &'a Device,
     home: &'a Stream,
-    len: usize,
+    shape: S,
     tile: u64,
     places: Vec<Place>,
     mapping_limit: u64,
@@ -91,8 +112,9 @@ pub struct SparseBuilder<'a, T> {
     elements: PhantomData<T>,
 }
 
-impl<T: Pod> SparseBuilder<'_, T> {
-    /// Bytes of a tile, rounded up to whole granules and whole elements; 32 MiB by default.
+impl<T: Pod, S> SparseBuilder<'_, T, S> {
+    /// Bytes of a tile, rounded up to whole granules and whole elements; by default 32 MiB in an
+    /// array, and the bytes of a brick in a grid.
     #[must_use]
     pub const fn tile_bytes(mut self, bytes: u64) -> Self {
         self.tile = bytes;
@@ -120,21 +142,12 @@ impl<T: Pod> SparseBuilder<'_, T> {
         self
     }
 
-    /// Reserves the addresses (`cuMemAddressReserve`) and takes no memory.
-    ///
-    /// # Errors
-    /// [`SparseError`] when the elements have no size, length or tile are zero or too large, the
-    /// stream is another device's, or the driver refuses.
-    pub fn reserve(self) -> Result<SparseArray<T>, SparseError> {
+    /// An array of `len` elements with these options.
+    fn array(self, len: usize) -> Result<SparseArray<T>, ContainerError> {
+        let bytes = Elements::<T>::check(self.device, self.home, len)?;
         let element = size_of::<T>();
-        if element == 0 {
-            return Err(SparseError::ZeroSizedElements);
-        }
-        if !self.home.device().is_same(self.device) {
-            return Err(SparseError::WrongDevice);
-        }
         let granule = self.device.granule();
-        let odd = SparseError::OddTile {
+        let odd = ContainerError::OddTile {
             tile: self.tile,
             element,
         };
@@ -144,9 +157,8 @@ impl<T: Pod> SparseBuilder<'_, T> {
         let Some(tiling) = tiling.filter(|tiling| self.tile > 0 && tiling.bytes() <= most) else {
             return Err(odd);
         };
-        let bytes = bytes_of::<T>(self.len)
-            .and_then(|bytes| tiling.above(bytes))
-            .ok_or(SparseError::TooLarge { elements: self.len })?;
+        let whole = tiling.above(bytes);
+        let bytes = whole.ok_or(Elements::<T>::wrong_size(len))?;
         let mut builder = Region::builder(self.device, bytes)
             .layout(Layout::round_robin(self.places, tiling.bytes()))
             .largest_extent(granule.extent_within(tiling.bytes(), u64::MAX))
@@ -155,13 +167,22 @@ impl<T: Pod> SparseBuilder<'_, T> {
             builder = builder.zero_extent(bytes);
         }
         Ok(SparseArray {
-            region: builder.reserve()?,
-            users: Users::at(self.home),
-            len: self.len,
+            elements: Elements::new(builder.reserve()?, self.home, len),
             tiling,
             mapping_limit: self.mapping_limit,
-            elements: PhantomData,
         })
+    }
+}
+
+impl<T: Pod> SparseBuilder<'_, T> {
+    /// Reserves the addresses (`cuMemAddressReserve`) and takes no memory.
+    ///
+    /// # Errors
+    /// [`ContainerError`] when the elements have no size, length or tile are zero or too large, the
+    /// stream is another device's, or the driver refuses.
+    pub fn reserve(self) -> Result<SparseArray<T>, ContainerError> {
+        let len = self.shape;
+        self.array(len)
     }
 }
 
@@ -170,7 +191,7 @@ impl<T: Pod> SparseArray<T> {
     ///
     /// # Errors
     /// As [`SparseBuilder::reserve`].
-    pub fn new(device: &Device, home: &Stream, len: usize) -> Result<Self, SparseError> {
+    pub fn new(device: &Device, home: &Stream, len: usize) -> Result<Self, ContainerError> {
         Self::builder(device, home, len).reserve()
     }
 
@@ -180,7 +201,7 @@ impl<T: Pod> SparseArray<T> {
         SparseBuilder {
             device,
             home,
-            len,
+            shape: len,
             tile: DEFAULT_TILE.max(device.granularity()),
             places: vec![device.into()],
             mapping_limit: DEFAULT_MAPPING_LIMIT,
@@ -189,66 +210,25 @@ impl<T: Pod> SparseArray<T> {
         }
     }
 
-    /// The first element's address; fixed for life.
-    #[must_use]
-    pub fn address(&self) -> DeviceAddress {
-        self.region.address()
-    }
-
-    /// The device it was made on.
-    #[must_use]
-    pub fn device(&self) -> &Device {
-        self.region.device()
-    }
-
-    /// The stream it is used on.
-    #[must_use]
-    pub const fn home_stream(&self) -> &Stream {
-        self.users.home()
-    }
-
-    /// How many elements there are addresses for.
-    #[must_use]
-    pub const fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are addresses for none, which never is.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// Its figures.
     #[must_use]
     pub fn stats(&self) -> SparseStats {
+        let region = &self.elements.region;
         SparseStats {
             tiles: self.tile_count(),
-            committed_tiles: self.tiles_in(&(0..self.region.committed())).len(),
+            committed_tiles: self.tiles_in(&(0..region.committed())).len(),
             tile_bytes: self.tiling.bytes(),
-            reserved: self.region.size(),
-            committed: self.region.committed(),
-            pending_free: self.region.pending_free(),
-            zero_backed: self.region.zero_backed(),
-            held: self.region.held(),
-            mappings: self.region.mappings(),
+            reserved: region.size(),
+            committed: region.committed(),
+            pending_free: region.pending_free(),
+            zero_backed: region.zero_backed(),
+            held: region.held(),
+            mappings: region.mappings(),
             mapping_limit: self.mapping_limit,
         }
     }
 
-    /// Notes that another stream uses the elements.
-    ///
-    /// # Errors
-    /// [`SparseError::WrongDevice`] when it is another device's.
-    pub fn record_use(&mut self, stream: &Stream) -> Result<(), SparseError> {
-        if self.users.record(stream) {
-            Ok(())
-        } else {
-            Err(SparseError::WrongDevice)
-        }
-    }
-
-    /// Puts memory behind the tiles that a range of elements touches; those that have it keep it and
+    /// Puts memory behind the tiles that a range of elements touches, also in part; those that have it keep it and
     /// what is in it. Returns how many tiles are new; they read as zero.
     ///
     /// Per tile `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`. Where tiles of the range are pending free, or
@@ -256,14 +236,14 @@ impl<T: Pod> SparseArray<T> {
     /// have queued, if that has not passed.
     ///
     /// # Errors
-    /// [`SparseError`]; nothing has changed.
-    pub fn commit(&mut self, range: Range<usize>) -> Result<usize, SparseError> {
+    /// [`ContainerError`]; nothing has changed.
+    pub fn commit(&mut self, range: Range<usize>) -> Result<usize, ContainerError> {
         let bytes = self.touched(&range)?;
         let new = self.tiles_in(&bytes).len() - self.committed_tiles_in(&bytes);
         if new == 0 {
             return Ok(0);
         }
-        let streams = self.users.all();
+        let streams = self.elements.users.all();
         self.once_complete(|region| {
             // What was given up would come back with what was in it.
             region.purge_in(&bytes)?;
@@ -272,22 +252,43 @@ impl<T: Pod> SparseArray<T> {
         Ok(new)
     }
 
-    /// Takes the memory from the tiles that lie whole in a range of elements: behind the work of the
+    /// Commits one tile. A tile that has memory keeps it and what is in it. Returns whether the tile is
+    /// new. Makes the driver calls of [`commit`](Self::commit).
+    ///
+    /// # Errors
+    /// [`ContainerError`] when there is no such tile, or as [`commit`](Self::commit); nothing has
+    /// changed.
+    pub fn commit_tile(&mut self, index: usize) -> Result<bool, ContainerError> {
+        let tile = self.tile(index)?;
+        Ok(self.commit(tile.elements)? > 0)
+    }
+
+    /// Decommits one tile, behind the work of the home stream and the recorded streams. Returns
+    /// whether the tile had memory; never waits.
+    ///
+    /// # Errors
+    /// [`ContainerError`] when there is no such tile, or as [`decommit`](Self::decommit).
+    pub fn decommit_tile(&mut self, index: usize) -> Result<bool, ContainerError> {
+        let tile = self.tile(index)?;
+        Ok(self.decommit(tile.elements)? > 0)
+    }
+
+    /// Takes the memory from the tiles that lie whole in a range of elements, not from those that it
+    /// only touches ([`SparseGrid`] counts what shares a tile): behind the work of the
     /// home stream and the recorded ones. What has passed is given back to the driver at once, the
     /// rest with the next call, or by [`purge`](Self::purge). Returns how many tiles it were;
     /// never waits. Tiles that have no memory are passed over.
     ///
     /// # Errors
-    /// [`SparseError`]; the tiles are as before, or given up where the driver refused to take them
+    /// [`ContainerError`]; the tiles are as before, or given up where the driver refused to take them
     /// back.
-    pub fn decommit(&mut self, range: Range<usize>) -> Result<usize, SparseError> {
+    pub fn decommit(&mut self, range: Range<usize>) -> Result<usize, ContainerError> {
         let bytes = self.contained(&range)?;
         let tiles = self.committed_tiles_in(&bytes);
-        let streams = self.users.all();
-        for part in self.region.committed_in(bytes).collect::<Vec<_>>() {
-            self.region.decommit_after(part, &streams)?;
+        for part in self.elements.region.committed_in(bytes).collect::<Vec<_>>() {
+            self.elements.withdraw(part)?;
         }
-        self.region.purge()?;
+        self.purge()?;
         Ok(tiles)
     }
 
@@ -295,10 +296,10 @@ impl<T: Pod> SparseArray<T> {
     /// Returns their bytes; never waits.
     ///
     /// # Errors
-    /// [`SparseError`] from the driver.
+    /// [`ContainerError`] from the driver.
     #[doc(alias = "reclaim")]
-    pub fn purge(&mut self) -> Result<u64, SparseError> {
-        Ok(self.region.purge()?)
+    pub fn purge(&mut self) -> Result<u64, ContainerError> {
+        Ok(self.elements.region.purge()?)
     }
 
     /// Backs the holes among the tiles that a range touches with zeros: kernels may read them, and
@@ -309,8 +310,8 @@ impl<T: Pod> SparseArray<T> {
     /// pending free. Per alias `cuMemMap` and `cuMemSetAccess`.
     ///
     /// # Errors
-    /// [`SparseError`]; nothing has changed.
-    pub fn back_with_zeros(&mut self, range: Range<usize>) -> Result<(), SparseError> {
+    /// [`ContainerError`]; nothing has changed.
+    pub fn back_with_zeros(&mut self, range: Range<usize>) -> Result<(), ContainerError> {
         let bytes = self.touched(&range)?;
         self.once_complete(|region| region.back_with_zeros(bytes.clone()))
     }
@@ -320,10 +321,10 @@ impl<T: Pod> SparseArray<T> {
     /// have nothing behind them any more.
     ///
     /// # Errors
-    /// [`SparseError`]; nothing has changed.
-    pub fn remove_zeros(&mut self, range: Range<usize>) -> Result<u64, SparseError> {
+    /// [`ContainerError`]; nothing has changed.
+    pub fn remove_zeros(&mut self, range: Range<usize>) -> Result<u64, ContainerError> {
         let bytes = self.touched(&range)?;
-        let streams = self.users.all();
+        let streams = self.elements.users.all();
         self.once_complete(|region| region.remove_zeros_after(bytes.clone(), &streams))
     }
 
@@ -332,43 +333,41 @@ impl<T: Pod> SparseArray<T> {
     pub fn is_committed(&self, range: Range<usize>) -> bool {
         range.is_empty()
             || self
+                .elements
                 .bytes(&range)
-                .is_ok_and(|bytes| self.region.is_committed(bytes))
+                .is_ok_and(|bytes| self.elements.region.is_committed(bytes))
     }
 
     /// Elements for a kernel to read.
     ///
     /// # Errors
-    /// [`SparseError`] when the range leaves the array or has holes.
-    pub fn view(&self, range: Range<usize>) -> Result<View<'_, T>, SparseError> {
-        let (address, len) = self.committed_run(&range)?;
-        Ok(View::new(address, len, &self.users))
+    /// [`ContainerError`] when the range leaves the array or has holes.
+    pub fn view(&self, range: Range<usize>) -> Result<View<'_, T>, ContainerError> {
+        self.parts(&range, Holes::Refuse)?;
+        Ok(self.elements.view(range.start, range.len()))
     }
 
     /// Elements for a kernel to write.
     ///
     /// # Errors
-    /// [`SparseError`] when the range leaves the array or has holes.
-    pub fn view_mut(&mut self, range: Range<usize>) -> Result<ViewMut<'_, T>, SparseError> {
-        let (address, len) = self.committed_run(&range)?;
-        Ok(ViewMut::new(address, len, &self.users))
+    /// [`ContainerError`] when the range leaves the array or has holes.
+    pub fn view_mut(&mut self, range: Range<usize>) -> Result<ViewMut<'_, T>, ContainerError> {
+        self.parts(&range, Holes::Refuse)?;
+        Ok(self.elements.view_mut(range.start, range.len()))
     }
 
     /// Reads as many elements as `into` holds, from `first` on.
     ///
     /// # Errors
-    /// [`SparseError`] when the range leaves the array, has holes that are refused, or a copy fails.
-    pub fn read(&self, first: usize, into: &mut [T], holes: Holes) -> Result<(), SparseError> {
-        let range = first..first.saturating_add(into.len());
-        let parts = self.parts(&range, holes)?;
+    /// [`ContainerError`] when the range leaves the array, has holes that are refused, or a copy fails.
+    pub fn read(&self, first: usize, into: &mut [T], holes: Holes) -> Result<(), ContainerError> {
+        let parts = self.parts(&run(first, into.len()), holes)?;
         if holes == Holes::AsZero {
             into.fill(T::zeroed());
         }
-        let into: &mut [u8] = bytemuck::cast_slice_mut(into);
-        let start = bytes_of::<T>(first).unwrap_or_default();
         for part in parts {
-            if let Some(into) = within(&part, start).and_then(|at| into.get_mut(at)) {
-                self.region.read(self.users.home(), part.start, into)?;
+            if let Some(into) = into.get_mut(within(&part, first)) {
+                self.elements.read_at(part.start, into)?;
             }
         }
         Ok(())
@@ -377,88 +376,66 @@ impl<T: Pod> SparseArray<T> {
     /// Writes elements from `first` on. Returns how many of them have memory.
     ///
     /// # Errors
-    /// [`SparseError`] when the range leaves the array, has holes that are refused, or a copy fails.
+    /// [`ContainerError`] when the range leaves the array, has holes that are refused, or a copy fails.
     pub fn write(
         &mut self,
         first: usize,
         elements: &[T],
         holes: Holes,
-    ) -> Result<usize, SparseError> {
-        let range = first..first.saturating_add(elements.len());
-        let parts = self.parts(&range, holes)?;
-        let from: &[u8] = bytemuck::cast_slice(elements);
-        let start = bytes_of::<T>(first).unwrap_or_default();
+    ) -> Result<usize, ContainerError> {
+        let parts = self.parts(&run(first, elements.len()), holes)?;
         let mut written = 0;
         for part in parts {
-            if let Some(from) = within(&part, start).and_then(|at| from.get(at)) {
-                self.region.write(self.users.home(), part.start, from)?;
+            if let Some(from) = elements.get(within(&part, first)) {
+                self.elements.write_at(part.start, from)?;
                 written += from.len();
             }
         }
-        Ok(written.checked_div(size_of::<T>()).unwrap_or_default())
+        Ok(written)
     }
 
     /// Does something with the region, and waits for the work that is in its way if there is some.
     fn once_complete<R>(
         &mut self,
-        mut act: impl FnMut(&mut Region) -> Result<R, CommitError>,
-    ) -> Result<R, SparseError> {
-        match act(&mut self.region) {
-            Err(CommitError::PendingFree { .. } | CommitError::ZerosInUse { .. }) => {
-                self.users.wait()?;
-                Ok(act(&mut self.region)?)
+        mut act: impl FnMut(&mut Region) -> Result<R, MemoryError>,
+    ) -> Result<R, ContainerError> {
+        let Elements { region, users, .. } = &mut self.elements;
+        match act(region) {
+            Err(MemoryError::PendingFree { .. }) => {
+                users.wait()?;
+                Ok(act(region)?)
             }
             done => Ok(done?),
         }
     }
 
-    /// The parts of a range of elements that have memory, in bytes.
-    fn parts(&self, range: &Range<usize>, holes: Holes) -> Result<Vec<Range<u64>>, SparseError> {
-        let bytes = self.bytes(range)?;
-        let parts: Vec<Range<u64>> = self.region.committed_in(bytes.clone()).collect();
+    /// The parts of a range of elements that have memory.
+    fn parts(
+        &self,
+        range: &Range<usize>,
+        holes: Holes,
+    ) -> Result<Vec<Range<usize>>, ContainerError> {
+        let bytes = self.elements.bytes(range)?;
+        let count = Elements::<T>::count;
+        let parts = self.elements.region.committed_in(bytes);
+        let parts: Vec<_> = parts.map(|it| count(it.start)..count(it.end)).collect();
         if holes == Holes::Refuse {
             let first = match parts.first() {
-                Some(part) if part.start == bytes.start => part.end,
-                _ => bytes.start,
+                Some(part) if part.start == range.start => part.end,
+                _ => range.start,
             };
-            if first < bytes.end {
-                return Err(SparseError::Uncommitted {
+            if first < range.end {
+                return Err(ContainerError::Uncommitted {
                     range: range.clone(),
-                    first: self.element_at(first),
+                    first,
                 });
             }
         }
         Ok(parts)
     }
-
-    fn committed_run(&self, range: &Range<usize>) -> Result<(DeviceAddress, usize), SparseError> {
-        let bytes = self.bytes(range)?;
-        self.parts(range, Holes::Refuse)?;
-        let base = self.address();
-        let address = base.checked_add(bytes.start).unwrap_or(base);
-        Ok((address, range.end - range.start))
-    }
 }
 
-/// Where a part of the array lies in host memory that begins at byte `start` of it.
-fn within(part: &Range<u64>, start: u64) -> Option<Range<usize>> {
-    let from = usize::try_from(part.start.checked_sub(start)?).ok()?;
-    let to = usize::try_from(part.end.checked_sub(start)?).ok()?;
-    Some(from..to)
-}
-
-impl<T: Pod> Drop for SparseArray<T> {
-    fn drop(&mut self) {
-        self.users.end(&mut self.region);
-    }
-}
-
-impl<T: Pod> fmt::Debug for SparseArray<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SparseArray")
-            .field("address", &self.address())
-            .field("len", &self.len)
-            .field("stats", &self.stats())
-            .finish_non_exhaustive()
-    }
+/// Where a part of the array lies among elements that begin with the array's element `first`.
+const fn within(part: &Range<usize>, first: usize) -> Range<usize> {
+    part.start.saturating_sub(first)..part.end.saturating_sub(first)
 }

@@ -12,7 +12,7 @@ use common::{D0, G, Rig, busy, copy, mapped_pool, pool, shareable};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine, Nothing};
 use cuvmm::driver::{CUresult, Call, DeviceAddress, Driver, HandleTypes};
-use cuvmm::error::{AllocateError, GrowAllError};
+use cuvmm::error::{ArgumentError, BlockError, MemoryError};
 use cuvmm::pool::BlockBuilder;
 use cuvmm::{Block, Contents, Growth, Hardened, HostStore, Limit, Mapper, Pool, Stream, Tenant};
 
@@ -137,7 +137,7 @@ on_both! {
         }
         // As far as its capacity goes, a block grows, shrinks and goes without its neighbours.
         let refused = blocks[1].try_grow_to(7 * G);
-        assert!(matches!(refused, Err(AllocateError::OverCapacity { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(BlockError::Argument(ArgumentError::TooLarge { .. }))), "{refused:?}");
         blocks[1].shrink_to(G).unwrap();
         pool.trim(0).unwrap();
         blocks.remove(2);
@@ -157,7 +157,7 @@ on_both! {
         let refused = tenant.block(8 * G).try_allocate_adjacent(5);
         assert!(matches!(
             refused,
-            Err(AllocateError::OutOfAddresses { wanted, held: 0, limit })
+            Err(BlockError::OutOfAddresses { wanted, held: 0, limit })
                 if (wanted, limit) == (40 * G, 32 * G)
         ), "{refused:?}");
         let mut blocks = tenant.block(8 * G).try_allocate_adjacent(4).unwrap();
@@ -166,7 +166,7 @@ on_both! {
         rig.device.synchronize().unwrap();
         pool.trim(0).unwrap();
         let wide = || tenant.block(G).capacity(16 * G).try_allocate();
-        assert!(matches!(wide(), Err(AllocateError::OutOfAddresses { .. })));
+        assert!(matches!(wide(), Err(BlockError::OutOfAddresses { .. })));
         // And nothing was given up for it: the three places still serve.
         let again = tenant.block(8 * G).try_allocate_adjacent(3).unwrap();
         assert_eq!(again[2].address().0 + 8 * G, last.address().0);
@@ -254,15 +254,15 @@ on_both! {
                     pool.trim(64 * G).unwrap();
                     assert_eq!(of(2).allocate_adjacent(3).unwrap()[0].address(), first);
                     let refused = of(capacity + 1).try_allocate_adjacent(2);
-                    assert!(matches!(refused, Err(AllocateError::OverCapacity { .. })));
+                    assert!(matches!(refused, Err(BlockError::Argument(ArgumentError::TooLarge { .. }))));
                 }
             }
             let before = books(rig, &pool);
             let wide = |element| tenant.block(G).stride_multiple(element);
             let refused = wide(0).try_allocate_adjacent(2);
-            assert!(matches!(refused, Err(AllocateError::ZeroStride)), "{refused:?}");
+            assert!(matches!(refused, Err(BlockError::Argument(ArgumentError::Zero { .. }))), "{refused:?}");
             let refused = wide(u64::MAX).try_allocate_adjacent(2);
-            assert!(matches!(refused, Err(AllocateError::TooLarge { .. })), "{refused:?}");
+            assert!(matches!(refused, Err(BlockError::Argument(ArgumentError::TooLarge { .. }))), "{refused:?}");
             // More addresses than there are: a prime number of granules, and only where it matters.
             let refused = wide((1 << 40) + 15).try_allocate_adjacent(2);
             assert!(refused.is_err());
@@ -332,7 +332,7 @@ on_both! {
         // Idle and charged to it, but only 12 are left for it.
         let late = promising.tenant("late").guarantee(12 * G).register().unwrap();
         let refused = of(10).try_allocate_adjacent(2);
-        assert!(matches!(refused, Err(AllocateError::OutOfMemory(_))), "{refused:?}");
+        assert!(matches!(refused, Err(BlockError::OutOfMemory(_))), "{refused:?}");
         let rows = of(6).try_allocate_adjacent(2).unwrap();
         drop((late.try_allocate(12 * G).unwrap(), rows));
         drop((early, late));
@@ -377,7 +377,7 @@ on_both! {
         let stream = Stream::new(&rig.device).unwrap();
         let of = |granules: u64| tenant.block(granules * G).capacity(8 * G).home_stream(&stream);
         let refused = of(6).try_allocate_adjacent(3);
-        let Err(AllocateError::OutOfMemory(short)) = refused else { panic!("{refused:?}") };
+        let Err(BlockError::OutOfMemory(short)) = refused else { panic!("{refused:?}") };
         assert_eq!((short.wanted, short.limit), (18 * G, 16 * G));
         let stats = books(rig, &pool);
         assert_eq!((stats.committed, stats.addresses, stats.refusals), (0, 0, 1));
@@ -394,7 +394,7 @@ on_both! {
             assert!(bad.is_err());
         }
         let huge = tenant.block(G).capacity(u64::MAX / 4).try_allocate_adjacent(usize::MAX);
-        assert!(matches!(huge, Err(AllocateError::OutOfAddresses { wanted: u64::MAX, .. })));
+        assert!(matches!(huge, Err(BlockError::OutOfAddresses { wanted: u64::MAX, .. })));
         drop(rows);
     }
 
@@ -550,7 +550,8 @@ on_both! {
         let refused = tenant.try_grow_all(&mut [(one, 3 * G), (two, 3 * G), (three, 3 * G)]);
         assert!(matches!(
             refused,
-            Err(GrowAllError::Refused { index: 0, size, cause: AllocateError::Asleep { .. } }) if size == 3 * G
+            Err(BlockError::Refused { index: 0, size, ref cause })
+                if size == 3 * G && matches!(**cause, BlockError::Memory(MemoryError::Asleep { .. }))
         ), "{refused:?}");
         assert_eq!(cache.wake().unwrap().restored, 6 * G);
         assert_eq!((addresses(&rows), stride(&rows)), (before, 8 * G));

@@ -11,7 +11,7 @@ use common::{D0, G, Rig};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, Driver};
-use cuvmm::error::{AliasError, CowError, ForkError, RelocateError, RingError, UnshareError};
+use cuvmm::error::{ArgumentError, ContainerError, MemoryError};
 use cuvmm::{Access, CowBuffer, Place, Region, RingBuffer, Stream};
 use proptest::prelude::*;
 
@@ -71,23 +71,23 @@ on_both! {
         region.commit(0..2 * G).unwrap();
         region.back_with_zeros(12 * G..14 * G).unwrap();
         rig.faults.forget();
-        assert!(matches!(region.alias(0..0, 4 * G), Err(AliasError::Range(_))));
-        assert!(matches!(region.alias(0..2 * G, 15 * G), Err(AliasError::Range(_))));
-        assert!(matches!(region.alias(0..2 * G, 4 * G + 1), Err(AliasError::Range(_))));
-        assert!(matches!(region.alias(0..2 * G, u64::MAX), Err(AliasError::Range(_))));
-        assert!(matches!(region.alias(0..3 * G, 4 * G), Err(AliasError::NotCommitted { .. })));
-        assert!(matches!(region.alias(0..G, 4 * G), Err(AliasError::CutsExtent { offset: 0, .. })));
-        assert!(matches!(region.alias(0..2 * G, G), Err(AliasError::Taken { taken: 0, .. })));
-        assert!(matches!(region.alias(0..2 * G, 13 * G), Err(AliasError::Taken { taken, .. }) if taken == 12 * G));
+        assert!(matches!(region.alias(0..0, 4 * G), Err(MemoryError::Argument(ArgumentError::Empty { .. }))));
+        assert!(matches!(region.alias(0..2 * G, 15 * G), Err(MemoryError::Argument(ArgumentError::OutOfRange { .. }))));
+        assert!(matches!(region.alias(0..2 * G, 4 * G + 1), Err(MemoryError::Argument(ArgumentError::Misaligned { .. }))));
+        assert!(matches!(region.alias(0..2 * G, u64::MAX), Err(MemoryError::Argument(ArgumentError::Empty { .. } | ArgumentError::Misaligned { .. }))));
+        assert!(matches!(region.alias(0..3 * G, 4 * G), Err(MemoryError::NotCommitted { .. })));
+        assert!(matches!(region.alias(0..G, 4 * G), Err(MemoryError::CutsExtent { offset: 0, .. })));
+        assert!(matches!(region.alias(0..2 * G, G), Err(MemoryError::Overlap { taken: 0, .. })));
+        assert!(matches!(region.alias(0..2 * G, 13 * G), Err(MemoryError::Overlap { taken, .. }) if taken == 12 * G));
         assert_eq!(rig.faults.total(), 0);
         rig.faults.arm(Fault::nth(1, CUresult::CUDA_ERROR_OUT_OF_MEMORY).of(Call::MemSetAccess));
-        assert!(matches!(region.alias(0..2 * G, 4 * G), Err(AliasError::Place(_))));
+        assert!(matches!(region.alias(0..2 * G, 4 * G), Err(MemoryError::Range { .. })));
         rig.faults.disarm();
         assert_eq!((region.committed(), region.mappings()), (2 * G, 2));
         region.alias(0..2 * G, 4 * G).unwrap();
         region.alias(0..2 * G, 6 * G).unwrap();
-        assert!(matches!(region.alias(0..2 * G, 8 * G), Err(AliasError::Place(_))), "the limit");
-        assert!(matches!(region.fork(&[]), Err(ForkError::Aliased)));
+        assert!(matches!(region.alias(0..2 * G, 8 * G), Err(MemoryError::Mappings { .. })), "the limit");
+        assert!(matches!(region.fork(&[]), Err(MemoryError::Aliased)));
     }
 
     fn what_is_shown_twice_is_neither_moved_nor_forked_and_what_is_forked_not_shown_twice(rig) {
@@ -98,8 +98,8 @@ on_both! {
         region.write(&stream, 0, b"one").unwrap();
         let host = Place::HostNuma(0);
         let moved = region.relocate(0..2 * G, &host, &stream);
-        assert!(matches!(moved, Err(RelocateError::Aliased)), "the other would show other bytes");
-        assert!(matches!(region.fork(&[]), Err(ForkError::Aliased)));
+        assert!(matches!(moved, Err(MemoryError::Aliased)), "the other would show other bytes");
+        assert!(matches!(region.fork(&[]), Err(MemoryError::Aliased)));
         // With the second showing gone both can be done.
         region.decommit_after(4 * G..6 * G, &[]).unwrap();
         region.purge().unwrap();
@@ -107,7 +107,7 @@ on_both! {
         let fork = region.fork(&[]).unwrap();
         // A second showing could be written, and with it the fork.
         let shown = region.alias(0..2 * G, 4 * G);
-        assert!(matches!(shown, Err(AliasError::ReadOnly { start: 0, end }) if end == 2 * G));
+        assert!(matches!(shown, Err(MemoryError::ReadOnly { start: 0, end }) if end == 2 * G));
         region.unshare(0..2 * G, &stream, &[]).unwrap();
         region.alias(0..2 * G, 4 * G).unwrap();
         region.write(&stream, 4 * G, b"two").unwrap();
@@ -157,9 +157,9 @@ on_both! {
     fn rings_refuse_what_does_not_fit(rig) {
         let stream = Stream::new(&rig.device).unwrap();
         let stranger = Stream::new(&common::model().device).unwrap();
-        assert!(matches!(RingBuffer::<u32>::new(&rig.device, &stranger, 1), Err(RingError::WrongDevice)));
-        assert!(matches!(RingBuffer::<()>::new(&rig.device, &stream, 1), Err(RingError::ZeroSizedElements)));
-        assert!(matches!(RingBuffer::<u8>::new(&rig.device, &stream, 0), Err(RingError::ZeroCapacity)));
+        assert!(matches!(RingBuffer::<u32>::new(&rig.device, &stranger, 1), Err(ContainerError::Argument(ArgumentError::WrongDevice { .. }))));
+        assert!(matches!(RingBuffer::<()>::new(&rig.device, &stream, 1), Err(ContainerError::Argument(ArgumentError::Zero { .. }))));
+        assert!(matches!(RingBuffer::<u8>::new(&rig.device, &stream, 0), Err(ContainerError::Argument(ArgumentError::Zero { .. }))));
         for elements in [usize::MAX, usize::MAX / 8, usize::MAX / 16] {
             assert!(RingBuffer::<u64>::new(&rig.device, &stream, elements).is_err());
         }
@@ -167,14 +167,14 @@ on_both! {
         assert_eq!((triples.capacity(), triples.held()), (512 << 10, 3 * G));
         let mut ring = ring(rig, 1);
         ring.try_push(&numbers(0, 5)).unwrap();
-        assert!(matches!(ring.try_push(&numbers(0, PER_GRANULE - 4)), Err(RingError::Full { len: 5, .. })));
-        assert!(matches!(ring.produce(PER_GRANULE), Err(RingError::Full { .. })));
-        assert!(matches!(ring.pop_into(&mut [0; 6]), Err(RingError::Short { wanted: 6, len: 5 })));
-        assert!(matches!(ring.consume(6), Err(RingError::Short { .. })));
-        assert!(matches!(ring.peek(usize::MAX, &mut [0; 2]), Err(RingError::Short { .. })));
+        assert!(matches!(ring.try_push(&numbers(0, PER_GRANULE - 4)), Err(ContainerError::Full { len: 5, .. })));
+        assert!(matches!(ring.produce(PER_GRANULE), Err(ContainerError::Full { .. })));
+        assert!(matches!(ring.pop_into(&mut [0; 6]), Err(ContainerError::Argument(ArgumentError::OutOfRange { len: 5, .. }))));
+        assert!(matches!(ring.consume(6), Err(ContainerError::Argument(ArgumentError::OutOfRange { .. }))));
+        assert!(matches!(ring.peek(usize::MAX, &mut [0; 2]), Err(ContainerError::Argument(ArgumentError::OutOfRange { .. }))));
         assert_eq!(ring.len(), 5);
         rig.faults.arm(Fault::all(CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemcpyHtoDAsync));
-        assert!(matches!(ring.try_push(&[1]), Err(RingError::Copy(_))));
+        assert!(matches!(ring.try_push(&[1]), Err(ContainerError::Memory(MemoryError::Range { .. }))));
         rig.faults.disarm();
         assert_eq!(ring.len(), 5);
     }
@@ -242,10 +242,10 @@ on_both! {
         rig.machine.hold(D0, user.as_raw());
         rig.machine.queue_kernel(D0, user.as_raw(), vec![], vec![(region.address(), G, 1)]).unwrap();
         let fork = region.fork(std::slice::from_ref(&user));
-        assert!(matches!(fork, Err(ForkError::InUse)));
+        assert!(matches!(fork, Err(MemoryError::InUse { .. })));
         assert!(!region.is_read_only(0..4 * G));
         region.decommit_after(G..2 * G, std::slice::from_ref(&user)).unwrap();
-        assert!(matches!(region.fork(&[]), Err(ForkError::InUse)), "a part that was given up is written");
+        assert!(matches!(region.fork(&[]), Err(MemoryError::InUse { .. })), "a part that was given up is written");
         rig.machine.let_go_all(D0);
         let fork = region.fork(&[]).unwrap();
         assert_eq!((fork.committed(), fork.held()), (3 * G, 4 * G));
@@ -266,9 +266,9 @@ on_both! {
         assert!(fork.write(&stream, 0, &[0; 4]).is_err(), "shared is read-only for everybody");
         let home = Stream::new(&rig.device).unwrap();
         let missing = region.unshare(0..4 * G, &home, &[]);
-        assert!(matches!(missing, Err(UnshareError::NotCommitted { .. })));
+        assert!(matches!(missing, Err(MemoryError::NotCommitted { .. })));
         let wrong = region.unshare(0..2 * G, &stream, &[]);
-        assert!(matches!(wrong, Err(UnshareError::WrongDevice)));
+        assert!(matches!(wrong, Err(MemoryError::Argument(ArgumentError::WrongDevice { .. }))));
         assert_eq!(region.unshare(0..G, &home, &[stream]).unwrap(), 2 * G, "extents count whole");
         assert!(!region.is_read_only(0..2 * G));
         assert_eq!(region.access_of(&second), Access::ReadWrite);
@@ -277,19 +277,19 @@ on_both! {
     fn buffers_refuse_what_cannot_be(rig) {
         let stream = Stream::new(&rig.device).unwrap();
         let stranger = Stream::new(&common::model().device).unwrap();
-        assert!(matches!(CowBuffer::<u32>::zeroed(&rig.device, &stranger, 1), Err(CowError::WrongDevice)));
-        assert!(matches!(CowBuffer::<()>::zeroed(&rig.device, &stream, 1), Err(CowError::ZeroSizedElements)));
-        assert!(matches!(CowBuffer::<u64>::zeroed(&rig.device, &stream, usize::MAX), Err(CowError::TooLarge { .. })));
-        assert!(CowBuffer::<u64>::zeroed(&rig.device, &stream, 0).is_err());
+        assert!(matches!(CowBuffer::<u32>::zeroed(&rig.device, &stranger, 1), Err(ContainerError::Argument(ArgumentError::WrongDevice { .. }))));
+        assert!(matches!(CowBuffer::<()>::zeroed(&rig.device, &stream, 1), Err(ContainerError::Argument(ArgumentError::Zero { .. }))));
+        assert!(matches!(CowBuffer::<u64>::zeroed(&rig.device, &stream, usize::MAX), Err(ContainerError::Argument(ArgumentError::TooLarge { .. }))));
+        assert!(matches!(CowBuffer::<u64>::zeroed(&rig.device, &stream, 0), Err(ContainerError::Argument(ArgumentError::Zero { .. }))));
         assert!(CowBuffer::<u64>::with_extents(&rig.device, &stream, 8, 3 * G).is_err());
         let mut buffer = buffer(rig, 1);
         #[allow(clippy::reversed_empty_ranges)]
         for range in [0..PER_GRANULE + 1, 3..2, usize::MAX..usize::MAX] {
-            assert!(matches!(buffer.make_mut(range), Err(CowError::OutOfRange { .. })));
+            assert!(matches!(buffer.make_mut(range), Err(ContainerError::Argument(ArgumentError::OutOfRange { .. }))));
         }
         assert!(buffer.write(usize::MAX, &[1, 2]).is_err());
         assert!(buffer.get(PER_GRANULE).is_err());
-        assert!(matches!(buffer.record_use(&stranger), Err(CowError::WrongDevice)));
+        assert!(matches!(buffer.record_use(&stranger), Err(ContainerError::Argument(ArgumentError::WrongDevice { .. }))));
         assert!(buffer.make_mut(4..4).unwrap().is_empty());
     }
 
@@ -318,7 +318,7 @@ on_both! {
                 rig.faults.disarm();
                 if let Err(error) = written {
                     // A copy that could not be waited for may have come through.
-                    if rig.keeps_bytes() && !matches!(error, CowError::Copy(_)) {
+                    if rig.keeps_bytes() && !matches!(error, ContainerError::Memory(MemoryError::Range { .. })) {
                         assert_eq!(now.get(PER_GRANULE).unwrap(), PER_GRANULE as u32, "{k}");
                     }
                     now.write(PER_GRANULE - 1, &[9; 2]).unwrap();

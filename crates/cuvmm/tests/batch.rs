@@ -8,7 +8,7 @@ use common::{D0, G, Rig, mapped_pool, pool, until};
 use cuvmm::driver::Call;
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::Nothing;
-use cuvmm::error::{AllocateError, GrowAllError};
+use cuvmm::error::{ArgumentError, BlockError};
 use cuvmm::{Block, Growth, Hardened, Limit, Mapper, Pool, Stream, Tenant};
 
 /// The extents under a block, in granules.
@@ -35,7 +35,7 @@ fn books(pool: &Pool) -> Books {
     ]
 }
 
-fn grow_all(tenant: &Tenant, blocks: &mut [Block], sizes: &[u64]) -> Result<(), GrowAllError> {
+fn grow_all(tenant: &Tenant, blocks: &mut [Block], sizes: &[u64]) -> Result<(), BlockError> {
     let mut pairs: Vec<_> = blocks
         .iter_mut()
         .zip(sizes.iter().map(|size| size * G))
@@ -86,7 +86,7 @@ on_both! {
         let refused = of(3 * G).try_allocate();
         assert!(matches!(
             refused,
-            Err(AllocateError::BadExtent { bytes, granularity: G }) if bytes == 3 * G
+            Err(BlockError::Argument(ArgumentError::NotPowerOfTwo { value, .. })) if value == 3 * G
         ), "{refused:?}");
         // A compaction makes no larger ones of them.
         let mut grown = tenant.block(G).capacity(16 * G).largest_extent(2 * G)
@@ -118,7 +118,7 @@ on_both! {
         drop(blocks);
         let before = books(&pool);
         let refused = of().try_allocate_many(9);
-        assert!(matches!(refused, Err(AllocateError::OutOfMemory(_))), "{refused:?}");
+        assert!(matches!(refused, Err(BlockError::OutOfMemory(_))), "{refused:?}");
         assert_eq!(books(&pool), before);
         assert_eq!(tenant.stats().blocks, 0);
     }
@@ -136,8 +136,8 @@ on_both! {
         let extents_before: Vec<_> = blocks.iter().map(extents).collect();
         // The first three would fit.
         let refused = grow_all(&tenant, &mut blocks, &[4, 4, 3, 10]);
-        let Err(GrowAllError::Refused { index: 3, size, cause: AllocateError::OutOfMemory(short) })
-            = refused else { panic!("{refused:?}") };
+        let Err(BlockError::Refused { index: 3, size, ref cause }) = refused else { panic!("{refused:?}") };
+        let short = cause.shortage().unwrap();
         assert_eq!((size, short.wanted), (10 * G, 10 * G));
         assert_eq!(books(&pool), before);
         assert_eq!(blocks.iter().map(extents).collect::<Vec<_>>(), extents_before);
@@ -147,11 +147,13 @@ on_both! {
         // Smaller than it is, and larger than it may be.
         assert!(matches!(
             grow_all(&tenant, &mut blocks, &[2, 2, 2, 4]),
-            Err(GrowAllError::Refused { index: 1, cause: AllocateError::WouldShrink { .. }, .. })
+            Err(BlockError::Refused { index: 1, ref cause, .. })
+                if matches!(**cause, BlockError::Argument(ArgumentError::TooSmall { .. }))
         ));
         assert!(matches!(
             grow_all(&tenant, &mut blocks, &[3, 3, 17, 4]),
-            Err(GrowAllError::Refused { index: 2, cause: AllocateError::OverCapacity { .. }, .. })
+            Err(BlockError::Refused { index: 2, ref cause, .. })
+                if matches!(**cause, BlockError::Argument(ArgumentError::TooLarge { .. }))
         ));
         assert_eq!(books(&pool), before);
         grow_all(&tenant, &mut blocks, &[4, 4, 4, 4]).unwrap();
@@ -163,7 +165,7 @@ on_both! {
         let other = pool.tenant("b").register().unwrap();
         assert!(matches!(
             grow_all(&other, &mut blocks, &[4, 4, 4, 4]),
-            Err(GrowAllError::NotOurs { index: 0 })
+            Err(BlockError::NotOurs { index: 0 })
         ));
         drop(blocks);
     }

@@ -12,10 +12,7 @@ use common::{G, Rig, pool};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Driver, HandleTypes};
-use cuvmm::error::{
-    AllocateError, BlockRefusal, CopyError, ExportBlockError, ForkBlocksError, GrowAllError,
-    OfferError,
-};
+use cuvmm::error::{ArgumentError, BlockError, MemoryError, ShareError};
 use cuvmm::{Block, Hardened, Limit, Offer, Pool, PoolStats, Stream, Tenant};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -128,17 +125,17 @@ on_both! {
         let fork = root.fork(4 * G, 6 * G).unwrap();
         for block in [&root, &fork] {
             for at in [0, 4 * G - 1] {
-                assert!(matches!(block.write(at, &[9; 2]), Err(CopyError::ReadOnly)));
+                assert!(matches!(block.write(at, &[9; 2]), Err(MemoryError::ReadOnly { .. })));
             }
             block.write(4 * G, &[9]).unwrap();
             block.write(0, &[]).unwrap();
             assert!(matches!(
                 block.export(HandleTypes::POSIX_FD),
-                Err(ExportBlockError::Refused(BlockRefusal::Shared { bytes })) if bytes == 4 * G
+                Err(MemoryError::ReadOnly { start: 0, end }) if end == 4 * G
             ));
             assert!(matches!(
                 Offer::block(block),
-                Err(OfferError::Refused(BlockRefusal::Shared { bytes })) if bytes == 4 * G
+                Err(ShareError::Memory(MemoryError::ReadOnly { start: 0, end })) if end == 4 * G
             ));
         }
         shows(rig, &root, 1, 0..4 * G);
@@ -211,7 +208,7 @@ on_both! {
         let lease = fork.lease();
         let before = books(rig, &pool).committed;
         let refused = fork.grow_to(4 * G).unwrap_err();
-        let AllocateError::SharedInUse { offset, bytes, others: 1 } = refused else {
+        let BlockError::SharedInUse { offset, bytes, others: 1 } = refused else {
             panic!("{refused}")
         };
         // Behind that nothing is shown any more.
@@ -220,7 +217,7 @@ on_both! {
         // In a batch it is named, and nobody has grown.
         let mut blocks = [(&mut root, 9 * G), (&mut fork, 6 * G)];
         let refused = tenant.grow_all(&mut blocks).unwrap_err();
-        let GrowAllError::Refused { index, cause, .. } = refused else { panic!("{refused}") };
+        let BlockError::Refused { index, cause, .. } = refused else { panic!("{refused}") };
         assert!(cause.is_shortage(), "{cause}");
         assert_eq!((index, root.size(), fork.size()), (1, 8 * G, 3 * G));
         // But what it was to grow over is its own by now.
@@ -228,7 +225,7 @@ on_both! {
         assert_eq!((stats.in_use + stats.shared, fork.read_only()), (before + G, 2 * G));
         // A size that cannot be is refused before anything is unmapped.
         let snapshot = rig.machine.snapshot();
-        assert!(matches!(fork.grow_to(33 * G), Err(AllocateError::OverCapacity { .. })));
+        assert!(matches!(fork.grow_to(33 * G), Err(BlockError::Argument(ArgumentError::TooLarge { .. }))));
         assert_eq!(rig.machine.snapshot(), snapshot);
         shows(rig, &fork, 1, 0..3 * G);
         fork.grow_to(4 * G).unwrap();
@@ -253,7 +250,7 @@ on_both! {
         let giver = giver.register().unwrap();
         *block.lock().unwrap() = Some(giver.allocate(2 * G).unwrap());
         let refused = fork.grow_to(4 * G).unwrap_err();
-        assert!(matches!(refused, AllocateError::Capturing(_)), "{refused}");
+        assert!(matches!(refused, BlockError::Capturing(_)), "{refused}");
         assert_eq!(fork.size(), 3 * G);
         drop(guard.lock().unwrap().take());
         shows(rig, &fork, 1, 0..3 * G);
@@ -307,32 +304,32 @@ on_both! {
         let both: Vec<&Block> = blocks.iter().collect();
         let before = (books(rig, &pool), rig.machine.live());
         let refused = |tenant: &Tenant, bytes, size| tenant.fork_all(&both, bytes, size).unwrap_err();
-        assert!(matches!(refused(&one, 0, G), ForkBlocksError::NoPrefix));
-        assert!(matches!(refused(&other, G, G), ForkBlocksError::NotOurs { index: 0 }));
+        assert!(matches!(refused(&one, 0, G), BlockError::Argument(ArgumentError::Zero { .. })));
+        assert!(matches!(refused(&other, G, G), BlockError::NotOurs { index: 0 }));
         let error = refused(&one, 5 * G, 5 * G);
-        let ForkBlocksError::TooLong { index: 0, bytes, has } = error else { panic!("{error}") };
-        assert_eq!((bytes, has), (5 * G, 4 * G));
+        let BlockError::Argument(ArgumentError::TooLarge { value, most, .. }) = error else { panic!("{error}") };
+        assert_eq!((value, most), (5 * G, 4 * G));
         let error = refused(&one, 2 * G, 2 * G - 1);
-        let ForkBlocksError::LessThanPrefix { bytes, size } = error else { panic!("{error}") };
-        assert_eq!((bytes, size), (2 * G, 2 * G - 1));
+        let BlockError::Argument(ArgumentError::TooLarge { value, most, .. }) = error else { panic!("{error}") };
+        assert_eq!((value, most), (2 * G, 2 * G - 1));
         let error = refused(&one, G, 33 * G);
         assert!(matches!(
             error,
-            ForkBlocksError::Allocate(AllocateError::OverCapacity { size, capacity })
-                if (size, capacity) == (33 * G, 32 * G)
+            BlockError::Argument(ArgumentError::TooLarge { value, most, .. })
+                if (value, most) == (33 * G, 32 * G)
         ));
         // One of them fits, both do not.
         assert!(matches!(
             refused(&one, 2 * G, 14 * G),
-            ForkBlocksError::Allocate(AllocateError::OutOfMemory(_))
+            BlockError::OutOfMemory(_)
         ));
-        assert!(matches!(blocks[0].fork(0, 1), Err(ForkBlocksError::NoPrefix)));
-        assert!(matches!(blocks[0].try_fork(4 * G + 1, 5 * G), Err(ForkBlocksError::TooLong { .. })));
+        assert!(matches!(blocks[0].fork(0, 1), Err(BlockError::Argument(ArgumentError::Zero { .. }))));
+        assert!(matches!(blocks[0].try_fork(4 * G + 1, 5 * G), Err(BlockError::Argument(ArgumentError::TooLarge { .. }))));
         assert!(one.fork_all(&[], G, G).unwrap().is_empty());
         one.blocks().sleep(cuvmm::Contents::Discard).unwrap();
         assert!(matches!(
             refused(&one, G, G),
-            ForkBlocksError::Allocate(AllocateError::Asleep { .. })
+            BlockError::Memory(MemoryError::Asleep { .. })
         ));
         one.blocks().wake().unwrap();
         assert_eq!(books(rig, &pool).committed, before.0.committed);
@@ -340,7 +337,7 @@ on_both! {
         one.unregister();
         assert!(matches!(
             blocks[0].fork(G, G),
-            Err(ForkBlocksError::Allocate(AllocateError::Unregistered { .. }))
+            Err(BlockError::Unregistered { .. })
         ));
     }
 }
@@ -563,8 +560,11 @@ where
                         new.resized(first + more);
                         known.push(new);
                     }
-                    Err(ForkBlocksError::TooLong { .. }) => assert!(bytes > it.block.size()),
-                    Err(ForkBlocksError::Allocate(_)) => {}
+                    Err(BlockError::Argument(ArgumentError::TooLarge { .. })) => {
+                        assert!(bytes > it.block.size())
+                    }
+                    Err(error) if error.is_shortage() || matches!(error, BlockError::Memory(_)) => {
+                    }
                     Err(other) => panic!("{other}"),
                 }
             }
@@ -583,8 +583,10 @@ where
                         it.block.write(first as u64 * CELL, &[0xFF; 32]).unwrap();
                         it.cells[first] = Some(0xFF);
                     }
-                    Err(AllocateError::OverCapacity { .. }) => assert!(size > 16 * G),
-                    Err(AllocateError::Lost { .. }) => panic!("one fault loses nothing"),
+                    Err(BlockError::Argument(ArgumentError::TooLarge { .. })) => {
+                        assert!(size > 16 * G)
+                    }
+                    Err(BlockError::Lost { .. }) => panic!("one fault loses nothing"),
                     Err(error) => {
                         let faulty = rig.faults.injected() > injected;
                         assert!(faulty || error.is_shortage(), "{error}");
@@ -610,12 +612,16 @@ where
                 let written = it.block.write(at, &[next; 32]);
                 match written {
                     Ok(()) => it.cells[cell as usize] = Some(next),
-                    Err(CopyError::ReadOnly) => {
+                    Err(MemoryError::ReadOnly { .. }) => {
                         assert!(cell < it.common && at < it.block.read_only());
                     }
-                    Err(CopyError::OutOfRange { .. }) => assert!(at >= it.block.size()),
+                    Err(MemoryError::Argument(ArgumentError::OutOfRange { .. })) => {
+                        assert!(at >= it.block.size())
+                    }
                     // Queued or not, the bytes may be there.
-                    Err(CopyError::Call { .. }) => it.cells[cell as usize] = None,
+                    Err(MemoryError::Range { .. } | MemoryError::Call(_)) => {
+                        it.cells[cell as usize] = None
+                    }
                     Err(other) => panic!("{other}"),
                 }
             }

@@ -11,7 +11,7 @@ use common::{D0, G, Rig, busy, pool};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, Driver};
-use cuvmm::error::{AllocateError, GrowAllError, SleepError};
+use cuvmm::error::{BlockError, MemoryError, SleepError};
 use cuvmm::sleep::Progress;
 use cuvmm::{Block, Contents, Stream, Tenant};
 
@@ -170,8 +170,8 @@ on_both! {
             call_off.send(()).unwrap();
             assert!(matches!(
                 refused,
-                Err(GrowAllError::Refused { index: 0, size, cause: AllocateError::Asleep { size: has } })
-                    if (size, has) == (2 * G, G)
+                Err(BlockError::Refused { index: 0, size, ref cause })
+                    if size == 2 * G && matches!(**cause, BlockError::Memory(MemoryError::Asleep { size: G }))
             ), "{refused:?}");
         });
         drop(theirs.lock().unwrap().take());
@@ -192,7 +192,7 @@ on_both! {
         // What was queued until now has passed, and that is known.
         let lease = fork.lease();
         let refused = fork.try_grow_to(2 * G);
-        assert!(matches!(refused, Err(AllocateError::SharedInUse { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(BlockError::SharedInUse { .. })), "{refused:?}");
         drop(lease);
         rig.machine.hold(D0, stream.as_raw());
         let reads = vec![(fork.address(), G)];
@@ -201,7 +201,7 @@ on_both! {
         let refused = fork.try_grow_to(2 * G);
         assert!(matches!(
             refused,
-            Err(AllocateError::SharedInUse { offset, bytes, others: 1 }) if (offset, bytes) == (G, G)
+            Err(BlockError::SharedInUse { offset, bytes, others: 1 }) if (offset, bytes) == (G, G)
         ), "{refused:?}");
         assert_eq!(rig.machine.snapshot(), before);
         rig.machine.let_go(D0, stream.as_raw());
@@ -244,12 +244,12 @@ on_both! {
         drop((root, fork));
         assert_eq!(books(rig, &pool).pending_free, 4 * G);
         let refused = other.block(G).try_allocate();
-        let Err(AllocateError::OutOfMemory(shortage)) = refused else { panic!("{refused:?}") };
+        let Err(BlockError::OutOfMemory(shortage)) = refused else { panic!("{refused:?}") };
         assert_eq!((shortage.pending_free, shortage.available), (4 * G, 0));
         // It may not be asked now whether that has passed.
         let guard = pool.capture_guard();
         let refused = other.block(G).try_allocate();
-        assert!(matches!(refused, Err(AllocateError::Capturing(_))), "{refused:?}");
+        assert!(matches!(refused, Err(BlockError::Capturing(_))), "{refused:?}");
         drop(guard);
         rig.machine.let_go(D0, stream.as_raw());
         drop(other.block(G).try_allocate().unwrap());

@@ -8,7 +8,7 @@ use common::{D0, G, Rig};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, Driver};
-use cuvmm::error::CompactError;
+use cuvmm::error::{BlockError, MemoryError};
 use cuvmm::{Block, Growth, Limit, Pool, Stream, Tenant};
 
 fn pool<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> Pool
@@ -125,7 +125,7 @@ on_both! {
         assert_eq!((leased.extents().len(), busy.extents().len()), (8, 1));
         drop(lease);
         let guard = pool.capture_guard();
-        assert!(matches!(pool.compact(|_| true), Err(CompactError::Capturing)));
+        assert!(matches!(pool.compact(|_| true), Err(BlockError::Memory(MemoryError::Capturing))));
         drop(guard);
         assert_eq!(pool.compact(|_| true).unwrap().extents_after, 2);
         assert_stamped(rig, &leased);
@@ -190,7 +190,7 @@ on_both! {
         // The copy's own mapping is the first; then neither the new nor the old can be mapped.
         rig.faults.arm(Fault::from(2, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemMap));
         let lost = pool.compact(|_| true);
-        assert!(matches!(lost, Err(CompactError::Lost { bytes, .. }) if bytes == 8 * G), "{lost:?}");
+        assert!(matches!(lost, Err(BlockError::Lost { bytes, .. }) if bytes == 8 * G), "{lost:?}");
         rig.faults.disarm();
         // The block has its size still, and no memory.
         are_the_drivers(rig, &pool.stats(), 0);
@@ -227,7 +227,7 @@ on_both! {
         rig.faults.disarm();
         assert_eq!(sizes(&block), [4]);
         assert!(
-            matches!(lost, Err(CompactError::Lost { offset, bytes, .. }) if (offset, bytes) == (3 * G, 2 * G)),
+            matches!(lost, Err(BlockError::Lost { offset, bytes, .. }) if (offset, bytes) == (3 * G, 2 * G)),
             "{lost:?}"
         );
         drop((block, tenant));
@@ -250,7 +250,7 @@ on_both! {
         let extents: Vec<u64> = block.extents().iter().map(|extent| extent.offset / G).collect();
         assert_eq!(extents, [0, 2, 3, 4, 5, 6, 7]);
         assert!(
-            matches!(lost, Err(CompactError::Lost { offset, bytes, .. }) if (offset, bytes) == (G, G)),
+            matches!(lost, Err(BlockError::Lost { offset, bytes, .. }) if (offset, bytes) == (G, G)),
             "{lost:?}"
         );
         drop((block, tenant));

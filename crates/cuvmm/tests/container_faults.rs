@@ -14,8 +14,10 @@ use common::sweep::{sweep, text};
 use common::{G, Rig};
 use cuvmm::driver::Location;
 use cuvmm::driver::model::Nothing;
+use cuvmm::sparse::Bricks;
 use cuvmm::{
-    Access, CowBuffer, Device, DeviceVec, Layout, Place, Region, RingBuffer, SparseArray, Stream,
+    Access, CowBuffer, Device, DeviceVec, Layout, Place, Region, RingBuffer, SparseArray,
+    SparseGrid, Stream,
 };
 
 /// Elements in a granule.
@@ -191,6 +193,21 @@ fn sparse_arrays_and_vectors() {
         true,
     );
     assert_eq!(calls, 3 * 3);
+    let calls = sweep(
+        array,
+        |_, array| text(array.commit_tile(9).map(|_| ())),
+        SparseArray::stats,
+        true,
+    );
+    assert_eq!(calls, 3);
+    // A tile that the driver refuses to take back is given up all the same.
+    let calls = sweep(
+        array,
+        |_, array| text(array.decommit_tile(1).map(|_| ())),
+        |array| array.stats().tiles,
+        false,
+    );
+    assert!(calls >= 2, "{calls}");
     let vec = |rig: &Rig<Nothing>| {
         let stream = Stream::new(&rig.device).unwrap();
         DeviceVec::<u32>::new(&rig.device, &stream, 64 * PER_GRANULE).unwrap()
@@ -203,6 +220,40 @@ fn sparse_arrays_and_vectors() {
         false,
     );
     assert!(calls > 10, "{calls}");
+}
+
+#[test]
+fn bricks() {
+    // Two bricks of three quarters of a granule, the second across two tiles.
+    let grid = |rig: &Rig<Nothing>| {
+        let stream = Stream::new(&rig.device).unwrap();
+        let bricks = Bricks::new([3 * PER_GRANULE], [3 * PER_GRANULE / 4]).unwrap();
+        let builder = SparseGrid::<u32, 1>::builder(&rig.device, &stream, bricks);
+        let mut grid = builder.tile_bytes(G).reserve().unwrap();
+        grid.commit_brick([0]).unwrap();
+        grid
+    };
+    let told = |grid: &SparseGrid<u32, 1>| {
+        let bricks: Vec<[usize; 1]> = grid.committed_bricks().collect();
+        (grid.stats(), bricks)
+    };
+    let commit =
+        |_: &Rig<Nothing>, grid: &mut SparseGrid<u32, 1>| text(grid.commit_brick([1]).map(|_| ()));
+    assert_eq!(sweep(grid, commit, told, true), 3, "one tile is new");
+    let back = |rig: &Rig<Nothing>| {
+        let mut grid = grid(rig);
+        grid.commit_brick([1]).unwrap();
+        grid.decommit_brick([1]).unwrap();
+        grid
+    };
+    let calls = sweep(back, commit, told, true);
+    assert!(calls >= 2 + 1 + 3, "zeros waited for, and a tile: {calls}");
+    let decommit = |_: &Rig<Nothing>, grid: &mut SparseGrid<u32, 1>| {
+        text(grid.decommit_brick([0]).map(|_| ()))
+    };
+    // A tile that the driver refuses to take back is given up all the same.
+    let calls = sweep(grid, decommit, |grid| grid.stats().tiles, false);
+    assert!(calls >= 2, "{calls}");
 }
 
 #[test]

@@ -23,11 +23,11 @@ use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, Driver};
 use cuvmm::error::{
-    AllocateError, BlockRefusal, ExportTensorRefusal as Refusal, ImportTensorRefusal, NoSuchStream,
-    ShapeError, SleepError, TensorError,
+    ArgumentError, BlockError, CallError, MemoryError, SleepError, TensorError,
+    TensorError as Refusal,
 };
 use cuvmm::own::CloseRefusal;
-use cuvmm::{Block, CallError, Contents, Device, DeviceVec, Layout, Place, Region, Stream};
+use cuvmm::{Block, Contents, Device, DeviceVec, Layout, Place, Region, Stream};
 
 /// What another library sees of a tensor that lies side by side.
 fn seen<T: DlpackElement + Copy>(tensor: &Managed<impl ManagedTensorBase>) -> Vec<T> {
@@ -221,7 +221,7 @@ fn memory_waits_for_work_of_streams_that_nobody_named() {
         assert_eq!(pool.stats().pending_free, 4 * G);
         let refused = b.try_allocate(G).unwrap_err();
         assert!(
-            matches!(refused, AllocateError::OutOfMemory(shortage) if shortage.pending_free == 4 * G)
+            matches!(refused, BlockError::OutOfMemory(shortage) if shortage.pending_free == 4 * G)
         );
         // On the home stream it is ready at once, behind that work.
         let again = a.block(4 * G).home_stream(&stream).try_allocate().unwrap();
@@ -374,7 +374,11 @@ fn what_python_calls_a_stream() {
     assert!(matches!(of(Some(2)), Ok(Consumer::PerThread)));
     assert!(matches!(of(Some(-1)), Ok(Consumer::Ordered)));
     for number in [0, -2, i64::MIN] {
-        assert_eq!(of(Some(number)).unwrap_err(), NoSuchStream { number });
+        let what = "stream";
+        assert_eq!(
+            of(Some(number)).unwrap_err(),
+            ArgumentError::NoSuch { what, number }
+        );
     }
     drop((numbers, stream));
     common::nothing_left(rig);
@@ -390,7 +394,7 @@ fn a_vector_is_lent_as_long_as_it_is() {
     // There is memory behind the elements, but no element.
     let (reason, numbers) = refusal(&Tensor::of::<f32>(&[(2 << 20) + 1]), numbers);
     assert!(
-        matches!(reason, Refusal::OutOfRange { offset: 0, size, bytes } if size == (8 << 20) + 4 && bytes == 8 << 20),
+        matches!(reason, Refusal::Argument(ArgumentError::OutOfRange { start: 0, end, len, .. }) if end == (8 << 20) + 4 && len == 8 << 20),
         "{reason}"
     );
     let numbers = Arc::new(numbers);
@@ -442,12 +446,12 @@ fn of_a_region_what_is_committed() {
     let tensor = Tensor::of::<u8>(&[2 * G as usize]);
     let (reason, region) = refusal(&tensor, region);
     assert!(
-        matches!(reason, Refusal::NotCommitted { offset: 0, size } if size == 2 * G),
+        matches!(reason, Refusal::Memory(MemoryError::NotCommitted { start: 0, end }) if end == 2 * G),
         "{reason}"
     );
     let (reason, region) = refusal(&tensor.clone().offset(7 * G), region);
     assert!(
-        matches!(reason, Refusal::OutOfRange { offset, size, bytes } if (offset, size, bytes) == (7 * G, 2 * G, 8 * G)),
+        matches!(reason, Refusal::Argument(ArgumentError::OutOfRange { start, end, len, .. }) if (start, end, len) == (7 * G, 9 * G, 8 * G)),
         "{reason}"
     );
     let tensor = tensor
@@ -468,7 +472,7 @@ fn what_is_shared_by_a_fork_is_lent_to_be_read() {
     let tensor = Tensor::of::<u8>(&[8]).offset(G);
     let (reason, region) = refusal(&tensor, region);
     assert!(
-        matches!(reason, Refusal::ReadOnly { offset, size: 8 } if offset == G),
+        matches!(reason, Refusal::Memory(MemoryError::ReadOnly { start, end }) if (start, end) == (G, G + 8)),
         "{reason}"
     );
     let tensor = tensor
@@ -491,12 +495,15 @@ fn a_lease_lends_no_more_than_its_block() {
     root.write(0, &[1; 8]).unwrap();
     let before = root.lease();
     let fork = root.fork(2 * G, 4 * G).unwrap();
-    let shared = BlockRefusal::Shared { bytes: 2 * G };
+    let shared = MemoryError::ReadOnly {
+        start: 0,
+        end: 2 * G,
+    };
     let tensor = Tensor::of::<u8>(&[8]);
     for lease in [before, root.lease(), fork.lease()] {
         let (reason, lease) = refusal(&tensor, lease);
         assert!(
-            matches!(reason, Refusal::Refused(found) if found == shared),
+            matches!(reason, Refusal::Memory(ref found) if *found == shared),
             "{reason}"
         );
         let to_read = tensor.clone().read_only();
@@ -508,7 +515,7 @@ fn a_lease_lends_no_more_than_its_block() {
         drop(behind.export(root.lease(), &Consumer::Anybody).unwrap());
     }
     let (reason, fork) = refusal(&tensor, fork);
-    assert!(matches!(reason, Refusal::Refused(found) if found == shared));
+    assert!(matches!(reason, Refusal::Memory(ref found) if *found == shared));
     drop((root, fork, tenant));
     pool.close().unwrap();
     drop(stream);
@@ -523,17 +530,17 @@ fn a_sleeping_block_is_not_lent() {
     let stream = Stream::new(&rig.device).unwrap();
     let block = tenant.allocate_on(&stream, 2 * G).unwrap();
     tenant.blocks().sleep(Contents::Discard).unwrap();
-    let asleep = BlockRefusal::Asleep { size: 2 * G };
+    let asleep = MemoryError::Asleep { size: 2 * G };
     let tensor = Tensor::of::<u8>(&[8]);
     for tensor in [tensor.clone(), tensor.clone().read_only()] {
         let (reason, _) = refusal(&tensor, block.lease());
         assert!(
-            matches!(reason, Refusal::Refused(found) if found == asleep),
+            matches!(reason, Refusal::Memory(ref found) if *found == asleep),
             "{reason}"
         );
     }
     let (reason, block) = refusal(&tensor, Arc::new(block));
-    assert!(matches!(reason, Refusal::Refused(found) if found == asleep));
+    assert!(matches!(reason, Refusal::Memory(ref found) if *found == asleep));
     // Awake it is lent, and does not sleep while it is.
     tenant.blocks().wake().unwrap();
     let mut lent = tensor
@@ -549,9 +556,11 @@ fn a_sleeping_block_is_not_lent() {
     let lease = block.lease();
     drop(block);
     let (reason, lease) = refusal(&tensor, lease);
-    let (offset, size) = (0, 8);
     assert!(
-        matches!(reason, Refusal::Refused(found) if found == BlockRefusal::Unmapped { offset, size }),
+        matches!(
+            reason,
+            Refusal::Memory(MemoryError::NotCommitted { start: 0, end: 8 })
+        ),
         "{reason}"
     );
     drop((lease, tenant));
@@ -593,7 +602,7 @@ fn figures_are_checked_before_anything_is_lent() {
         block = Some(back);
         reason
     };
-    let outside = |reason: &Refusal, figures: (u64, u64, u64)| matches!(*reason, Refusal::OutOfRange { offset, size, bytes } if (offset, size, bytes) == figures);
+    let outside = |reason: &Refusal, figures: (u64, u64, u64)| matches!(*reason, Refusal::Argument(ArgumentError::OutOfRange { start, end, len, .. }) if (start, end, len) == (figures.0, figures.0.saturating_add(figures.1), figures.2));
     for (tensor, figures) in [
         (float(&[26]), (0, 104, 100)),
         (float(&[25]).offset(4), (4, 100, 100)),
@@ -605,31 +614,31 @@ fn figures_are_checked_before_anything_is_lent() {
         assert!(outside(&reason, figures), "{tensor:?}: {reason}");
     }
     let reason = refused(&float(&[2]).offset(6));
-    assert!(matches!(reason, Refusal::Misaligned { address, alignment: 4 } if address.0 % 8 == 6));
+    assert!(
+        matches!(reason, Refusal::Argument(ArgumentError::Misaligned { value, multiple: 4, .. }) if value % 8 == 6)
+    );
     let reason = refused(&float(&[usize::MAX, 3]));
-    assert!(matches!(
-        reason,
-        Refusal::Shape(ShapeError::TooLarge { .. })
-    ));
+    assert!(matches!(reason, Refusal::TooLarge { .. }));
     let reason = refused(&float(&[2, 2]).strides(&[1]));
     assert!(matches!(
         reason,
-        Refusal::Shape(ShapeError::WrongStrides {
-            strides: 1,
-            dimensions: 2
+        Refusal::Argument(ArgumentError::TooSmall {
+            what: "strides",
+            value: 1,
+            least: 2
         })
     ));
     let reason = refused(&Tensor::new(strange, &[2]));
     assert!(matches!(
         reason,
-        Refusal::Shape(ShapeError::NoElement { bits: 0, lanes: 1 })
+        Refusal::Argument(ArgumentError::Zero { .. })
     ));
     let block = block.unwrap();
     let legacy = float(&[4])
         .read_only()
         .export_legacy(block, &Consumer::Anybody);
     let refused = legacy.err().unwrap();
-    assert!(matches!(refused.reason, Refusal::CannotSayReadOnly));
+    assert!(matches!(refused.reason, Refusal::ReadOnly));
     assert_eq!(rig.faults.total(), 0);
 
     // Packed elements of less than a byte, and none at all.
@@ -698,7 +707,13 @@ fn an_export_that_fails_hands_the_owner_back() {
                 (Ok(_), true) => continue,
                 (Err(refused), _) => refused,
             };
-            assert!(failed && matches!(refused.reason, Refusal::Call(CallError::Driver(_))));
+            assert!(
+                failed
+                    && matches!(
+                        refused.reason,
+                        Refusal::Memory(MemoryError::Call(CallError::Driver(_)))
+                    )
+            );
             assert_eq!(
                 format!("{:?}", rig.machine.live()),
                 format!("{:?}", before.0)
@@ -786,7 +801,13 @@ fn an_imported_tensor_is_read_and_written_and_let_go_of_once() {
     imported.write(20, &60u32.to_le_bytes()).unwrap();
     assert_eq!(theirs.get(5).unwrap(), 60);
     let beyond = imported.read(21, &mut bytes[..4]);
-    assert!(matches!(beyond, Err(TensorError::Copy(_))), "{beyond:?}");
+    assert!(
+        matches!(
+            beyond,
+            Err(TensorError::Argument(ArgumentError::OutOfRange { .. }))
+        ),
+        "{beyond:?}"
+    );
     imported.read(24, &mut []).unwrap();
 
     // The host driver's kernels reach the host's memory.
@@ -928,7 +949,7 @@ fn what_is_imported_is_looked_at() {
     let refused = taken(six(), &|tensor| tensor.dl_tensor.device = DLDevice::cuda(0)).unwrap_err();
     assert!(matches!(
         refused.reason,
-        ImportTensorRefusal::WrongDevice { found, device } if found == DLDevice::cuda(0) && device == D0
+        TensorError::WrongDevice { found, device } if found == DLDevice::cuda(0) && device == D0
     ));
     // It comes back as it was, to be let go of.
     assert_eq!(Arc::strong_count(&theirs), 2);
@@ -938,7 +959,7 @@ fn what_is_imported_is_looked_at() {
     let refused = taken(six(), &|tensor| set(tensor.dl_tensor.strides, 0, -1));
     assert!(matches!(
         refused.unwrap_err().reason,
-        ImportTensorRefusal::NegativeStride {
+        TensorError::NegativeStride {
             dimension: 0,
             stride: -1
         }
@@ -948,17 +969,17 @@ fn what_is_imported_is_looked_at() {
     });
     assert!(matches!(
         refused.unwrap_err().reason,
-        ImportTensorRefusal::OutOfRange { size: 24, .. }
+        TensorError::Argument(ArgumentError::OutOfRange { .. })
     ));
     let refused = taken(six(), &|tensor| tensor.dl_tensor.byte_offset = u64::MAX - 5);
     assert!(matches!(
         refused.unwrap_err().reason,
-        ImportTensorRefusal::OutOfRange { size: 24, .. }
+        TensorError::Argument(ArgumentError::OutOfRange { .. })
     ));
     let refused = taken(six(), &|tensor| tensor.dl_tensor.ndim = -1);
     assert!(matches!(
         refused.unwrap_err().reason,
-        ImportTensorRefusal::Descriptor(_)
+        TensorError::Imported(_)
     ));
 
     // `byte_offset` counts, strides of single rows do not.
@@ -987,7 +1008,8 @@ fn what_is_imported_is_looked_at() {
     let misaligned = odd.view::<u32>().unwrap_err();
     assert!(matches!(
         misaligned,
-        TensorError::Misaligned { address, alignment: 4 } if address.0 == theirs.address().0 + 2
+        TensorError::Argument(ArgumentError::Misaligned { value, multiple: 4, .. })
+            if value == theirs.address().0 + 2
     ));
     assert!(odd.view_mut::<u32>().is_err());
     let mut bytes = [0; 4];
@@ -1015,7 +1037,7 @@ fn what_is_imported_is_looked_at() {
     assert_eq!(bytes, 1u32.to_le_bytes());
     assert!(matches!(
         fixed.record_use(&Stream::new(&rig.second()).unwrap()),
-        Err(TensorError::WrongDevice)
+        Err(TensorError::Argument(ArgumentError::WrongDevice { .. }))
     ));
     drop((second, row, none, turned, fixed));
     assert_eq!(Arc::strong_count(&theirs), 1);

@@ -22,9 +22,10 @@ use cuvmm::driver::cuda::CudaDriver;
 use cuvmm::driver::fault::{Fault, FaultDriver};
 use cuvmm::driver::{CUresult, Call, Driver};
 use cuvmm::error::{
-    ExportTensorRefusal, ImportTensorError, ImportTensorRefusal as Refusal, TensorError,
+    ArgumentError, CallError, HandedBack, MemoryError, TensorError, TensorError as Refusal,
 };
-use cuvmm::{CallError, Device, Layout, Place, Region, Stream};
+use cuvmm::{Device, Layout, Place, Region, Stream};
+use dlpark::Managed;
 
 struct Rig {
     faults: Arc<FaultDriver>,
@@ -73,7 +74,7 @@ impl Rig {
         tensor: &Tensor,
         region: &Arc<Region>,
         change: impl Fn(&mut DLManagedTensorVersioned),
-    ) -> Result<Imported, ImportTensorError<DLManagedTensorVersioned>> {
+    ) -> Result<Imported, HandedBack<Managed<DLManagedTensorVersioned>, TensorError>> {
         let tensor = tensor
             .export(Arc::clone(region), &Consumer::Ordered)
             .unwrap();
@@ -117,7 +118,7 @@ fn memory_of_a_device_is_looked_for_before_it_is_used() {
     assert_eq!(imported.view::<u8>().unwrap().len() as u64, 3 * g);
     assert!(matches!(
         imported.read(3 * g - 1, &mut bytes),
-        Err(TensorError::Copy(_))
+        Err(TensorError::Argument(ArgumentError::OutOfRange { .. }))
     ));
     drop(imported);
 
@@ -153,7 +154,7 @@ fn memory_of_a_device_is_looked_for_before_it_is_used() {
     let refused = Tensor::of::<u8>(&[whole]).export(Arc::clone(&mixed), &Consumer::Ordered);
     let refused = refused.err().unwrap();
     assert!(
-        matches!(refused.reason, ExportTensorRefusal::Elsewhere { offset, .. } if offset == g),
+        matches!(refused.reason, TensorError::Memory(MemoryError::Elsewhere { offset, .. }) if offset == g),
         "{refused}"
     );
     drop(refused);
@@ -191,7 +192,7 @@ fn memory_of_a_device_is_looked_for_before_it_is_used() {
         let Err(refused) = outcome else { break };
         assert!(matches!(
             refused.reason,
-            Refusal::Call(CallError::Driver(_))
+            Refusal::Memory(MemoryError::Call(CallError::Driver(_)))
         ));
         assert_eq!(Arc::strong_count(&region), 2, "it has come back");
         drop(refused);

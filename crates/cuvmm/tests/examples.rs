@@ -19,6 +19,9 @@ mod dlpack;
 #[path = "../examples/export_block.rs"]
 mod export_block;
 
+#[path = "../examples/grid.rs"]
+mod grid;
+
 #[path = "../examples/grow_in_place.rs"]
 mod grow_in_place;
 
@@ -89,6 +92,11 @@ fn another_library_holds_our_memory() {
 #[test]
 fn what_a_peer_has_is_no_other_blocks() {
     export_block::main().unwrap();
+}
+
+#[test]
+fn bricks_of_a_grid_have_memory() {
+    grid::main().unwrap();
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod common;
 
 use common::{G, nth_of};
 use cuvmm::driver::{CUresult, Call, Exported, HandleTypes};
-use cuvmm::error::{CreateError, ExportError, ImportError, MapError, ProbeError};
+use cuvmm::error::{ArgumentError, MemoryError};
 use cuvmm::{Access, AccessGrant, Device, Mapping, Physical, Reservation};
 
 const FD: HandleTypes = HandleTypes::POSIX_FD;
@@ -65,32 +65,27 @@ on_both! {
         let plain = Physical::new(&rig.device, G).unwrap();
         assert!(matches!(
             plain.export(FD),
-            Err(ExportError::Call { handle_type: FD, .. })
+            Err(MemoryError::Export { handle_type: FD, .. })
         ));
         assert!(!plain.is_exported(), "a refusal changes nothing");
         rig.faults.forget();
         let physical = Physical::builder(&rig.device, G).shareable(FD).create().unwrap();
         let made = rig.faults.calls().len();
         let both = FD | HandleTypes::FABRIC;
-        for (types, windows) in [
-            (HandleTypes::empty(), false),
-            (both, false),
-            (HandleTypes::WIN32, true),
-            (HandleTypes::WIN32_KMT, true),
-        ] {
-            let refused = physical.export(types).unwrap_err();
-            assert_eq!(matches!(refused, ExportError::WindowsOnly { .. }), windows, "{refused}");
-            assert_eq!(matches!(refused, ExportError::NotOneType { .. }), !windows, "{refused}");
+        for types in [HandleTypes::empty(), both, HandleTypes::WIN32, HandleTypes::WIN32_KMT] {
+            let bits = types.bits();
+            let expected = MemoryError::Argument(ArgumentError::HandleType { bits });
+            assert_eq!(physical.export(types).unwrap_err(), expected);
         }
         assert!(matches!(
             Physical::builder(&rig.device, G).shareable(FD | HandleTypes::WIN32).create(),
-            Err(CreateError::WindowsOnly { bits: 2 })
+            Err(MemoryError::Argument(ArgumentError::HandleType { bits: 3 }))
         ));
         assert_eq!(rig.faults.calls().len(), made, "the driver was asked");
         // What was imported cannot be passed on.
         let handle = physical.export(FD).unwrap();
         let imported = Physical::import(&rig.device, &handle, G).unwrap();
-        assert!(matches!(imported.export(FD), Err(ExportError::Call { .. })));
+        assert!(matches!(imported.export(FD), Err(MemoryError::Export { .. })));
         drop((plain, physical, handle, imported));
     }
 
@@ -98,29 +93,31 @@ on_both! {
         let null = std::fs::File::open("/dev/null").unwrap();
         assert!(matches!(
             Physical::import(&rig.device, &Exported::Fd(null.into()), G),
-            Err(ImportError::Call(_))
+            Err(MemoryError::Call(_))
         ));
         assert!(matches!(
             Physical::import(&rig.device, &Exported::Fabric([7; 64]), G),
-            Err(ImportError::Call(_))
+            Err(MemoryError::Call(_))
         ));
         let physical = shareable(&rig.device, 2 * G);
         let handle = physical.export(FD).unwrap();
-        for size in [0, G + 1] {
-            assert!(matches!(
-                Physical::import(&rig.device, &handle, size),
-                Err(ImportError::Misaligned { size: asked, granularity: G }) if asked == size
-            ));
-        }
+        assert!(matches!(
+            Physical::import(&rig.device, &handle, 0),
+            Err(MemoryError::Argument(ArgumentError::Zero { .. }))
+        ));
+        assert!(matches!(
+            Physical::import(&rig.device, &handle, G + 1),
+            Err(MemoryError::Argument(ArgumentError::Misaligned { value, multiple: G, .. })) if value == G + 1
+        ));
         // The driver knows the size only when it is mapped.
         let imported = Physical::import(&rig.device, &handle, G).unwrap();
         let reservation = Reservation::new(&rig.device, G).unwrap();
-        assert!(matches!(reservation.map(0, &imported), Err(MapError::Call { .. })));
+        assert!(matches!(reservation.map(0, &imported), Err(MemoryError::Range { .. })));
         assert_eq!(reservation.mapped_bytes(), 0);
         // Memory of another device than it is said to be on.
         assert!(matches!(
             Physical::import(&rig.second(), &handle, 2 * G),
-            Err(ImportError::WrongDevice { .. })
+            Err(MemoryError::Elsewhere { .. })
         ));
         drop((reservation, imported, physical, handle));
     }
@@ -138,7 +135,7 @@ on_both! {
         let physical = shareable(&rig.device, G);
         let refused = CUresult::CUDA_ERROR_OPERATING_SYSTEM;
         rig.faults.arm(nth_of(1, refused, &[Call::MemExportToShareableHandle]));
-        assert!(matches!(physical.export(FD), Err(ExportError::Call { .. })));
+        assert!(matches!(physical.export(FD), Err(MemoryError::Export { handle_type: FD, .. })));
         assert!(!physical.is_exported());
         rig.faults.disarm();
         let handle = physical.export(FD).unwrap();
@@ -150,7 +147,7 @@ on_both! {
             rig.faults.arm(nth_of(1, refused, &[call]));
             assert!(matches!(
                 Physical::import(&rig.device, &handle, G),
-                Err(ImportError::Call(_))
+                Err(MemoryError::Call(_))
             ));
             assert_eq!(rig.machine.live(), before, "{call:?}");
             rig.faults.disarm();
@@ -163,11 +160,11 @@ on_both! {
         // As on the GPU that was measured: the attribute says yes, the call says no.
         assert!(matches!(
             Physical::probe_export(&rig.device, HandleTypes::FABRIC),
-            Err(ProbeError::Create(CreateError::Call { .. }))
+            Err(MemoryError::Create { .. })
         ));
         assert!(matches!(
             Physical::probe_export(&rig.device, HandleTypes::WIN32),
-            Err(ProbeError::Export(ExportError::WindowsOnly { .. }))
+            Err(MemoryError::Argument(ArgumentError::HandleType { .. }))
         ));
     }
 }

@@ -7,11 +7,7 @@ use std::time::Duration;
 
 use common::G;
 use cuvmm::driver::{Call, HandleTypes};
-use cuvmm::error::{
-    AllocateError, BlockRefusal, BuildPoolError, CompactError, CopyError, CreateError,
-    ExportBlockError, ExportError, ForkBlocksError, GrowAllError, RegisterError,
-    RegisterRangeError, ShrinkError, SleepError, StartMapperError, UnifiedError, WakeError,
-};
+use cuvmm::error::{BlockError, ContainerError, DeviceError, MemoryError, PoolError, SleepError};
 use cuvmm::{
     Block, CallError, Contents, HostStore, Limit, Mapper, Physical, Pool, Region, Stream, Tenant,
     UnifiedBuffer,
@@ -46,21 +42,19 @@ fn a_forked_child_owns_nothing() {
         let forked = |error: &CallError| matches!(error, CallError::Forked { .. });
         let mut right = matches!(
             Physical::new(&rig.device, G),
-            Err(CreateError::Call { cause, .. }) if forked(&cause)
+            Err(MemoryError::Create { cause, .. }) if forked(&cause)
         );
         right &= matches!(tenant.try_allocate(2 * G), Err(error) if match &error {
-            AllocateError::Call(cause) => forked(cause),
-            AllocateError::Reserve(error) => error.to_string().contains("forked"),
+            BlockError::Memory(MemoryError::Call(cause) | MemoryError::Range { cause, .. }) => forked(cause),
             _ => false,
         });
         // Nothing would have to be waited for; the pages are not the child's all the same.
-        right &= matches!(buffer.host(), Err(UnifiedError::Call(cause)) if forked(&cause));
-        right &=
-            matches!(region.register(0..G), Err(RegisterRangeError::Call(cause)) if forked(&cause));
-        right &= matches!(block.register(), Err(BlockRefusal::Call(cause)) if forked(&cause));
+        right &= matches!(buffer.host(), Err(ContainerError::Memory(MemoryError::Call(cause))) if forked(&cause));
+        right &= matches!(region.register(0..G), Err(MemoryError::Call(cause)) if forked(&cause));
+        right &= matches!(block.register(), Err(MemoryError::Call(cause)) if forked(&cause));
         right &= matches!(
             block.read(0, &mut [0]),
-            Err(CopyError::Call { cause, .. }) if forked(&cause)
+            Err(MemoryError::Call(cause)) if forked(&cause)
         );
         drop(access);
         drop((buffer, stream));
@@ -101,8 +95,8 @@ const fn forked(error: &CallError) -> bool {
     matches!(error, CallError::Forked { .. })
 }
 
-fn refused<T>(outcome: Result<T, AllocateError>) -> bool {
-    matches!(outcome, Err(AllocateError::Call(error)) if forked(&error))
+fn refused<T>(outcome: Result<T, BlockError>) -> bool {
+    matches!(outcome, Err(BlockError::Memory(MemoryError::Call(error))) if forked(&error))
 }
 
 /// Every public way to the lock of a pool, and whether the answer is right.
@@ -120,25 +114,15 @@ fn ways() -> Vec<fn(&mut Held) -> bool> {
         |it| refused(it.block.grow_to(3 * G)),
         |it| {
             let grown = it.tenant.grow_all(&mut [(&mut it.block, 3 * G)]);
-            matches!(grown, Err(GrowAllError::Refused { cause: AllocateError::Call(error), .. })
-                if forked(&error))
+            matches!(grown, Err(BlockError::Refused { cause, .. }) if refused::<()>(Err(*cause.clone())))
         },
         |it| {
             let grown = it.tenant.try_grow_all(&mut [(&mut it.block, 3 * G)]);
-            matches!(grown, Err(GrowAllError::Refused { cause: AllocateError::Call(error), .. })
-                if forked(&error))
+            matches!(grown, Err(BlockError::Refused { cause, .. }) if refused::<()>(Err(*cause.clone())))
         },
-        |it| matches!(it.block.shrink_to(G), Err(ShrinkError::Call(error)) if forked(&error)),
-        |it| {
-            let fork = it.block.fork(G, G);
-            matches!(fork, Err(ForkBlocksError::Allocate(AllocateError::Call(error)))
-                if forked(&error))
-        },
-        |it| {
-            let fork = it.block.try_fork(G, G);
-            matches!(fork, Err(ForkBlocksError::Allocate(AllocateError::Call(error)))
-                if forked(&error))
-        },
+        |it| refused(it.block.shrink_to(G)),
+        |it| refused(it.block.fork(G, G)),
+        |it| refused(it.block.try_fork(G, G)),
         |it| it.block.write(0, b"x").is_err() && it.block.read(0, &mut [0; 1]).is_err(),
         |it| matches!(it.block.record_use(&it.stream), Err(error) if forked(&error)),
         |it| {
@@ -156,8 +140,7 @@ fn ways() -> Vec<fn(&mut Held) -> bool> {
         |it| it.block.register().is_err(),
         |it| {
             let exported = it.block.export(HandleTypes::POSIX_FD);
-            matches!(exported, Err(ExportBlockError::Export(ExportError::Call { cause, .. }))
-                if forked(&cause))
+            matches!(exported, Err(MemoryError::Call(error)) if forked(&error))
         },
         |it| !it.asleep.is_asleep(),
         |it| matches!(it.tenant.headroom(), Err(error) if forked(&error)),
@@ -167,39 +150,38 @@ fn ways() -> Vec<fn(&mut Held) -> bool> {
             (stats.limit, stats.committed, stats.tenants.len()) == (64 * G, 0, 0)
         },
         |it| matches!(it.pool.trim(0), Err(error) if forked(&error)),
-        |it| matches!(it.pool.compact(|_| true), Err(CompactError::Call(error)) if forked(&error)),
+        |it| refused(it.pool.compact(|_| true)),
         |it| {
             drop(it.pool.capture_guard());
             true
         },
         |it| {
             let tenant = it.pool.tenant("new").register();
-            matches!(tenant, Err(RegisterError::Call(error)) if forked(&error))
+            matches!(tenant, Err(PoolError::Memory(MemoryError::Call(error))) if forked(&error))
         },
         |it| {
             let pool = Pool::builder(it.pool.device()).build();
-            matches!(pool, Err(BuildPoolError::Call(error)) if forked(&error))
+            matches!(pool, Err(PoolError::Memory(MemoryError::Call(error))) if forked(&error))
         },
         |it| {
             let mapper = Mapper::start(it.pool.device());
-            matches!(mapper, Err(StartMapperError::Call(error)) if forked(&error))
+            matches!(mapper, Err(DeviceError::Call(error)) if forked(&error))
         },
         |it| it.pool.clone().close().is_err(),
         |it| it.store.free() == 0 && it.store.capacity() > 0,
         |it| {
             let slept = it.other.blocks().sleep(Contents::Keep(&it.store));
-            matches!(slept, Err(SleepError::Call(error)) if forked(&error))
+            matches!(slept, Err(SleepError::Memory(MemoryError::Call(error))) if forked(&error))
         },
         |it| {
             let slept = it.other.blocks().sleep(Contents::Discard);
-            matches!(slept, Err(SleepError::Call(error)) if forked(&error))
+            matches!(slept, Err(SleepError::Memory(MemoryError::Call(error))) if forked(&error))
         },
         |it| {
             let woken = it.other.blocks().wake();
-            matches!(woken, Err(WakeError::Call(error)) if forked(&error))
-                || matches!(it.other.blocks().wake(), Err(WakeError::Memory {
-                    cause: AllocateError::Call(error), ..
-                }) if forked(&error))
+            matches!(woken, Err(SleepError::Memory(MemoryError::Call(error))) if forked(&error))
+                || matches!(it.other.blocks().wake(), Err(SleepError::Block { cause, .. })
+                    if refused::<()>(Err(cause.clone())))
         },
         |it| {
             it.pool.device().on_drop_failure(None);

@@ -10,9 +10,7 @@ use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::Manner;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, Driver, HandleTypes};
-use cuvmm::error::{
-    BlockRefusal, DmaBufError, ExportBlockError, OfferError, PublishRefusal, SealError, SleepError,
-};
+use cuvmm::error::{MemoryError, ShareError, SleepError};
 use cuvmm::share::{Manifest, Offer, Publishable, Publisher};
 use cuvmm::{Access, Block, Contents, DeviceVec, Region, Registration, Stream};
 
@@ -36,15 +34,12 @@ fn publisher() -> (tempfile::TempDir, Publisher) {
 }
 
 /// Publishes what is refused because it is lent; hands it back.
-fn refused<M: Publishable + std::fmt::Debug>(publisher: &Publisher, memory: M) -> (SealError, M) {
+fn refused<M: Publishable + std::fmt::Debug>(publisher: &Publisher, memory: M) -> (ShareError, M) {
     let refused = publisher
         .publish("model", Manifest::default(), memory)
         .unwrap_err();
     assert!(publisher.list().is_empty());
-    match refused.reason {
-        PublishRefusal::Seal(error) => (error, refused.memory),
-        other => panic!("{other}"),
-    }
+    (refused.reason, refused.owner)
 }
 
 on_both! {
@@ -57,7 +52,7 @@ on_both! {
         drop(block.lease_for(Access::ReadWrite).unwrap());
         drop(lease);
         tenant.blocks().sleep(Contents::Discard).unwrap();
-        let asleep = BlockRefusal::Asleep { size: 3 * G };
+        let asleep = MemoryError::Asleep { size: 3 * G };
         let lease = block.lease();
         for access in [Access::None, Access::Read, Access::ReadWrite] {
             assert_eq!(block.lease_for(access).unwrap_err(), asleep);
@@ -65,9 +60,9 @@ on_both! {
         assert_eq!(block.register().unwrap_err(), asleep);
         assert_eq!(lease.clone().register().unwrap_err(), asleep);
         let exported = block.export(HandleTypes::POSIX_FD);
-        assert!(matches!(exported, Err(ExportBlockError::Refused(refused)) if refused == asleep));
+        assert!(matches!(exported, Err(refused) if refused == asleep));
         let offered = Offer::block(&block);
-        assert!(matches!(offered, Err(OfferError::Refused(refused)) if refused == asleep));
+        assert!(matches!(offered, Err(ShareError::Memory(refused)) if refused == asleep));
         assert_eq!(pool.stats().leased, 0);
 
         // None of them has left a lease or a mark.
@@ -77,7 +72,7 @@ on_both! {
         // What was freed in its sleep has nothing to be registered.
         let lease = block.lease();
         drop(block);
-        let gone = BlockRefusal::Unmapped { offset: 0, size: 3 * G };
+        let gone = MemoryError::NotCommitted { start: 0, end: 3 * G };
         assert_eq!(lease.register().unwrap_err(), gone);
         books(rig, &pool);
     }
@@ -89,7 +84,7 @@ on_both! {
         let root = tenant.block(4 * G).largest_extent(G).home_stream(&stream).allocate().unwrap();
         let before = root.lease();
         let fork = root.fork(2 * G, 4 * G).unwrap();
-        let shared = BlockRefusal::Shared { bytes: 2 * G };
+        let shared = MemoryError::ReadOnly { start: 0, end: 2 * G };
         for block in [&root, &fork] {
             assert_eq!(block.lease_for(Access::ReadWrite).unwrap_err(), shared);
             drop(block.lease_for(Access::Read).unwrap());
@@ -138,9 +133,9 @@ on_both! {
         let registration = block.register().unwrap();
         let calls = [Call::MemGetHandleForAddressRange, Call::MemExportToShareableHandle];
         rig.faults.arm(Fault::all(CUresult::CUDA_ERROR_NOT_SUPPORTED).only(&calls));
-        assert!(matches!(registration.dma_buf(0..G), Err(DmaBufError::Call { .. })));
+        assert!(matches!(registration.dma_buf(0..G), Err(MemoryError::Range { offset: 0, size: G, .. })));
         let exported = block.export(HandleTypes::POSIX_FD);
-        assert!(matches!(exported, Err(ExportBlockError::Export(_))));
+        assert!(matches!(exported, Err(MemoryError::Export { .. })));
         rig.faults.disarm();
         drop(registration);
         // As before: it sleeps, wakes, and shares its memory with forks.
@@ -159,8 +154,8 @@ on_both! {
         let fork = root.fork(2 * G, 4 * G).unwrap();
         for registration in [before, fork.register().unwrap()] {
             let refused = registration.dma_buf(G..3 * G).unwrap_err();
-            let shared = BlockRefusal::Shared { bytes: 2 * G };
-            assert!(matches!(refused, DmaBufError::Refused(reason) if reason == shared), "{refused}");
+            let shared = MemoryError::ReadOnly { start: 0, end: 2 * G };
+            assert_eq!(refused, shared);
             assert!(!registration.is_exported());
             // What lies behind is its own.
             drop(registration.dma_buf(2 * G..4 * G).unwrap());
@@ -173,7 +168,7 @@ on_both! {
         for side in [&region, &fork] {
             let registration = side.register(0..2 * G).unwrap();
             let refused = registration.dma_buf(0..G).unwrap_err();
-            let read_only = matches!(refused, DmaBufError::ReadOnly { start: 0, end } if end == G);
+            let read_only = matches!(refused, MemoryError::ReadOnly { start: 0, end } if end == G);
             assert!(read_only, "{refused}");
         }
         drop(fork);
@@ -191,12 +186,12 @@ on_both! {
         let lease = block.lease();
         let registration = block.register().unwrap();
         let (error, block) = refused(&publisher, block);
-        assert!(matches!(error, SealError::Refused(BlockRefusal::Lent { leases: 2 })), "{error}");
+        assert!(matches!(error, ShareError::Memory(MemoryError::Leased { leases: 2 })), "{error}");
         assert!(written(rig, &stream, &registration), "under a registration");
         assert_eq!(pool.stats().exported, 0, "nothing was offered");
         drop(registration);
         let (error, block) = refused(&publisher, block);
-        assert!(matches!(error, SealError::Refused(BlockRefusal::Lent { leases: 1 })), "{error}");
+        assert!(matches!(error, ShareError::Memory(MemoryError::Leased { leases: 1 })), "{error}");
         drop(lease);
         let published = publisher.publish("block", Manifest::default(), block);
         assert_eq!(published.unwrap(), 1);
@@ -205,7 +200,7 @@ on_both! {
         let region = shareable_region(rig, 4);
         let registration = region.register(0..G).unwrap();
         let (error, region) = refused(&publisher, region);
-        assert!(matches!(error, SealError::Registered(_)), "{error}");
+        assert!(matches!(error, ShareError::Memory(MemoryError::Registered { .. })), "{error}");
         assert!(written(rig, &stream, &registration), "under a registration");
         assert_eq!(region.exported(), 0, "nothing was offered");
         drop(registration);
@@ -218,7 +213,7 @@ on_both! {
         vec.try_extend_from_slice(&[5; 10]).unwrap();
         let registration = vec.register().unwrap();
         let (error, vec) = refused(&publisher, vec);
-        assert!(matches!(error, SealError::Registered(_)), "{error}");
+        assert!(matches!(error, ShareError::Memory(MemoryError::Registered { .. })), "{error}");
         assert!(written(rig, &stream, &registration), "under a registration");
         drop(registration);
         publisher.publish("vec", Manifest::default(), vec).unwrap();

@@ -7,7 +7,7 @@ mod gpu;
 use std::time::Duration;
 
 use cuvmm::driver::DeviceAddress;
-use cuvmm::error::CopyError;
+use cuvmm::error::MemoryError;
 use cuvmm::{Block, Stream};
 use gpu::{Stage, eventually};
 
@@ -98,7 +98,7 @@ on_each! {
         gate.open();
         eventually(|| fork.try_grow_to(8 * g));
         assert_eq!((fork.address(), fork.read_only()), (address, 2 * g));
-        assert!(matches!(fork.write(g, &[1]), Err(CopyError::ReadOnly)));
+        assert!(matches!(fork.write(g, &[1]), Err(MemoryError::ReadOnly { .. })));
         fill(stage, &home, &fork, 3 * g..8 * g, mine);
         check(stage, &home, &fork, 0..3 * g, prefix);
         check(stage, &home, &fork, 3 * g..8 * g, mine);

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use cuvmm::Stream;
 use cuvmm::driver::{CaptureMode, GraphExecHandle};
-use cuvmm::error::{AllocateError, FreeRefusal};
+use cuvmm::error::{BlockError, MemoryError};
 use gpu::{D0, Stage};
 
 fn begin(stage: &Stage, stream: &Stream, mode: CaptureMode) {
@@ -68,10 +68,10 @@ on_each! {
         drop((warm, fresh));
         // What is behind a fence cannot.
         let refused = a.block(24 * g).home_stream(&stream).try_allocate();
-        assert!(matches!(refused, Err(AllocateError::Capturing(_))), "{refused:?}");
+        assert!(matches!(refused, Err(BlockError::Capturing(_))), "{refused:?}");
         let kept = block.free().unwrap_err();
-        assert_eq!(kept.reason, FreeRefusal::Capturing);
-        let block = kept.block;
+        assert_eq!(kept.reason, MemoryError::Capturing);
+        let block = kept.owner;
         let graph = end(stage, &stream);
         drop(guard);
 

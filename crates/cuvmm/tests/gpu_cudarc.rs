@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::CudaContext;
 use cuvmm::cudarc::{Context, Leased, Slice};
-use cuvmm::error::AdoptError;
+use cuvmm::error::CudarcError;
 
 /// The GPU, or nothing where there is none, which is then said on the terminal even if the test harness
 /// keeps quiet. `CUVMM_REQUIRE_GPU=1` makes it a failure.
@@ -21,7 +21,7 @@ fn gpu(test: &str) -> Option<MutexGuard<'static, ()>> {
     let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let error = match Context::open(0) {
         Ok(_) => return Some(turn),
-        Err(AdoptError::Driver(error)) => error,
+        Err(CudarcError::Driver(error)) => error,
         Err(error) => panic!("{error}"),
     };
     if std::env::var_os("CUVMM_REQUIRE_GPU").is_some_and(|value| value == "1") {

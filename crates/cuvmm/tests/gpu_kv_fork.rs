@@ -196,7 +196,7 @@ on_each! {
             let alone = refused.is_ok();
             gate.open();
             if let Err(error) = refused {
-                assert!(matches!(error, KvCacheError::Append { .. }) && error.is_shortage(), "{error}");
+                assert!(matches!(error, KvCacheError::Block { .. }) && error.is_shortage(), "{error}");
                 both.cache.append(&[(root, 5)]).unwrap();
             }
             assert!(!alone, "it took memory from under a reader");

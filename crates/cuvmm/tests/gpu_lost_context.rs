@@ -5,7 +5,7 @@ mod gpu;
 
 use std::time::Duration;
 
-use cuvmm::error::AllocateError;
+use cuvmm::error::{BlockError, MemoryError};
 use cuvmm::{CallError, Reservation, Stream};
 use gpu::Stage;
 
@@ -37,7 +37,12 @@ fn lose_the_context(stage: Stage) {
         block.try_grow_to(8 * g),
         block.grow_to(16 * g),
     ] {
-        let lost = matches!(refused, Err(AllocateError::Call(CallError::ContextLost(_))));
+        let lost = matches!(
+            refused,
+            Err(BlockError::Memory(MemoryError::Call(
+                CallError::ContextLost(_)
+            )))
+        );
         assert!(lost, "{refused:?}");
     }
     assert!(matches!(

@@ -7,14 +7,14 @@ mod gpu;
 use std::time::{Duration, Instant};
 
 use cuvmm::Region;
-use cuvmm::error::AllocateError;
+use cuvmm::error::BlockError;
 
 /// Far more than any call needs, far less than a gate stays shut.
 const PROMPT: Duration = Duration::from_millis(500);
 
-fn pending_free(error: &AllocateError) -> u64 {
+fn pending_free(error: &BlockError) -> u64 {
     match error {
-        AllocateError::OutOfMemory(shortage) => shortage.pending_free,
+        BlockError::OutOfMemory(shortage) => shortage.pending_free,
         other => panic!("{other}"),
     }
 }

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::time::Duration;
 
 use cuvmm::driver::{DeviceAttribute, PointerAttribute};
-use cuvmm::error::DmaBufError;
+use cuvmm::error::MemoryError;
 use cuvmm::{Limit, Pool, Region};
 
 /// How long kernels take to begin, so that whoever does not wait for them is too early.
@@ -65,7 +65,7 @@ on_each! {
         for range in [0..2 * g, g..3 * g, 0..4 * g, g..g + 65_536] {
             match registration.dma_buf(range.clone()) {
                 Ok(buffer) => assert!(there && buffer.as_fd().as_raw_fd() >= 0, "{range:?}"),
-                Err(DmaBufError::Call { cause, .. }) => assert!(!there, "{range:?}: {cause}"),
+                Err(MemoryError::Range { cause, .. }) => assert!(!there, "{range:?}: {cause}"),
                 Err(other) => panic!("{range:?}: {other}"),
             }
         }

@@ -7,7 +7,7 @@ mod gpu;
 
 use std::time::Duration;
 
-use cuvmm::error::AllocateError;
+use cuvmm::error::BlockError;
 use cuvmm::{Block, Event, Pool, Stream, Tenant};
 use gpu::Stage;
 
@@ -77,7 +77,7 @@ impl<'a> Churn<'a> {
         }
         // What is pending free is refused at first; most of the time somebody waits for it.
         let got = match builder.clone().try_allocate() {
-            Err(AllocateError::OutOfMemory(_)) if self.dice.u8(..4) > 0 => {
+            Err(BlockError::OutOfMemory(_)) if self.dice.u8(..4) > 0 => {
                 self.refused += 1;
                 builder.timeout(Duration::from_millis(200)).allocate()
             }
@@ -85,7 +85,7 @@ impl<'a> Churn<'a> {
         };
         match got {
             Ok(block) => self.use_block(block, stream, zeroed),
-            Err(AllocateError::OutOfMemory(_)) => self.refused += 1,
+            Err(BlockError::OutOfMemory(_)) => self.refused += 1,
             Err(error) => panic!("{error}"),
         }
         if self.dice.bool() {
@@ -263,7 +263,7 @@ on_each! {
                     assert!(!running, "handed to another tenant under a copy");
                     block
                 }
-                Err(AllocateError::OutOfMemory(shortage)) => {
+                Err(BlockError::OutOfMemory(shortage)) => {
                     assert_eq!(shortage.pending_free, size);
                     let wait = Duration::from_secs(10);
                     tenant.block(size).home_stream(overwrite).timeout(wait).allocate().unwrap()

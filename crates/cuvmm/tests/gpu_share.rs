@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cuvmm::driver::{DriverKind, HandleTypes};
-use cuvmm::error::{GiveError, OfferError, TakeError};
+use cuvmm::error::{MemoryError, ShareError};
 use cuvmm::share::{Listener, Manifest, Publisher, Subscriber, Tensor};
 use cuvmm::{Access, Attachment, Channel, Device, Offer, Physical, Region};
 use gpu::Stage;
@@ -245,9 +245,9 @@ fn tries_handle_types(stage: &Stage) {
     } else {
         assert!(matches!(
             given,
-            Err(GiveError::Offer(OfferError::Export(_)))
+            Err(ShareError::Memory(MemoryError::Export { .. }))
         ));
-        assert!(matches!(taken, Err(TakeError::Withdrawn { .. })));
+        assert!(matches!(taken, Err(ShareError::Refused { .. })));
     }
 }
 

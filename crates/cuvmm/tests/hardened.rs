@@ -10,7 +10,7 @@ use common::{D0, G, Rig, copy, until};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, CaptureMode, DeviceAddress, Driver};
-use cuvmm::error::{AllocateError, BuildPoolError};
+use cuvmm::error::{ArgumentError, BlockError, MemoryError, PoolError};
 use cuvmm::pool::{Hardened, PoolBuilder};
 use cuvmm::{Block, CallError, Limit, Mapper, Pool, PoolStats, Scrub, Stream};
 
@@ -335,7 +335,7 @@ on_both! {
         kernel(rig, &stream, block.address(), 1);
         drop(block);
         let refused = tenant.try_allocate(G).unwrap_err();
-        let AllocateError::OutOfAddresses { wanted, held, limit } = refused else {
+        let BlockError::OutOfAddresses { wanted, held, limit } = refused else {
             panic!("{refused}");
         };
         assert_eq!((wanted, held, limit), (3 * G, 6 * G, 6 * G));
@@ -371,7 +371,7 @@ on_both! {
         rig.faults.arm(Fault::all(CUresult::CUDA_ERROR_OUT_OF_MEMORY).of(Call::MemAddressReserve));
         let refused = tenant.try_allocate(G).unwrap_err();
         rig.faults.disarm();
-        assert!(matches!(refused, AllocateError::Reserve(_)), "{refused}");
+        assert!(matches!(refused, BlockError::Memory(MemoryError::Range { .. })), "{refused}");
         assert_eq!(books(rig, &pool).resting_blocks, 0);
         drop(tenant.try_allocate(G).unwrap());
     }
@@ -599,7 +599,7 @@ on_both! {
         drop(a.allocate_on(&stream, 6 * G).unwrap());
         assert_eq!((a.stats().committed, pool.stats().free), (0, 6 * G));
         let refused = b.try_allocate(3 * G).unwrap_err();
-        let AllocateError::OutOfMemory(shortage) = refused else {
+        let BlockError::OutOfMemory(shortage) = refused else {
             panic!("{refused}");
         };
         assert_eq!((shortage.available, shortage.guaranteed_to_others), (2 * G, 6 * G));
@@ -619,7 +619,7 @@ on_both! {
         drop(block);
         // In a plain pool it would be ready on its own stream.
         let refused = tenant.block(4 * G).home_stream(&stream).try_allocate().unwrap_err();
-        let AllocateError::OutOfMemory(shortage) = refused else {
+        let BlockError::OutOfMemory(shortage) = refused else {
             panic!("{refused}");
         };
         assert_eq!(shortage.pending_free, 4 * G);
@@ -748,7 +748,7 @@ on_both! {
         drop(one);
         two.shrink_to(G).unwrap();
         let refused = tenant.allocate_on(&stream, G).unwrap_err();
-        assert!(matches!(refused, AllocateError::Call(CallError::ContextLost(_))), "{refused}");
+        assert!(matches!(refused, BlockError::Memory(MemoryError::Call(CallError::ContextLost(_)))), "{refused}");
         drop((two, tenant, stream));
         pool.close().unwrap();
         let live = rig.machine.live();
@@ -761,15 +761,15 @@ on_both! {
         };
         for (guard, addresses) in [(G, 3 * G - 1), (u64::MAX, u64::MAX), (2 * G, 4 * G)] {
             let refused = build(guard, addresses).unwrap_err();
-            let BuildPoolError::BadOption { option, value } = refused else {
+            let PoolError::Argument(ArgumentError::TooLarge { what, value, .. }) = refused else {
                 panic!("{refused}");
             };
-            assert_eq!((option, value), ("guard", guard));
+            assert_eq!((what, value), ("bytes of a guard", guard));
         }
         let pool = build(G, 3 * G).unwrap();
         let tenant = pool.tenant("a").register().unwrap();
         drop(tenant.try_allocate(G).unwrap());
         let refused = tenant.block(G).capacity(2 * G).try_allocate().unwrap_err();
-        assert!(matches!(refused, AllocateError::OutOfAddresses { .. }), "{refused}");
+        assert!(matches!(refused, BlockError::OutOfAddresses { .. }), "{refused}");
     }
 }

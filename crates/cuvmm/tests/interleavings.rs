@@ -24,10 +24,7 @@ use common::{D0, Rig, manner};
 use cuvmm::driver::host::{HostDriver, HostMemory, HostOptions};
 use cuvmm::driver::model::{Backing, Machine, ModelDriver, Nothing};
 use cuvmm::driver::{Call, Driver};
-use cuvmm::error::{
-    AllocateError, BlockRefusal, BuildPoolError, CompactError, CopyError, GrowAllError, SleepError,
-    WakeError,
-};
+use cuvmm::error::{ArgumentError, BlockError, MemoryError, PoolError, SleepError};
 use cuvmm::pool::PoolBuilder;
 use cuvmm::{Block, Contents, Growth, Hardened, Limit, Mapper, Pool, PoolStats, Stream, Tenant};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler};
@@ -90,7 +87,7 @@ where
     fn new(
         rig: Rig<B>,
         granules: u64,
-        build: impl FnOnce(PoolBuilder<'_>) -> Result<Pool, BuildPoolError>,
+        build: impl FnOnce(PoolBuilder<'_>) -> Result<Pool, PoolError>,
     ) -> Self {
         let limit = granules * G;
         let builder = Pool::builder(&rig.device).limit(Limit::Bytes(limit));
@@ -127,10 +124,10 @@ where
 
     /// A block that was to be had, as the only one at its addresses; nothing where memory was
     /// short or the tenant is gone.
-    fn had(&self, got: Result<Block, AllocateError>) -> Option<Used<'_>> {
+    fn had(&self, got: Result<Block, BlockError>) -> Option<Used<'_>> {
         match got {
             Ok(block) => Some(self.claim(block)),
-            Err(AllocateError::OutOfMemory(_) | AllocateError::Unregistered { .. }) => None,
+            Err(BlockError::OutOfMemory(_) | BlockError::Unregistered { .. }) => None,
             Err(error) => panic!("{error}"),
         }
     }
@@ -413,7 +410,7 @@ fn margin_is_wanted_by_two(scene: &Scene<Nothing>) {
             for _ in 0..2 {
                 for granules in 33..=38 {
                     match grown.try_grow_to(granules * G) {
-                        Ok(()) | Err(AllocateError::OutOfMemory(_)) => {}
+                        Ok(()) | Err(BlockError::OutOfMemory(_)) => {}
                         Err(error) => panic!("{error}"),
                     }
                     scene.launch(&grown, &stream);
@@ -467,7 +464,7 @@ fn grow_ahead(scene: &Scene<Nothing>, tenant: &Tenant, stream: &Stream) {
         for granules in begun + 1..begun + 7 {
             match block.try_grow_to(granules * G) {
                 Ok(()) => scene.launch(&block, stream),
-                Err(AllocateError::OutOfMemory(_) | AllocateError::Unregistered { .. }) => {}
+                Err(BlockError::OutOfMemory(_) | BlockError::Unregistered { .. }) => {}
                 Err(error) => panic!("{error}"),
             }
         }
@@ -498,8 +495,8 @@ fn blocks_grow_together_while_the_mapper_places_ahead_of_each() {
                     let mut step: Vec<_> = blocks.iter_mut().map(|it| (it, granules * G)).collect();
                     match a.try_grow_all(&mut step) {
                         Ok(()) => assert!(a.stats().in_use == 3 * granules * G),
-                        Err(GrowAllError::Refused { cause, .. }) => {
-                            assert!(matches!(cause, AllocateError::OutOfMemory(_)), "{cause}");
+                        Err(BlockError::Refused { cause, .. }) => {
+                            assert!(matches!(*cause, BlockError::OutOfMemory(_)), "{cause}");
                             assert_eq!(a.stats().in_use, before.iter().sum::<u64>());
                         }
                         Err(error) => panic!("{error}"),
@@ -775,7 +772,7 @@ fn compaction_meets_the_mapper_and_a_guard_of_captures() {
         let a = scene.tenant("a");
         let stream = scene.stream();
         let compact = || match scene.pool.compact(|_| true) {
-            Ok(_) | Err(CompactError::Capturing) => {}
+            Ok(_) | Err(BlockError::Memory(MemoryError::Capturing)) => {}
             Err(error) => panic!("{error}"),
         };
         thread::scope(|scope| {
@@ -984,9 +981,9 @@ fn a_block_is_written_and_read_while_it_is_put_to_sleep() {
         let stream = scene.stream();
         let block = a.block(2 * G).home_stream(&stream).try_allocate().unwrap();
         let slept = AtomicBool::new(false);
-        let copied = |outcome: Result<(), CopyError>| match outcome {
+        let copied = |outcome: Result<(), MemoryError>| match outcome {
             Ok(()) => {}
-            Err(CopyError::Asleep) => {}
+            Err(MemoryError::Asleep { size }) => assert_eq!(size, 2 * G),
             Err(error) => panic!("{error}"),
         };
         thread::scope(|scope| {
@@ -1024,7 +1021,7 @@ fn a_block_is_lent_while_it_is_put_to_sleep_and_woken() {
                             scene.launch(&block, &stream);
                             scene.is_whole();
                         }
-                        Err(BlockRefusal::Asleep { size }) => assert_eq!(size, 2 * G),
+                        Err(MemoryError::Asleep { size }) => assert_eq!(size, 2 * G),
                         Err(error) => panic!("{error}"),
                     }
                 }
@@ -1104,8 +1101,8 @@ fn a_block_grows_again_while_its_end_is_taken_back() {
                     let before = block.size();
                     match block.try_grow_to(granules * G) {
                         Ok(()) => assert_eq!(block.extents().len() as u64, granules),
-                        Err(AllocateError::OutOfMemory(_)) => assert_eq!(block.size(), before),
-                        Err(AllocateError::WouldShrink { .. }) => {}
+                        Err(BlockError::OutOfMemory(_)) => assert_eq!(block.size(), before),
+                        Err(BlockError::Argument(ArgumentError::TooSmall { .. })) => {}
                         Err(error) => panic!("{error}"),
                     }
                     scene.launch(&block, &stream);
@@ -1190,7 +1187,7 @@ fn a_refused_row_goes_beside_one_who_allocates() {
             scope.spawn(|| {
                 let row = a.block(2 * G).capacity(2 * G).home_stream(&stream);
                 match row.try_allocate_adjacent(3) {
-                    Err(AllocateError::OutOfMemory(_)) => {}
+                    Err(BlockError::OutOfMemory(_)) => {}
                     other => panic!("{other:?}"),
                 }
             });
@@ -1240,8 +1237,9 @@ fn batches_meet_those_who_take_move_and_sleep() {
                     let sizes: Vec<u64> = blocks.iter().map(|block| block.size()).collect();
                     match grown {
                         Ok(()) => assert_eq!(sizes, [size, size]),
-                        Err(GrowAllError::Refused { cause, .. }) => {
-                            let asleep = matches!(cause, AllocateError::Asleep { .. });
+                        Err(BlockError::Refused { cause, .. }) => {
+                            let asleep =
+                                matches!(*cause, BlockError::Memory(MemoryError::Asleep { .. }));
                             assert!(asleep || cause.is_shortage(), "{cause}");
                             assert_eq!(sizes, before);
                         }
@@ -1251,9 +1249,9 @@ fn batches_meet_those_who_take_move_and_sleep() {
                 loop {
                     match a.blocks().wake() {
                         Ok(_) => break,
-                        Err(WakeError::Busy { .. }) => yield_now(),
+                        Err(SleepError::Busy { .. }) => yield_now(),
                         // The other tenant has the memory.
-                        Err(WakeError::Memory { .. }) => return,
+                        Err(SleepError::Block { .. }) => return,
                         Err(error) => panic!("{error}"),
                     }
                 }
@@ -1311,7 +1309,7 @@ fn forks_become_their_own_while_others_fork_and_go() {
                     block.write(G, &owner.to_le_bytes()).unwrap();
                     verified_at(block, G, owner);
                 }
-                Err(AllocateError::SharedInUse { .. }) => {}
+                Err(BlockError::SharedInUse { .. }) => {}
                 Err(error) => panic!("{error}"),
             }
         };
@@ -1349,7 +1347,7 @@ fn a_guard_of_captures_waits_for_what_is_in_flight() {
                     for tenant in [&a, &b] {
                         match tenant.try_allocate(3 * G) {
                             // What the other one's block held cannot be zeroed now.
-                            Err(AllocateError::Capturing(_)) => {}
+                            Err(BlockError::Capturing(_)) => {}
                             got => drop(scene.had(got)),
                         }
                     }

@@ -10,7 +10,7 @@ use common::{D0, G, Rig, mapped_pool, pool, until};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, Driver};
-use cuvmm::error::{AllocateError, BuildKvCacheError, GrowAllError, KvCacheError};
+use cuvmm::error::{ArgumentError, BlockError, KvCacheError};
 use cuvmm::kv::{Layout, Part, SequenceId, Shape};
 use cuvmm::{Contents, Growth, KvCache, Mapper, Pool, Stream, Tenant};
 
@@ -144,10 +144,10 @@ on_both! {
             let before = (books(&pool), cache.stats());
             let hungry = [(ids[0], 10), (ids[1], 200), (ids[2], 380)];
             match cache.append(&hungry).unwrap_err() {
-                KvCacheError::Append {
+                KvCacheError::Block {
                     sequence,
-                    cause: GrowAllError::Refused { cause: AllocateError::OutOfMemory(_), .. },
-                } => assert_eq!(sequence, ids[2].number(), "the others found memory"),
+                    cause: BlockError::Refused { ref cause, .. },
+                } if matches!(**cause, BlockError::OutOfMemory(_)) => assert_eq!(sequence, ids[2].number(), "the others found memory"),
                 other => panic!("{other}"),
             }
             assert_eq!((books(&pool), cache.stats()), before);
@@ -157,11 +157,11 @@ on_both! {
             assert_eq!(cache.view(ids[0]).unwrap().tokens(), 23);
             assert!(matches!(
                 cache.append(&[(ids[1], 1), (ids[0], 300), (ids[0], 78)]),
-                Err(KvCacheError::AppendTooLong { tokens: 401, limit: 400, .. })
+                Err(KvCacheError::Tokens { sequence, tokens: 401, most: 400 }) if sequence == ids[0].number()
             ));
             assert!(matches!(
                 cache.append(&[(ids[1], u64::MAX)]),
-                Err(KvCacheError::AppendTooLong { .. })
+                Err(KvCacheError::Tokens { tokens: u64::MAX, most: 400, .. })
             ));
             assert_eq!(cache.tokens(), 23 + 16 + 16);
             cache.append(&[]).unwrap();
@@ -175,50 +175,49 @@ on_both! {
         let none = Shape { layers: 0, ..SMALL };
         assert_eq!(
             KvCache::builder(&tenant, &stream, none).build().err(),
-            Some(BuildKvCacheError::Zero { dimension: "layers" })
+            Some(KvCacheError::Argument(ArgumentError::Zero { what: "layers" }))
         );
         let other = Stream::new(&rig.second()).unwrap();
         assert_eq!(
             KvCache::builder(&tenant, &other, SMALL).build().err(),
-            Some(BuildKvCacheError::WrongDevice)
+            Some(KvCacheError::Argument(ArgumentError::WrongDevice { what: "the stream" }))
         );
         let mut cache = build(&tenant, &stream, Layout::TokenMajor);
-        assert!(matches!(cache.create(0), Err(KvCacheError::NoTokens)));
+        assert!(matches!(cache.create(0), Err(KvCacheError::Argument(ArgumentError::Zero { what: "tokens of a sequence" }))));
         assert!(matches!(
             cache.create(401),
-            Err(KvCacheError::TooLong { tokens: 401, limit: 400 })
+            Err(KvCacheError::Argument(ArgumentError::TooLarge { value: 401, most: 400, .. }))
         ));
         let ids = [1; 6].map(|tokens| cache.create(tokens).unwrap());
         assert!(matches!(
             cache.create(1),
-            Err(KvCacheError::TooManySequences { held: 6, limit: 6 })
+            Err(KvCacheError::Argument(ArgumentError::TooLarge { what: "sequences", value: 7, most: 6 }))
         ));
         let id = ids[0];
-        assert!(matches!(cache.truncate(id, 0), Err(KvCacheError::NoTokens)));
+        assert!(matches!(cache.truncate(id, 0), Err(KvCacheError::Argument(ArgumentError::Zero { what: "tokens of a sequence" }))));
         assert!(matches!(
             cache.truncate(id, 2),
-            Err(KvCacheError::WouldGrow { tokens: 1, wanted: 2, .. })
+            Err(KvCacheError::Tokens { sequence, tokens: 2, most: 1 }) if sequence == id.number()
         ));
         let mut bytes = vec![0; 32 << 10];
         assert!(matches!(
             cache.read_rows(id, 0, Part::Key, 0, &mut bytes),
-            Err(KvCacheError::OutOfRange { first: 0, count: 2, tokens: 1, .. })
+            Err(KvCacheError::Tokens { sequence, tokens: 2, most: 1 }) if sequence == id.number()
         ));
         assert!(matches!(
             cache.read_rows(id, 4, Part::Key, 0, &mut bytes[..16 << 10]),
-            Err(KvCacheError::NoSuchLayer { layer: 4, layers: 4 })
+            Err(KvCacheError::Argument(ArgumentError::TooLarge { what: "layer", value: 4, most: 3 }))
         ));
         assert!(matches!(
             cache.write_rows(id, 0, Part::Key, 0, &bytes[..100]),
-            Err(KvCacheError::NotWholeRows { bytes: 100, row: 16_384 })
+            Err(KvCacheError::Argument(ArgumentError::Misaligned { value: 100, multiple: 16_384, .. }))
         ));
         assert!(cache.read_rows(id, 0, Part::Key, u64::MAX, &mut bytes[..16 << 10]).is_err());
         tenant.unregister();
         assert!(matches!(
             cache.append(&[(id, 20)]),
-            Err(KvCacheError::Append {
-                cause: GrowAllError::Refused { cause: AllocateError::Unregistered { .. }, .. }, ..
-            })
+            Err(KvCacheError::Block { sequence, cause: BlockError::Refused { ref cause, .. } })
+                if sequence == id.number() && matches!(**cause, BlockError::Unregistered { .. })
         ));
         // Within the granule that it has the pool need not be asked.
         cache.append(&[(id, 1)]).unwrap();
@@ -287,7 +286,7 @@ on_both! {
             let needy = pool.tenant("b").register().unwrap();
             // Another stream still uses it, all of it.
             match needy.try_allocate(16 * G).unwrap_err() {
-                AllocateError::OutOfMemory(short) => {
+                BlockError::OutOfMemory(short) => {
                     assert_eq!(short.available, 16 * G - cache.memory_of(20));
                 }
                 other => panic!("{other}"),

@@ -14,7 +14,7 @@ use common::{D0, G, Rig, mapped_pool, pool, until};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, DeviceAddress, Driver};
-use cuvmm::error::{AllocateError, GrowAllError, KvCacheError};
+use cuvmm::error::{ArgumentError, BlockError, KvCacheError};
 use cuvmm::kv::{Layout, Part, SequenceId, Shape};
 use cuvmm::{Hardened, KvCache, Limit, Mapper, Pool, Stream, Tenant};
 
@@ -69,12 +69,12 @@ where
     queued.unwrap();
 }
 
-fn append_refused(outcome: Result<(), KvCacheError>) -> AllocateError {
+fn append_refused(outcome: Result<(), KvCacheError>) -> BlockError {
     match outcome.unwrap_err() {
-        KvCacheError::Append {
-            cause: GrowAllError::Refused { cause, .. },
+        KvCacheError::Block {
+            cause: BlockError::Refused { cause, .. },
             ..
-        } => cause,
+        } => *cause,
         other => panic!("{other}"),
     }
 }
@@ -259,7 +259,7 @@ on_both! {
         assert!(begun.elapsed() < Duration::from_secs(10), "it may not wait");
         assert!(matches!(
             refused,
-            AllocateError::SharedInUse { offset, others: 1, .. } if offset == 60 << 17
+            BlockError::SharedInUse { offset, others: 1, .. } if offset == 60 << 17
         ), "{refused}");
         assert!(refused.is_shortage());
         assert_eq!(books(&pool), before);
@@ -291,7 +291,7 @@ on_both! {
         cache.free(root).unwrap();
         let needy = pool.tenant("b").register().unwrap();
         let refused = needy.try_allocate(16 * G).unwrap_err();
-        assert!(matches!(&refused, AllocateError::OutOfMemory(_)), "{refused}");
+        assert!(matches!(&refused, BlockError::OutOfMemory(_)), "{refused}");
         assert!(needy.try_allocate(9 * G).is_err(), "it holds 8 and half a granule at least");
         rig.machine.let_go_all(D0);
         // Nobody has looked after it yet: whoever is short of memory does.
@@ -357,19 +357,18 @@ on_both! {
         let mut cache = build(&tenant, &stream, Layout::TokenMajor);
         let root = cache.create(200).unwrap();
         assert!(matches!(plain.fork(root, 20), Err(KvCacheError::NoSuchSequence { .. })));
-        assert!(matches!(cache.fork(root, 0), Err(KvCacheError::NoTokens)));
+        assert!(matches!(cache.fork(root, 0), Err(KvCacheError::Argument(ArgumentError::Zero { what: "tokens of a sequence" }))));
         assert!(matches!(
             cache.fork(root, 201),
-            Err(KvCacheError::ForkTooLong { tokens: 200, wanted: 201, .. })
+            Err(KvCacheError::Tokens { sequence, tokens: 201, most: 200 }) if sequence == root.number()
         ));
         let theirs = tenant.allocate_on(&stream, 11 * G).unwrap();
         let before = (books(&pool), cache.stats());
         match cache.try_fork(root, 190).unwrap_err() {
-            KvCacheError::Fork {
-                tokens: 190,
-                cause: AllocateError::OutOfMemory(shortage),
-                ..
-            } => assert!(shortage.wanted > 0 && shortage.available < shortage.wanted),
+            KvCacheError::Block {
+                sequence,
+                cause: BlockError::OutOfMemory(shortage),
+            } if sequence == root.number() => assert!(shortage.wanted > 0 && shortage.available < shortage.wanted),
             other => panic!("{other}"),
         }
         assert_eq!((books(&pool), cache.stats()), before);
@@ -382,7 +381,7 @@ on_both! {
         }
         assert!(matches!(
             cache.fork(root, 3),
-            Err(KvCacheError::TooManySequences { held: 6, limit: 6 })
+            Err(KvCacheError::Argument(ArgumentError::TooLarge { what: "sequences", value: 7, most: 6 }))
         ));
         // A copy would become part of a graph.
         let mut cache = build(&tenant, &stream, Layout::TokenMajor);
@@ -390,14 +389,14 @@ on_both! {
         let guard = pool.capture_guard();
         let refused = cache.try_fork(root, 35).unwrap_err();
         assert!(matches!(
-            refused, KvCacheError::Fork { cause: AllocateError::Capturing(_), .. }
+            refused, KvCacheError::Block { cause: BlockError::Capturing(_), .. }
         ), "{refused}");
         cache.try_fork(root, 32).unwrap();
         drop(guard);
         tenant.unregister();
         assert!(matches!(
             cache.fork(root, 32),
-            Err(KvCacheError::Fork { cause: AllocateError::Unregistered { .. }, .. })
+            Err(KvCacheError::Block { cause: BlockError::Unregistered { .. }, .. })
         ));
     }
 
@@ -591,7 +590,7 @@ fn what_neither_can_be_replaced_nor_put_back_is_lost_and_counted() {
         .arm(Fault::from(1, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemMap));
     let lost = append_refused(cache.append(&[(ids[1], 1)]));
     assert!(
-        matches!(&lost, AllocateError::Lost { offset, bytes, .. }
+        matches!(&lost, BlockError::Lost { offset, bytes, .. }
             if (*offset, *bytes) == (8 * G - 4 * G, 4 * G)),
         "{lost}"
     );

@@ -11,7 +11,7 @@ use common::{G, Rig};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Driver};
-use cuvmm::error::KvCacheError;
+use cuvmm::error::{ArgumentError, KvCacheError};
 use cuvmm::kv::{Layout, Part, SequenceId, Shape};
 use cuvmm::{Hardened, KvCache, Limit, Pool, Stream};
 use proptest::prelude::*;
@@ -194,8 +194,14 @@ where
                             fixed: 0,
                         });
                     }
-                    Err(KvCacheError::TooLong { .. }) => assert!(tokens > SHAPE.max_tokens),
-                    Err(KvCacheError::TooManySequences { held, .. }) => assert_eq!(held, 5),
+                    Err(KvCacheError::Argument(ArgumentError::TooLarge {
+                        what: "sequences",
+                        value,
+                        most: 5,
+                    })) => assert_eq!((value, self.known[cache].len()), (6, 5)),
+                    Err(KvCacheError::Argument(ArgumentError::TooLarge { .. })) => {
+                        assert!(tokens > SHAPE.max_tokens);
+                    }
                     Err(error) => {
                         self.refused(&error);
                         if let (Ok(room), 0) = (room, self.rig.faults.injected()) {
@@ -222,7 +228,7 @@ where
                             tokens.resize(len, self.zeroed.then_some(0));
                         }
                     }
-                    Err(KvCacheError::AppendTooLong { tokens, .. }) => {
+                    Err(KvCacheError::Tokens { tokens, .. }) => {
                         assert!(tokens > SHAPE.max_tokens);
                     }
                     Err(error) => self.refused(&error),
@@ -242,8 +248,10 @@ where
                         known.tokens.truncate(to as usize);
                         known.fixed = known.fixed.min(to as usize);
                     }
-                    Err(KvCacheError::NoTokens) => assert_eq!(to, 0),
-                    Err(KvCacheError::WouldGrow { .. }) => {
+                    Err(KvCacheError::Argument(ArgumentError::Zero { .. })) => {
+                        assert_eq!(to, 0);
+                    }
+                    Err(KvCacheError::Tokens { .. }) => {
                         assert!(to > known.tokens.len() as u64);
                     }
                     Err(error) => panic!("{error}"),
@@ -279,9 +287,15 @@ where
                             fixed: at,
                         });
                     }
-                    Err(KvCacheError::NoTokens) => assert_eq!(at, 0),
-                    Err(KvCacheError::ForkTooLong { .. }) => assert!(at > known.tokens.len()),
-                    Err(KvCacheError::TooManySequences { held, .. }) => assert_eq!(held, 5),
+                    Err(KvCacheError::Argument(ArgumentError::Zero { .. })) => {
+                        assert_eq!(at, 0);
+                    }
+                    Err(KvCacheError::Tokens { .. }) => assert!(at > known.tokens.len()),
+                    Err(KvCacheError::Argument(ArgumentError::TooLarge {
+                        what: "sequences",
+                        value,
+                        most: 5,
+                    })) => assert_eq!((value, held), (6, 5)),
                     Err(error) => self.refused(&error),
                 }
             }

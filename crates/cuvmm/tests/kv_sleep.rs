@@ -12,7 +12,7 @@ use common::{G, Rig, pool};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, Driver};
-use cuvmm::error::{AllocateError, KvCacheError, ShrinkError, SleepError, WakeError};
+use cuvmm::error::{BlockError, KvCacheError, MemoryError, SleepError};
 use cuvmm::kv::{Layout, SequenceId};
 use cuvmm::sleep::Progress;
 use cuvmm::{Contents, HostStore, KvCache, Pool, Stream, Tenant};
@@ -80,7 +80,7 @@ on_both! {
             let forked = cache.fork(family[0].0, 10);
             assert!(matches!(
                 forked,
-                Err(KvCacheError::Fork { cause: AllocateError::Asleep { .. }, .. })
+                Err(KvCacheError::Block { cause: BlockError::Memory(MemoryError::Asleep { .. }), .. })
             ));
             let woken = patient.wake().unwrap();
             assert_eq!(woken.restored, slept.kept);
@@ -201,13 +201,13 @@ fn a_family_of_which_some_stay_asleep_wakes_whole() {
                 stayed += 1;
                 assert_eq!(blocks, 1);
             }
-            Err(SleepError::Call(_)) => {}
+            Err(SleepError::Memory(MemoryError::Call(_))) => {}
             other => panic!("{other:?}"),
         }
         balanced(&rig, &pool);
         match tenant.blocks().wake() {
             Ok(_) => {}
-            Err(WakeError::Memory { .. }) => panic!("{nth}: there is room"),
+            Err(SleepError::Block { .. }) => panic!("{nth}: there is room"),
             Err(error) => panic!("{nth}: {error}"),
         }
         assert_eq!(books(&pool)[2], 0);
@@ -254,13 +254,17 @@ on_both! {
         let Scene { pool, tenant, mut cache, stream } = scene;
         let before = (books(&pool), cache.stats(), rig.machine.snapshot());
         let cut = cache.truncate(id, 100);
-        assert!(matches!(cut, Err(KvCacheError::Shrink(ShrinkError::Asleep))), "{cut:?}");
+        assert!(matches!(
+            cut,
+            Err(KvCacheError::Block { sequence, cause: BlockError::Memory(MemoryError::Asleep { .. }) })
+                if sequence == id.number()
+        ), "{cut:?}");
         let grown = cache.append(&[(id, 90)]);
         assert!(matches!(grown, Err(KvCacheError::Asleep { .. })), "{grown:?}");
         let forked = cache.fork(id, 200);
         assert!(matches!(
             forked,
-            Err(KvCacheError::Fork { cause: AllocateError::Asleep { .. }, .. })
+            Err(KvCacheError::Block { cause: BlockError::Memory(MemoryError::Asleep { .. }), .. })
         ), "{forked:?}");
         let after = (books(&pool), cache.stats(), rig.machine.snapshot());
         assert_eq!(after, before);

@@ -8,12 +8,15 @@ use std::time::Duration;
 
 use common::{D0, G, busy, nth_of, pool};
 use cuvmm::driver::{CUresult, Call};
-use cuvmm::error::{AllocateError, BuildPoolError, LimitError, RegisterError};
+use cuvmm::error::{ArgumentError, BlockError, MemoryError, PoolError};
 use cuvmm::{Block, Limit, Mapper, Pool, Stream};
 
 fn bytes(granules: u64) -> Limit {
     Limit::Bytes(granules * G)
 }
+
+/// What a guarantee above the tenant's own limit is called.
+const GUARANTEE: &str = "bytes of a guarantee, which the tenant's own limit bounds";
 
 on_both! {
     fn a_lowered_limit_gives_back_what_is_idle_and_keeps_to_itself_as_memory_comes_free(rig) {
@@ -28,7 +31,7 @@ on_both! {
         let stats = pool.stats();
         assert_eq!((stats.limit, stats.committed, stats.free), (8 * G, 10 * G, 0));
         let refused = tenant.try_allocate(G).unwrap_err();
-        let AllocateError::OutOfMemory(shortage) = refused else {
+        let BlockError::OutOfMemory(shortage) = refused else {
             panic!("{refused}");
         };
         assert_eq!((shortage.limit, shortage.tenant_limit, shortage.available), (8 * G, 8 * G, 0));
@@ -90,14 +93,15 @@ on_both! {
         let a = pool.tenant("a").guarantee(3 * G).register().unwrap();
         let _b = pool.tenant("b").guarantee(2 * G).register().unwrap();
         let total = rig.device.total_memory();
+        let small = |value| ArgumentError::TooSmall { what: "bytes of a pool's limit", value, least: G }.into();
         for (limit, error) in [
-            (Limit::Bytes(G - 1), LimitError::TooSmall { limit: G - 1, granularity: G }),
-            (Limit::Bytes(0), LimitError::TooSmall { limit: 0, granularity: G }),
-            (Limit::LeaveFree(total), LimitError::TooSmall { limit: 0, granularity: G }),
-            (Limit::Bytes(total + 1), LimitError::TooLarge { limit: total + 1, total }),
+            (Limit::Bytes(G - 1), small(G - 1)),
+            (Limit::Bytes(0), small(0)),
+            (Limit::LeaveFree(total), small(0)),
+            (Limit::Bytes(total + 1), ArgumentError::TooLarge { what: "bytes of a pool's limit", value: total + 1, most: total }.into()),
             (
                 Limit::Bytes(5 * G - 1),
-                LimitError::BelowGuarantees { limit: 4 * G, guaranteed: 5 * G },
+                PoolError::BelowGuarantees { limit: 4 * G, guaranteed: 5 * G },
             ),
         ] {
             assert_eq!(pool.set_limit(limit).unwrap_err(), error);
@@ -107,7 +111,7 @@ on_both! {
         a.set_guarantee(0).unwrap();
         assert_eq!(pool.set_limit(bytes(2)).unwrap().limit, 2 * G);
         let built = Pool::builder(&rig.device).limit(Limit::Bytes(1)).build();
-        assert!(matches!(built, Err(BuildPoolError::Limit(LimitError::TooSmall { .. }))));
+        assert!(matches!(built, Err(PoolError::Argument(ArgumentError::TooSmall { value: 1, .. }))));
     }
 
     fn a_limit_is_not_set_below_what_the_mapper_keeps_ready(rig) {
@@ -115,7 +119,9 @@ on_both! {
         let builder = Pool::builder(&rig.device).limit(bytes(8)).mapper(&mapper);
         let pool = builder.free_target(4 * G).build().unwrap();
         let refused = pool.set_limit(bytes(3)).unwrap_err();
-        assert_eq!(refused, LimitError::BelowFreeTarget { limit: 3 * G, free_target: 4 * G });
+        let what = "bytes of a limit, of which some are kept ready";
+        let figures = ArgumentError::TooSmall { what, value: 3 * G, least: 4 * G };
+        assert_eq!(refused, figures.into());
         pool.set_limit(bytes(4)).unwrap();
         pool.close().unwrap();
         mapper.stop();
@@ -128,11 +134,11 @@ on_both! {
         let used = b.try_allocate(4 * G).unwrap();
         drop(b.try_allocate(2 * G).unwrap());
         let refused = a.set_guarantee(7 * G).unwrap_err();
-        let figures = LimitError::GuaranteeTooLarge { guarantee: 7 * G, left: 6 * G, limit: 10 * G };
+        let figures = PoolError::GuaranteeTooLarge { guarantee: 7 * G, left: 6 * G, limit: 10 * G };
         assert_eq!(refused, figures);
         let refused = a.set_guarantee(8 * G).unwrap_err();
-        let figures = LimitError::GuaranteeOverLimit { guarantee: 8 * G, limit: 7 * G };
-        assert_eq!(refused, figures);
+        let figures = ArgumentError::TooLarge { what: GUARANTEE, value: 8 * G, most: 7 * G };
+        assert_eq!(refused, figures.into());
         assert_eq!(a.stats().guarantee, 2 * G);
         a.set_guarantee(6 * G).unwrap();
         // What B holds idle makes way.
@@ -155,7 +161,8 @@ on_both! {
         let others = b.try_allocate(2 * G).unwrap();
         drop(b.try_allocate(2 * G).unwrap());
         let refused = a.set_limit(G).unwrap_err();
-        assert_eq!(refused, LimitError::GuaranteeOverLimit { guarantee: 2 * G, limit: G });
+        let figures = ArgumentError::TooLarge { what: GUARANTEE, value: 2 * G, most: G };
+        assert_eq!(refused, figures.into());
         let change = a.set_limit(4 * G).unwrap();
         assert_eq!((change.limit, change.taken_back, change.excess), (4 * G, 3 * G, 3 * G));
         let stats = pool.stats();
@@ -296,11 +303,11 @@ on_both! {
         assert_eq!(pool.find_tenant("b").unwrap().stats().in_use, 0);
         a.clone().unregister();
         assert!(pool.find_tenant("a").is_none());
-        let gone = LimitError::Unregistered { tenant: "a".to_owned() };
+        let gone = PoolError::Unregistered { tenant: "a".to_owned() };
         // A has nothing left: the pool has forgotten it.
-        assert!(matches!(a.set_limit(G), Err(LimitError::Unregistered { .. })));
-        assert!(matches!(a.set_guarantee(G), Err(LimitError::Unregistered { .. })));
-        assert!(matches!(a.set_priority(1), Err(LimitError::Unregistered { .. })));
+        assert!(matches!(a.set_limit(G), Err(PoolError::Unregistered { .. })));
+        assert!(matches!(a.set_guarantee(G), Err(PoolError::Unregistered { .. })));
+        assert!(matches!(a.set_priority(1), Err(PoolError::Unregistered { .. })));
         assert_eq!(gone.to_string(), "tenant \"a\" has been unregistered");
         drop((block, again));
     }
@@ -325,7 +332,7 @@ on_both! {
         let tenant = pool.tenant("a").register().unwrap();
         drop(tenant.try_allocate(4 * G).unwrap());
         rig.faults.arm(nth_of(1, CUresult::CUDA_ERROR_UNKNOWN, &[Call::MemUnmap]));
-        assert!(matches!(pool.set_limit(bytes(2)), Err(LimitError::Call(_))));
+        assert!(matches!(pool.set_limit(bytes(2)), Err(PoolError::Memory(MemoryError::Call(_)))));
         let stats = pool.stats();
         assert_eq!(stats.limit, 2 * G);
         assert_eq!(stats.committed + stats.free, rig.machine.live().physical_bytes);
@@ -340,7 +347,7 @@ on_both! {
         let too_much = pool.tenant("a").guarantee(5 * G).register();
         assert!(matches!(
             too_much,
-            Err(RegisterError::Limit(LimitError::GuaranteeTooLarge { left, .. })) if left == 4 * G
+            Err(PoolError::GuaranteeTooLarge { left, .. }) if left == 4 * G
         ));
         assert!(pool.tenants().is_empty());
     }

@@ -9,7 +9,7 @@ use common::books::figures;
 use common::{D0, G, mapped_pool, until};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::{CUresult, Call};
-use cuvmm::error::{BuildPoolError, StartMapperError};
+use cuvmm::error::{ArgumentError, DeviceError, PoolError};
 use cuvmm::{Limit, Mapper, Pool, Stream};
 
 on_both! {
@@ -59,7 +59,7 @@ on_both! {
 
     fn everything_goes_on_when_the_mapper_stops(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
-        assert!(matches!(Mapper::start(&rig.device), Err(StartMapperError::Running)));
+        assert!(matches!(Mapper::start(&rig.device), Err(DeviceError::MapperRunning)));
         let pool = mapped_pool(rig, 128, &mapper);
         let tenant = pool.tenant("a").register().unwrap();
         let mut block = tenant.block(16 * G).capacity(128 * G).try_allocate().unwrap();
@@ -96,10 +96,12 @@ on_both! {
         let other = common::model();
         let mapper = Mapper::start(&other.device).unwrap();
         let built = Pool::builder(&rig.device).limit(Limit::Bytes(G)).mapper(&mapper).build();
-        assert!(matches!(built, Err(BuildPoolError::WrongMapper)));
+        assert!(matches!(built, Err(PoolError::Argument(ArgumentError::WrongDevice { what: "the mapper" }))));
         let mapper = Mapper::start(&rig.device).unwrap();
         let built = Pool::builder(&rig.device).limit(Limit::Bytes(G)).mapper(&mapper).free_target(2 * G).build();
-        assert!(matches!(built, Err(BuildPoolError::BadOption { option: "free_target", .. })));
+        let built = built.unwrap_err();
+        let too_much = ArgumentError::TooLarge { what: "bytes that are kept ready", value: 2 * G, most: G };
+        assert_eq!(built, PoolError::Argument(too_much));
     }
 
     fn margin_made_ahead_goes_to_whoever_needs_memory(rig) {

@@ -9,10 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use common::{G, GIB, MIB};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::{CUresult, Call, HandleTypes, StreamHandle};
-use cuvmm::error::{
-    AccessError, AllocateManagedError, CopyError, CreateError, MapError, OpenError, ReserveError,
-    RetainError,
-};
+use cuvmm::error::{ArgumentError, DeviceError, MemoryError};
 use cuvmm::own::CloseRefusal;
 use cuvmm::{
     Access, AccessGrant, CallError, Device, Event, Managed, Physical, Reservation, Stream,
@@ -43,7 +40,8 @@ on_both! {
         }
         assert!(matches!(
             mapping.write(2 * G - 7, b"end here"),
-            Err(CopyError::OutOfRange { bytes, .. }) if bytes == 2 * G
+            Err(MemoryError::Argument(ArgumentError::OutOfRange { start, end, len, .. }))
+                if (start, end, len) == (2 * G - 7, 2 * G + 1, 2 * G)
         ));
     }
 
@@ -54,37 +52,37 @@ on_both! {
         let first = reservation.map(0, &physical).unwrap();
         rig.faults.forget();
 
-        assert!(matches!(Reservation::new(device, 0), Err(ReserveError::ZeroSize)));
-        assert!(matches!(Reservation::new(device, G + 1), Err(ReserveError::Misaligned { .. })));
+        assert!(matches!(Reservation::new(device, 0), Err(MemoryError::Argument(ArgumentError::Zero { .. }))));
+        assert!(matches!(Reservation::new(device, G + 1), Err(MemoryError::Argument(ArgumentError::Misaligned { .. }))));
         assert!(matches!(
             Reservation::builder(device, G).alignment(3).reserve(),
-            Err(ReserveError::OddAlignment { alignment: 3 })
+            Err(MemoryError::Argument(ArgumentError::NotPowerOfTwo { value: 3, .. }))
         ));
-        assert!(matches!(Physical::new(device, 0), Err(CreateError::ZeroSize)));
-        assert!(matches!(Physical::new(device, MIB), Err(CreateError::Misaligned { .. })));
+        assert!(matches!(Physical::new(device, 0), Err(MemoryError::Argument(ArgumentError::Zero { .. }))));
+        assert!(matches!(Physical::new(device, MIB), Err(MemoryError::Argument(ArgumentError::Misaligned { .. }))));
         assert!(matches!(
             Physical::builder(device, G).on_host_numa(-1).create(),
-            Err(CreateError::NoSuchNode { node: -1 })
+            Err(MemoryError::Argument(ArgumentError::NoSuch { what: "NUMA node", number: -1 }))
         ));
         assert!(matches!(
             Physical::builder(device, G).shareable(HandleTypes::from_bits_retain(0x40)).create(),
-            Err(CreateError::UnknownHandleType { bits: 0x40 })
+            Err(MemoryError::Argument(ArgumentError::HandleType { bits: 0x40 }))
         ));
         // What the driver would let through or die of: past the end, overlap from above and
         // below, a place that is off the granule, an offset that overflows.
-        assert!(matches!(reservation.map(3 * G, &physical), Err(MapError::OutOfRange { .. })));
-        assert!(matches!(reservation.map(4 * G, &physical), Err(MapError::OutOfRange { .. })));
+        assert!(matches!(reservation.map(3 * G, &physical), Err(MemoryError::Argument(ArgumentError::OutOfRange { .. }))));
+        assert!(matches!(reservation.map(4 * G, &physical), Err(MemoryError::Argument(ArgumentError::OutOfRange { .. }))));
         assert!(matches!(
             reservation.map(0u64.wrapping_sub(G), &physical),
-            Err(MapError::OutOfRange { .. })
+            Err(MemoryError::Argument(ArgumentError::OutOfRange { .. }))
         ));
-        assert!(matches!(reservation.map(G, &physical), Err(MapError::Overlap { taken: 0, .. })));
-        assert!(matches!(reservation.map(0, &physical), Err(MapError::Overlap { taken: 0, .. })));
-        assert!(matches!(reservation.map(MIB, &physical), Err(MapError::Misaligned { .. })));
-        assert!(matches!(first.set_access(&[]), Err(AccessError::Nobody)));
+        assert!(matches!(reservation.map(G, &physical), Err(MemoryError::Overlap { taken: 0, .. })));
+        assert!(matches!(reservation.map(0, &physical), Err(MemoryError::Overlap { taken: 0, .. })));
+        assert!(matches!(reservation.map(MIB, &physical), Err(MemoryError::Argument(ArgumentError::Misaligned { .. }))));
+        assert!(matches!(first.set_access(&[]), Err(MemoryError::Argument(ArgumentError::Zero { .. }))));
         assert!(matches!(
             reservation.physical_at(2 * G),
-            Err(RetainError::NotMapped { offset }) if offset == 2 * G
+            Err(MemoryError::NotCommitted { start, .. }) if start == 2 * G
         ));
         assert_eq!(rig.faults.calls(), vec![], "the driver was asked");
         assert_eq!(reservation.mapped_bytes(), 2 * G);
@@ -135,7 +133,7 @@ on_both! {
         assert_eq!(mapping.access_of(&rig.device).unwrap(), Access::Read);
         mapping.read(0, &mut [0; 4]).unwrap();
         let refused = mapping.write(0, b"no").unwrap_err();
-        assert!(matches!(refused, CopyError::Call { offset: 0, size: 2, .. }), "{refused}");
+        assert!(matches!(refused, MemoryError::Range { offset: 0, size: 2, .. }), "{refused}");
     }
 
     fn host_memory_is_opened_to_the_device_and_its_node(rig) {
@@ -154,9 +152,9 @@ on_both! {
         let physical = Physical::new(&rig.device, G).unwrap();
         let mapping = reservation.map(G, &physical).unwrap();
         let refused = mapping.set_access(&[AccessGrant::host_numa(0, Access::Read)]);
-        assert!(matches!(refused, Err(AccessError::Call { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(MemoryError::Range { .. })), "{refused:?}");
         let missing = Physical::builder(&rig.device, G).on_host_numa(99).create();
-        assert!(matches!(missing, Err(CreateError::Call { .. })));
+        assert!(matches!(missing, Err(MemoryError::Create { .. })));
     }
 
     fn what_is_in_use_is_not_closed(rig) {
@@ -196,7 +194,7 @@ on_both! {
     }
 
     fn managed_memory_is_had_and_freed(rig) {
-        assert!(matches!(Managed::new(&rig.device, 0), Err(AllocateManagedError::ZeroSize)));
+        assert!(matches!(Managed::new(&rig.device, 0), Err(MemoryError::Argument(ArgumentError::Zero { .. }))));
         let managed = Managed::new(&rig.device, 12345).unwrap();
         assert_eq!((managed.size(), managed.device()), (12345, &rig.device));
         assert!(!managed.address().is_null());
@@ -212,7 +210,7 @@ on_both! {
         drop(Managed::new(&rig.device, 1).unwrap());
         rig.faults.arm(Fault::all(CUresult::CUDA_ERROR_OUT_OF_MEMORY).of(Call::MemAllocManaged));
         let refused = Managed::new(&rig.device, 77).unwrap_err();
-        assert!(matches!(refused, AllocateManagedError::Call { size: 77, cause }
+        assert!(matches!(refused, MemoryError::Create { size: 77, cause, .. }
             if cause.is_out_of_memory()));
         rig.faults.disarm();
     }
@@ -243,14 +241,14 @@ fn devices_that_are_not_there_are_refused() {
     let driver = rig.device.driver().clone();
     assert!(matches!(
         Device::open(driver.clone(), 2),
-        Err(OpenError::NoSuchDevice {
+        Err(DeviceError::NoSuchDevice {
             ordinal: 2,
             count: 2
         })
     ));
     assert!(matches!(
         Device::open(driver, u32::MAX),
-        Err(OpenError::NoSuchDevice { .. })
+        Err(DeviceError::NoSuchDevice { .. })
     ));
 }
 
@@ -261,13 +259,13 @@ fn another_drivers_physical_is_refused() {
     let physical = Physical::new(&there.device, G).unwrap();
     assert!(matches!(
         reservation.map(0, &physical),
-        Err(MapError::WrongDriver)
+        Err(MemoryError::Argument(ArgumentError::WrongDriver { .. }))
     ));
     let own = Physical::new(&here.device, G).unwrap();
     let mapping = reservation.map(0, &own).unwrap();
     assert!(matches!(
         mapping.set_access(&[AccessGrant::device(&there.device, Access::Read)]),
-        Err(AccessError::WrongDriver { .. })
+        Err(MemoryError::Argument(ArgumentError::WrongDriver { .. }))
     ));
 }
 
@@ -293,7 +291,7 @@ fn a_failed_drop_is_told_and_nothing_is_reused() {
     );
     assert!(matches!(
         reservation.map(0, &physical),
-        Err(MapError::Overlap { .. })
+        Err(MemoryError::Overlap { .. })
     ));
     drop((reservation, physical));
     let live = rig.machine.live();
@@ -334,7 +332,7 @@ fn a_lost_context_takes_nothing_new_and_gives_everything_back() {
     assert!(rig.device.lost().is_some());
     assert!(matches!(
         Physical::new(&rig.device, G),
-        Err(CreateError::Call {
+        Err(MemoryError::Create {
             cause: CallError::ContextLost(_),
             ..
         })

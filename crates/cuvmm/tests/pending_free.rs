@@ -8,12 +8,12 @@ use std::time::Duration;
 use common::{D0, G, busy, pool};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::{CUresult, Call, CaptureMode, Driver};
-use cuvmm::error::{AllocateError, CopyError, FreeRefusal};
+use cuvmm::error::{BlockError, MemoryError};
 use cuvmm::{CallError, Stream};
 
-fn pending_free(error: &AllocateError) -> u64 {
+fn pending_free(error: &BlockError) -> u64 {
     match error {
-        AllocateError::OutOfMemory(shortage) | AllocateError::Capturing(shortage) => {
+        BlockError::OutOfMemory(shortage) | BlockError::Capturing(shortage) => {
             shortage.pending_free
         }
         other => panic!("{other}"),
@@ -251,17 +251,17 @@ on_both! {
         drop(a.allocate_on(&stream, G).unwrap());
         // Unless it must be zeroed, on a stream that captures or on any other.
         let zeroed = b.block(4 * G).home_stream(&other).zeroed(true).try_allocate();
-        assert!(matches!(zeroed, Err(AllocateError::Capturing(_))), "{zeroed:?}");
+        assert!(matches!(zeroed, Err(BlockError::Capturing(_))), "{zeroed:?}");
         let fresh = a.allocate_on(&stream, G).unwrap();
         // What needs a fence is not, and says so.
         let refused = a.try_allocate(4 * G).unwrap_err();
-        assert!(matches!(refused, AllocateError::Capturing(_)), "{refused}");
+        assert!(matches!(refused, BlockError::Capturing(_)), "{refused}");
         assert_eq!(pending_free(&refused), 4 * G);
-        assert!(matches!(block.write(0, b"x"), Err(CopyError::Capturing)));
+        assert!(matches!(block.write(0, b"x"), Err(MemoryError::Capturing)));
         assert_eq!(pool.trim(0).unwrap(), 0);
         let kept = block.free().unwrap_err();
-        assert_eq!(kept.reason, FreeRefusal::Capturing);
-        let block = kept.block;
+        assert_eq!(kept.reason, MemoryError::Capturing);
+        let block = kept.owner;
         let lease = block.lease();
         rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![(block.address(), G, 5)]).unwrap();
         drop(fresh);
@@ -297,7 +297,7 @@ on_both! {
         unsafe { rig.machine.capture_begin(D0, stream.as_raw(), CaptureMode::GLOBAL).unwrap(); }
         // The scrub of what was B's would be recorded, and not run.
         let refused = a.allocate_on(&stream, 4 * G).unwrap_err();
-        assert!(matches!(refused, AllocateError::Capturing(_)), "{refused}");
+        assert!(matches!(refused, BlockError::Capturing(_)), "{refused}");
         // The event of the other stream would not be taken; asking whether it has passed will do.
         drop(a.allocate_on(&stream, 2 * G).unwrap());
         // SAFETY: as above.
@@ -352,7 +352,7 @@ on_both! {
         rig.machine.lose_context(D0, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
         assert!(stream.synchronize().is_err());
         for refused in [tenant.allocate_on(&stream, 2 * G).map(drop), block.try_grow_to(2 * G)] {
-            let lost = matches!(refused, Err(AllocateError::Call(CallError::ContextLost(_))));
+            let lost = matches!(refused, Err(BlockError::Memory(MemoryError::Call(CallError::ContextLost(_)))));
             assert!(lost, "{refused:?}");
         }
         drop((block, tenant, stream));

@@ -7,10 +7,7 @@ mod common;
 use common::{D0, D1, G};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::{CUresult, Call, Location};
-use cuvmm::error::{
-    CommitError, CopyError, DecommitError, GrantError, LayoutError, RelocateError, ReplaceError,
-    ReserveError,
-};
+use cuvmm::error::{ArgumentError, MemoryError};
 use cuvmm::{Access, Layout, Place, Region, Stream};
 
 /// Offset and size in granules, and where.
@@ -38,7 +35,7 @@ on_both! {
         region.write(&one, 2 * G - 3, b"across").unwrap();
         let mut seen = [0; 6];
         let refused = region.read(&two, 2 * G - 3, &mut seen);
-        assert!(matches!(refused, Err(CopyError::WrongDevice)), "nobody let it in");
+        assert!(matches!(refused, Err(MemoryError::Argument(ArgumentError::WrongDevice { .. }))), "nobody let it in");
         region.grant(&second, Access::Read).unwrap();
         region.read(&two, 2 * G - 3, &mut seen).unwrap();
         if rig.keeps_bytes() {
@@ -67,21 +64,24 @@ on_both! {
     fn layouts_that_cannot_be_are_refused(rig) {
         let (second, stranger) = (rig.second(), common::model());
         let refused = |layout| match Region::builder(&rig.device, 8 * G).layout(layout).reserve() {
-            Err(ReserveError::Layout(error)) => error,
-            other => panic!("{other:?}"),
+            Err(error) => error,
+            Ok(region) => panic!("{region:?}"),
         };
         let here = || Place::from(&rig.device);
         rig.faults.forget();
-        assert!(matches!(refused(Layout::round_robin([], G)), LayoutError::NoPlace));
-        assert!(matches!(refused(Layout::shares([])), LayoutError::NoPlace));
+        assert!(matches!(refused(Layout::round_robin([], G)), MemoryError::Argument(ArgumentError::Zero { .. })));
+        assert!(matches!(refused(Layout::shares([])), MemoryError::Argument(ArgumentError::Zero { .. })));
         for unit in [0, 1, G + 1] {
-            let error = refused(Layout::round_robin([here()], unit));
-            assert!(matches!(error, LayoutError::Misaligned { bytes, granularity: G } if bytes == unit));
-            let error = refused(Layout::shares([(here(), G), (here(), unit)]));
-            assert!(matches!(error, LayoutError::Misaligned { bytes, .. } if bytes == unit));
+            let (what, multiple) = ("bytes of a stripe or share", G);
+            let expected = MemoryError::Argument(match unit {
+                0 => ArgumentError::Zero { what },
+                value => ArgumentError::Misaligned { what, value, multiple },
+            });
+            assert_eq!(refused(Layout::round_robin([here()], unit)), expected);
+            assert_eq!(refused(Layout::shares([(here(), G), (here(), unit)])), expected);
         }
         let error = refused(Layout::on(&stranger.device));
-        assert!(matches!(error, LayoutError::WrongDriver { place: ON_0 }));
+        assert!(matches!(error, MemoryError::Argument(ArgumentError::WrongDriver { .. })));
         assert_eq!(rig.faults.total(), 0, "refused before the driver is asked");
         assert!(rig.device.can_reach(&second).unwrap() && rig.device.can_reach(&rig.device).unwrap());
         assert!(!rig.device.can_reach(&stranger.device).unwrap());
@@ -97,18 +97,21 @@ on_both! {
         region.grant(&second, Access::ReadWrite).unwrap();
         assert_eq!(rig.faults.count(Call::MemSetAccess), 2, "one for each extent");
         assert_eq!(region.access_of(&second), Access::ReadWrite);
-        assert!(matches!(region.grant(&second, Access::Read), Err(GrantError::Lowers)));
-        assert!(matches!(region.grant(&second, Access::None), Err(GrantError::Lowers)));
-        assert!(matches!(region.grant(&rig.device, Access::Read), Err(GrantError::OwnDevice)));
-        assert!(matches!(region.revoke(&rig.device), Err(GrantError::OwnDevice)));
-        assert!(matches!(region.revoke(&common::model().device), Err(GrantError::WrongDriver)));
+        assert!(matches!(region.grant(&second, Access::Read), Err(MemoryError::Access { device: ON_1 })));
+        assert!(matches!(region.grant(&second, Access::None), Err(MemoryError::Access { device: ON_1 })));
+        assert!(matches!(region.grant(&rig.device, Access::Read), Err(MemoryError::Access { device: ON_0 })));
+        assert!(matches!(region.revoke(&rig.device), Err(MemoryError::Access { device: ON_0 })));
+        assert!(matches!(
+            region.revoke(&common::model().device),
+            Err(MemoryError::Argument(ArgumentError::WrongDriver { .. }))
+        ));
 
         // What comes later is open to it as well.
         region.commit(3 * G..4 * G).unwrap();
         rig.machine.hold(D1, stream.as_raw());
         let all = (region.address(), 4 * G, 7);
         rig.machine.queue_kernel(D1, stream.as_raw(), vec![], vec![all]).unwrap();
-        assert!(matches!(region.revoke(&second), Err(GrantError::InUse { device: ON_1 })));
+        assert!(matches!(region.revoke(&second), Err(MemoryError::InUse { device: ON_1 })));
         // A decommit waits for every device that has access.
         region.decommit(0..2 * G).unwrap();
         assert_eq!(region.purge().unwrap(), 0);
@@ -118,7 +121,7 @@ on_both! {
         assert_eq!(region.access_of(&second), Access::None);
         assert!(second.lost().is_none() && rig.device.lost().is_none());
         let used = region.decommit_after(2 * G..4 * G, &[stream]);
-        assert!(matches!(used, Err(DecommitError::WrongDevice)));
+        assert!(matches!(used, Err(MemoryError::Argument(ArgumentError::WrongDevice { .. }))));
         region.grant(&second, Access::Read).unwrap();
         region.revoke_blocking(&second).unwrap();
         assert_eq!(region.access_of(&second), Access::None);
@@ -174,12 +177,12 @@ on_both! {
         let calls = [Call::MemsetD8Async, Call::MemcpyHtoDAsync, Call::MemcpyDtoHAsync];
         assert_eq!(calls.map(|call| rig.faults.count(call)), [2, 2, 2]);
         let error = region.host_pointer(2 * G - 1..2 * G + 1).unwrap_err();
-        assert!(matches!(error, CopyError::NotOnHost { offset: 0, location: ON_0 }));
-        assert!(matches!(region.host_pointer(4 * G..5 * G), Err(CopyError::NotCommitted { .. })));
+        assert!(matches!(error, MemoryError::Elsewhere { offset: 0, found: ON_0, wanted: Location::HOST }));
+        assert!(matches!(region.host_pointer(4 * G..5 * G), Err(MemoryError::NotCommitted { .. })));
         let pointer = region.host_pointer(2 * G..4 * G).unwrap();
         assert_eq!(pointer.addr() as u64, region.address().0 + 2 * G);
         let nowhere = region.commit_at(4 * G..5 * G, &Place::HostNuma(-1));
-        assert!(matches!(nowhere, Err(CommitError::Create(_))));
+        assert!(matches!(nowhere, Err(MemoryError::Argument(ArgumentError::NoSuch { number: -1, .. }))));
         assert!(region.commit_at(4 * G..5 * G, &Place::HostNuma(2)).is_err());
         assert_eq!(region.committed(), 4 * G);
     }
@@ -198,12 +201,12 @@ on_both! {
         rig.faults.forget();
         for to in [8, 10, 12] {
             let refused = region.copy_within(&stream, 10..13, to);
-            assert!(matches!(refused, Err(CopyError::Overlap { offset: 10, size: 3, .. })), "{to}");
+            assert!(matches!(refused, Err(MemoryError::Overlap { offset: 10, size: 3, .. })), "{to}");
         }
         let refused = region.copy_within(&stream, 0..G, 4 * G);
-        assert!(matches!(refused, Err(CopyError::NotCommitted { .. })));
+        assert!(matches!(refused, Err(MemoryError::NotCommitted { .. })));
         let refused = region.copy_within(&stream, 7 * G..9 * G, 0);
-        assert!(matches!(refused, Err(CopyError::OutOfRange { .. })));
+        assert!(matches!(refused, Err(MemoryError::Argument(ArgumentError::OutOfRange { .. }))));
         region.copy_within(&stream, 5..5, 5).unwrap();
         assert_eq!(rig.faults.total(), 0);
     }
@@ -233,7 +236,7 @@ on_both! {
         let strange = common::model();
         let other = Stream::new(&strange.device).unwrap();
         let refused = plain.copy_from(&other, 0, &striped, 0..G);
-        assert!(matches!(refused, Err(CopyError::WrongDevice)));
+        assert!(matches!(refused, Err(MemoryError::Argument(ArgumentError::WrongDevice { .. }))));
     }
 
     fn memory_moves_under_its_addresses(rig) {
@@ -256,12 +259,18 @@ on_both! {
             assert_eq!(&seen, b"abcdef");
         }
         let cut = region.relocate(G..4 * G, &host, &stream);
-        assert!(matches!(cut, Err(RelocateError::CutsExtent { offset: 0, size }) if size == 2 * G));
+        assert!(matches!(cut, Err(MemoryError::CutsExtent { offset: 0, size }) if size == 2 * G));
         let beyond = region.relocate(0..6 * G, &host, &stream);
-        assert!(matches!(beyond, Err(RelocateError::NotCommitted { .. })));
-        assert!(matches!(region.relocate(0..0, &host, &stream), Err(RelocateError::Range(_))));
+        assert!(matches!(beyond, Err(MemoryError::NotCommitted { .. })));
+        assert!(matches!(
+            region.relocate(0..0, &host, &stream),
+            Err(MemoryError::Argument(ArgumentError::Empty { start: 0, end: 0, .. }))
+        ));
         let stranger = Stream::new(&second).unwrap();
-        assert!(matches!(region.relocate(0..G, &host, &stranger), Err(RelocateError::WrongDevice)));
+        assert!(matches!(
+            region.relocate(0..G, &host, &stranger),
+            Err(MemoryError::Argument(ArgumentError::WrongDevice { .. }))
+        ));
     }
 
     fn moving_waits_for_all_who_may_use_the_memory(rig) {
@@ -303,7 +312,7 @@ on_both! {
                 let (hit, calls) = (rig.faults.injected() > 0, rig.faults.calls());
                 rig.faults.disarm();
                 if let Err(error) = &moved {
-                    assert!(!matches!(error, RelocateError::Replace(ReplaceError::Lost { .. })));
+                    assert!(!matches!(error, MemoryError::Lost { .. }));
                     assert_eq!(lie(&region), before, "{k}: {error}\n{calls:?}");
                     if rig.keeps_bytes() {
                         let mut seen = [0; 4];
@@ -333,7 +342,7 @@ on_both! {
         let error = region.relocate(0..4 * G, &Place::HostNuma(0), &stream).unwrap_err();
         rig.faults.disarm();
         match error {
-            RelocateError::Replace(ReplaceError::Lost { ranges, .. }) => {
+            MemoryError::Lost { ranges, .. } => {
                 assert_eq!(ranges.first(), Some(&(0..4 * G)));
             }
             other => panic!("{other}"),
@@ -354,15 +363,15 @@ on_both! {
         assert_eq!((rig.faults.count(Call::MemMap), rig.faults.count(Call::MemCreate)), (8, 2));
         assert_eq!((region.held(), region.mappings(), region.committed()), (16 * G, 9, 4 * G));
         let refused = region.write(&stream, 0, b"x");
-        assert!(matches!(refused, Err(CopyError::NotCommitted { .. })));
+        assert!(matches!(refused, Err(MemoryError::NotCommitted { .. })));
         let hole = region.address();
         let reads = vec![(hole, 20 * G)];
         rig.machine.queue_kernel(D0, stream.as_raw(), reads, vec![]).unwrap();
         rig.machine.hold(D0, stream.as_raw());
         rig.machine.queue_kernel(D0, stream.as_raw(), vec![(hole, G)], vec![]).unwrap();
         let error = region.commit(G..2 * G).unwrap_err();
-        assert!(matches!(error, CommitError::ZerosInUse { start: G, end } if end == 2 * G));
-        assert!(matches!(region.remove_zeros(0..G), Err(CommitError::ZerosInUse { .. })));
+        assert!(matches!(error, MemoryError::PendingFree { start: G, end, bytes: G } if end == 2 * G));
+        assert!(matches!(region.remove_zeros(0..G), Err(MemoryError::PendingFree { .. })));
         assert_eq!((region.zero_backed(), region.mappings()), (60 * G, 9));
         region.commit_after(25 * G..26 * G, &[]).unwrap();
         rig.machine.let_go_all(D0);
@@ -386,12 +395,12 @@ on_both! {
             .unwrap();
         region.commit(0..G).unwrap();
         let error = region.back_with_zeros(0..64 * G).unwrap_err();
-        assert!(matches!(error, CommitError::Mappings { needed: 10, held: 1, limit: 6 }), "{error}");
+        assert!(matches!(error, MemoryError::Mappings { needed: 10, held: 1, limit: 6 }), "{error}");
         region.back_with_zeros(8 * G..40 * G).unwrap();
         assert_eq!(region.mappings(), 5);
         // One alias goes, and what is left of it beside the granule takes three.
         let error = region.commit(9 * G..10 * G).unwrap_err();
-        assert!(matches!(error, CommitError::Mappings { needed: 4, held: 5, limit: 6 }), "{error}");
+        assert!(matches!(error, MemoryError::Mappings { needed: 4, held: 5, limit: 6 }), "{error}");
         for (call, most) in [(Call::MemCreate, 1), (Call::MemMap, 1), (Call::MemUnmap, 1)] {
             for k in 1..=most {
                 rig.faults.arm(Fault::nth(k, CUresult::CUDA_ERROR_OUT_OF_MEMORY).of(call));
@@ -412,7 +421,7 @@ on_both! {
         rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![(region.address(), G, 1)]).unwrap();
         region.decommit_after(0..2 * G, std::slice::from_ref(&stream)).unwrap();
         let error = region.back_with_zeros(0..4 * G).unwrap_err();
-        assert!(matches!(error, CommitError::PendingFree { bytes, .. } if bytes == 2 * G));
+        assert!(matches!(error, MemoryError::PendingFree { bytes, .. } if bytes == 2 * G));
         assert_eq!(region.zero_backed(), 0);
         rig.machine.let_go_all(D0);
         region.back_with_zeros(0..4 * G).unwrap();
@@ -429,17 +438,14 @@ fn a_device_that_cannot_reach_another_is_told_so() {
     let refused = Region::builder(&rig.device, G).layout(layout).reserve();
     assert!(matches!(
         refused,
-        Err(ReserveError::Layout(LayoutError::Unreachable {
+        Err(MemoryError::Unreachable {
             device: ON_0,
             place: ON_1
-        }))
+        })
     ));
     let mut region = Region::reserve(&second, 4 * G).unwrap();
     region.commit(0..G).unwrap();
     let refused = region.grant(&rig.device, Access::Read);
-    assert!(matches!(
-        refused,
-        Err(GrantError::Layout(LayoutError::Unreachable { .. }))
-    ));
+    assert!(matches!(refused, Err(MemoryError::Unreachable { .. })));
     assert_eq!(region.access_of(&rig.device), Access::None);
 }

@@ -12,7 +12,7 @@ use common::{G, GIB, MIB, Rig, model_options};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Costs, Curve, Machine, ModelDriver, Nothing};
 use cuvmm::driver::{CUresult, Call, Driver};
-use cuvmm::error::PlanError;
+use cuvmm::error::{ArgumentError, MemoryError, PlanError, PlanProblem};
 use cuvmm::plan::{Clock, Report, StepReport, WallClock};
 use cuvmm::{Device, Error, Plan, Step};
 use proptest::prelude::*;
@@ -221,7 +221,8 @@ on_both! {
         assert_eq!(failure.reached.step, 4);
         assert!(count(&failure.reached, Call::MemCreate) >= 1);
         assert_eq!(failure.reached.in_use, report.steps[2].in_use, "nothing has changed");
-        assert!(matches!(failure.error, Error::Commit(_)), "{}", failure.error);
+        let created = matches!(failure.error, Error::Memory(MemoryError::Create { .. }));
+        assert!(created, "{}", failure.error);
         assert!(failure.error.to_string().contains("OUT_OF_MEMORY"), "{}", failure.error);
         assert_eq!(report.peak.memory, 2 * G);
     }
@@ -247,17 +248,46 @@ on_both! {
     }
 }
 
+/// Which step is wrong, what it names where that is wrong, and what is wrong.
+type Wrong = (Option<usize>, Option<String>, PlanProblem);
+
+fn parts(error: PlanError) -> Wrong {
+    (error.step, error.name, error.problem)
+}
+
+/// What is wrong with a step.
+fn at(step: usize, name: Option<&str>, problem: impl Into<PlanProblem>) -> Wrong {
+    (Some(step), name.map(str::to_owned), problem.into())
+}
+
 /// What is wrong with a plan on two devices.
 #[track_caller]
-fn wrong(plan: &Plan, expected: PlanError) {
+fn wrong(plan: &Plan, expected: Wrong) {
     let (machine, devices) = priced(64 * GIB);
     let before = machine.snapshot();
-    assert_eq!(plan.check(&devices), Err(expected.clone()));
+    let refused = plan.check(&devices).unwrap_err();
     let clock = Ticks(Arc::clone(&machine));
-    assert_eq!(plan.run(&devices, &clock).err(), Some(expected.clone()));
+    assert_eq!(plan.run(&devices, &clock).err(), Some(refused.clone()));
     assert_eq!(machine.snapshot(), before, "no driver call");
-    if let Some(step) = expected.step() {
-        assert!(expected.to_string().starts_with(&format!("step {step}: ")));
+    let (step, name, problem) = &expected;
+    let name = name.as_ref().map(|name| format!("{name:?}: "));
+    let said = [
+        step.map(|step| format!("step {step}: "))
+            .unwrap_or_default(),
+        name.unwrap_or_default(),
+        problem.to_string(),
+    ];
+    assert_eq!(refused.to_string(), said.concat());
+    assert_eq!(parts(refused), expected);
+}
+
+/// There are not so many devices.
+fn no_device(device: u64, count: u64) -> ArgumentError {
+    ArgumentError::OutOfRange {
+        what: "devices",
+        start: device,
+        end: device + 1,
+        len: count,
     }
 }
 
@@ -271,26 +301,15 @@ fn what_cannot_be_meant_is_named_with_its_step() {
         offset,
         access,
     };
-    let unknown = |step, name: &str| PlanError::UnknownName {
-        step,
-        name: name.to_owned(),
-    };
+    let unknown = |step, name| at(step, Some(name), PlanProblem::UnknownName);
     wrong(&Plan::new().commit("a", 1), unknown(1, "a"));
     wrong(&reserved().release("a").commit("a", 1), unknown(3, "a"));
     wrong(&reserved().map("p", "a", 0), unknown(2, "p"));
     wrong(
         &reserved().create("a", 1),
-        PlanError::NameTaken {
-            step: 2,
-            name: name(),
-        },
+        at(2, Some("a"), PlanProblem::NameTaken),
     );
-    let kind = |step, name: &str, is, needed| PlanError::WrongKind {
-        step,
-        name: name.to_owned(),
-        is,
-        needed,
-    };
+    let kind = |step, name, is, needed| at(step, Some(name), PlanProblem::WrongKind { is, needed });
     let (range, ground) = ("a range to map in", "a range to commit in");
     wrong(
         &Plan::new().create("p", G).commit("p", 1),
@@ -312,7 +331,7 @@ fn what_cannot_be_meant_is_named_with_its_step() {
         &Plan::new().stripe("s", G, G, &[0]).grow("s", G, G),
         kind(2, "s", "a striped range", ground),
     );
-    let zero = |step, what| PlanError::Zero { step, what };
+    let zero = |step, what| at(step, None, ArgumentError::Zero { what });
     wrong(&Plan::new().reserve("a", 0), zero(1, "the size"));
     wrong(&reserved().commit("a", 0), zero(2, "the size"));
     wrong(
@@ -326,27 +345,40 @@ fn what_cannot_be_meant_is_named_with_its_step() {
     );
     wrong(
         &Plan::new().create("p", u64::MAX),
-        PlanError::TooLarge {
-            step: 1,
-            size: u64::MAX,
-        },
+        at(
+            1,
+            None,
+            ArgumentError::TooLarge {
+                what: "bytes",
+                value: u64::MAX,
+                most: u64::MAX,
+            },
+        ),
     );
-    let misaligned = |step, bytes| PlanError::Misaligned {
-        step,
-        bytes,
-        granularity: G,
+    let misaligned = |what, value| {
+        let multiple = G;
+        ArgumentError::Misaligned {
+            what,
+            value,
+            multiple,
+        }
     };
     wrong(
         &reserved().create("p", G).map("p", "a", 1),
-        misaligned(3, 1),
+        at(3, Some("a"), misaligned("an offset in bytes", 1)),
     );
-    wrong(&Plan::new().stripe("s", G, MIB, &[0]), misaligned(1, MIB));
-    let outside = |step, offset, size| PlanError::OutOfRange {
-        step,
-        name: name(),
-        offset,
-        size,
-        within: 4 * G,
+    wrong(
+        &Plan::new().stripe("s", G, MIB, &[0]),
+        at(1, None, misaligned("bytes of a stripe", MIB)),
+    );
+    let outside = |step, start, size| {
+        let outside = ArgumentError::OutOfRange {
+            what: "bytes",
+            start,
+            end: start + size,
+            len: 4 * G,
+        };
+        at(step, Some("a"), outside)
     };
     wrong(&reserved().commit("a", 4 * G + 1), outside(2, 0, 5 * G));
     wrong(
@@ -363,12 +395,15 @@ fn what_cannot_be_meant_is_named_with_its_step() {
             .create("p", 2 * G)
             .map("p", "a", G)
             .map("p", "a", 2 * G),
-        PlanError::Overlap {
-            step: 4,
-            offset: 2 * G,
-            size: 2 * G,
-            taken: G,
-        },
+        at(
+            4,
+            Some("a"),
+            MemoryError::Overlap {
+                offset: 2 * G,
+                size: 2 * G,
+                taken: G,
+            },
+        ),
     );
     let unmap = |offset| Step::Unmap {
         within: name(),
@@ -376,11 +411,14 @@ fn what_cannot_be_meant_is_named_with_its_step() {
     };
     wrong(
         &reserved().create("p", G).map("p", "a", 0).step(unmap(G)),
-        PlanError::NotMapped {
-            step: 4,
-            name: name(),
-            offset: G,
-        },
+        at(
+            4,
+            Some("a"),
+            MemoryError::NotCommitted {
+                start: G,
+                end: G + 1,
+            },
+        ),
     );
     let decommit = Step::Decommit {
         within: name(),
@@ -389,35 +427,33 @@ fn what_cannot_be_meant_is_named_with_its_step() {
     };
     wrong(
         &reserved().commit("a", 1).step(decommit),
-        PlanError::NotCommitted {
-            step: 3,
-            name: name(),
-            offset: 0,
-            size: 2 * G,
-        },
+        at(
+            3,
+            Some("a"),
+            MemoryError::NotCommitted {
+                start: 0,
+                end: 2 * G,
+            },
+        ),
     );
     wrong(
         &reserved().commit("a", 2 * G).grow("a", G, 1),
-        PlanError::NoGrowth {
-            step: 3,
-            name: name(),
-            asked: 2 * G,
-            to: G,
-        },
+        at(
+            3,
+            Some("a"),
+            ArgumentError::TooSmall {
+                what: "bytes to grow to",
+                value: G,
+                least: 2 * G + 1,
+            },
+        ),
     );
-    let still = PlanError::StillMapped {
-        step: 4,
-        name: "p".to_owned(),
-    };
+    let still = at(4, Some("p"), PlanProblem::StillMapped);
     wrong(
         &reserved().create("p", G).map("p", "a", 0).release("p"),
         still,
     );
-    let device = |step, device| PlanError::NoSuchDevice {
-        step,
-        device,
-        count: 2,
-    };
+    let device = |step, device| at(step, None, no_device(device, 2));
     wrong(
         &Plan::new().step(Step::Reserve {
             name: name(),
@@ -460,14 +496,10 @@ fn devices_of_another_driver_are_refused() {
     let ((_, one), (_, other)) = (priced(GIB), priced(GIB));
     let devices = [one[0].clone(), other[0].clone()];
     let refused = Plan::new().check(&devices);
-    assert_eq!(refused, Err(PlanError::OtherDriver { device: 1 }));
+    let stranger = ArgumentError::WrongDriver { what: "the device" };
+    assert_eq!(refused.map_err(parts), Err((None, None, stranger.into())));
     let none = Plan::new().reserve("a", G).check(&[]);
-    let nothing = PlanError::NoSuchDevice {
-        step: 1,
-        device: 0,
-        count: 0,
-    };
-    assert_eq!(none, Err(nothing));
+    assert_eq!(none.map_err(parts), Err(at(1, None, no_device(0, 0))));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::{D0, G, Rig, pool};
 use cuvmm::driver::Driver;
 use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::error::{AllocateError, Shortage};
+use cuvmm::error::{BlockError, Shortage};
 use cuvmm::pool::Pressure;
 use cuvmm::{Block, Limit, Pool, Stream, Tenant};
 
@@ -56,9 +56,9 @@ impl Giver {
     }
 }
 
-fn shortage(error: AllocateError) -> Shortage {
+fn shortage(error: BlockError) -> Shortage {
     match error {
-        AllocateError::OutOfMemory(shortage) => *shortage,
+        BlockError::OutOfMemory(shortage) => *shortage,
         other => panic!("{other}"),
     }
 }
@@ -128,7 +128,7 @@ on_both! {
         let moment = Duration::from_millis(1);
         for (size, wait) in [(13, moment), (17, Duration::MAX), (1 << 20, Duration::MAX)] {
             let refused = tenant.block(size * G).timeout(wait).allocate();
-            assert!(matches!(refused, Err(AllocateError::OutOfMemory(_))), "{size}: {refused:?}");
+            assert!(matches!(refused, Err(BlockError::OutOfMemory(_))), "{size}: {refused:?}");
             let many = tenant.block(G).timeout(wait).allocate_many(size as usize);
             assert!(many.is_err(), "{size}");
         }
@@ -191,7 +191,7 @@ on_both! {
         // Nobody can give that many.
         assert!(matches!(
             tenant.block(31 * G).capacity(31 * G).timeout(Duration::MAX).allocate(),
-            Err(AllocateError::OutOfAddresses { .. })
+            Err(BlockError::OutOfAddresses { .. })
         ));
         assert_eq!(giver.was_asked(), [0; 0]);
         giver.blocks.lock().unwrap().clear();
@@ -205,7 +205,7 @@ on_both! {
         drop(tenant.try_allocate(6 * G).unwrap());
         let guard = pool.capture_guard();
         let other = pool.tenant("b").register().unwrap();
-        assert!(matches!(other.allocate(4 * G), Err(AllocateError::Capturing(_))));
+        assert!(matches!(other.allocate(4 * G), Err(BlockError::Capturing(_))));
         assert_eq!(giver.was_asked(), [0; 0]);
         drop(guard);
         drop(other.allocate(4 * G).unwrap());
@@ -320,10 +320,10 @@ on_both! {
 
 /// Whether what a refusal says could be had can be had, and not a granule more.
 fn holds<T>(
-    refused: Result<T, AllocateError>,
-    mut again: impl FnMut(u64) -> Result<T, AllocateError>,
+    refused: Result<T, BlockError>,
+    mut again: impl FnMut(u64) -> Result<T, BlockError>,
 ) -> bool {
-    let Err(AllocateError::OutOfMemory(said)) = refused else {
+    let Err(BlockError::OutOfMemory(said)) = refused else {
         return false;
     };
     assert!(said.available < said.wanted, "{said}");

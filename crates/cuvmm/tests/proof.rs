@@ -20,7 +20,7 @@ use common::{D0, G, Rig, busy, nth_of, pool};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, CaptureMode, DeviceAddress, Driver};
-use cuvmm::error::CommitError;
+use cuvmm::error::MemoryError;
 use cuvmm::{DeviceVec, Region, RingBuffer, SparseArray, Stream};
 
 /// A kernel that is held back and will write to a range.
@@ -306,7 +306,7 @@ on_both! {
         // Half of an extent cannot be had anew.
         region.decommit_after(G..2 * G, &[]).unwrap();
         let refused = region.commit(G..2 * G).unwrap_err();
-        assert!(matches!(refused, CommitError::Shared { offset: 0, size } if size == 2 * G), "{refused}");
+        assert!(matches!(refused, MemoryError::ReadOnly { start: 0, end } if end == 2 * G), "{refused}");
         region.decommit_after(0..G, &[]).unwrap();
         region.commit(0..2 * G).unwrap();
         assert!(!region.is_read_only(0..2 * G));
@@ -336,7 +336,7 @@ on_both! {
         rig.machine.queue_kernel(D0, stream.as_raw(), vec![(region.address(), G)], vec![]).unwrap();
         region.decommit_after(0..2 * G, std::slice::from_ref(&stream)).unwrap();
         let refused = region.commit(0..2 * G).unwrap_err();
-        assert!(matches!(refused, CommitError::PendingFree { bytes, .. } if bytes == 2 * G), "{refused}");
+        assert!(matches!(refused, MemoryError::PendingFree { bytes, .. } if bytes == 2 * G), "{refused}");
         rig.machine.let_go_all(D0);
         region.commit(0..2 * G).unwrap();
         assert!(!region.is_read_only(0..2 * G));

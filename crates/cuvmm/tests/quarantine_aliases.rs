@@ -12,7 +12,7 @@ use cuvmm::driver::fault::Fault;
 use cuvmm::driver::host::HostMemory;
 use cuvmm::driver::model::MappedAt;
 use cuvmm::driver::{CUresult, Call};
-use cuvmm::error::{AllocateError, CompactError, GrowAllError, UnshareError, WakeError};
+use cuvmm::error::{BlockError, MemoryError, SleepError};
 use cuvmm::sleep::Progress;
 use cuvmm::{Block, Contents, Growth, Limit, Place, Pool, Region, Stream, Tenant};
 
@@ -156,7 +156,7 @@ fn compaction() {
         let block = pieces(&tenant, &stream, 8);
         free_list(&pool, 8);
         let outcome = twice.fail(|| pool.compact(|_| true));
-        let lost = matches!(outcome, Err(CompactError::Lost { .. }));
+        let lost = matches!(outcome, Err(BlockError::Lost { .. }));
         assert!(lost || is_stamped(&block), "{outcome:?}");
         are_the_drivers(rig, &pool.stats(), 0);
         all_the_rest_is_mapped_once(rig, &pool);
@@ -192,11 +192,8 @@ fn unsharing_before_growth() {
             free_list(&pool, 2);
             let outcome = twice.fail(|| tenant.try_grow_all(&mut [(&mut fork, 5 * G)]));
             let lost = matches!(
-                outcome,
-                Err(GrowAllError::Refused {
-                    cause: AllocateError::Lost { .. },
-                    ..
-                })
+                &outcome,
+                Err(BlockError::Refused { cause, .. }) if matches!(**cause, BlockError::Lost { .. })
             );
             assert!(is_stamped(&root));
             fork.shrink_to(3 * G).unwrap();
@@ -257,7 +254,7 @@ fn regions_that_unshare_and_move() {
                 false => {
                     let own = twice.fail(|| region.unshare(0..3 * G, &stream, &[]));
                     own.is_err_and(|error| {
-                        matches!(error, UnshareError::Replace(_))
+                        matches!(error, MemoryError::Lost { .. })
                             && error.to_string().contains("put back")
                     })
                 }
@@ -339,7 +336,7 @@ fn what_zeros_are_on_their_way_to_is_not_unmapped_when_waking_is_cancelled() {
     let wakes = |block: &mut Block| {
         let stop = |_: &Progress| false;
         let woken = tenant.blocks().watch(&stop).wake();
-        assert!(matches!(woken, Err(WakeError::Cancelled)), "{woken:?}");
+        assert!(matches!(woken, Err(SleepError::Cancelled)), "{woken:?}");
         let stats = pool.stats();
         assert!(block.is_asleep());
         assert_eq!((stats.quarantined, stats.committed), (2 * G, 0));

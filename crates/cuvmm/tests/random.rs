@@ -19,7 +19,7 @@ use cuvmm::driver::fault::Fault;
 use cuvmm::driver::host::HostMemory;
 use cuvmm::driver::model::{Backing, Machine, Spite};
 use cuvmm::driver::{CUresult, Driver, Exported, HandleTypes};
-use cuvmm::error::{AllocateError, LimitError, RegisterError};
+use cuvmm::error::{ArgumentError, BlockError, PoolError};
 use cuvmm::{
     Access, AccessGrant, Block, Device, Extent, Hardened, Lease, Limit, Mapping, Physical, Pool,
     PoolStats, Region, Registration, Reservation, Stream, Tenant, TenantStats,
@@ -366,9 +366,7 @@ where
         match builder().guarantee(GUARANTEE * G).register() {
             Ok(tenant) => tenant,
             // Blocks of a tenant that drains may leave too little to promise.
-            Err(RegisterError::Limit(LimitError::GuaranteeTooLarge { .. })) => {
-                builder().register().unwrap()
-            }
+            Err(PoolError::GuaranteeTooLarge { .. }) => builder().register().unwrap(),
             Err(error) => panic!("{error}"),
         }
     }
@@ -378,8 +376,8 @@ where
         self.leases.is_empty() && !self.held.contains(&true)
     }
 
-    fn refused(&self, tenant: usize, more: u64, error: &AllocateError, faulted: bool) {
-        let usual = matches!(error, AllocateError::OutOfMemory(_));
+    fn refused(&self, tenant: usize, more: u64, error: &BlockError, faulted: bool) {
+        let usual = matches!(error, BlockError::OutOfMemory(_));
         assert!(usual || faulted, "{error}");
         // What is guaranteed is always there, unless it is stuck behind work, a lease, a failure,
         // or in an extent that is partly in use.
@@ -472,7 +470,7 @@ where
                         known.granules.resize((size / G) as usize, fresh);
                         assert_eq!(known.block.address(), address);
                     }
-                    Err(AllocateError::Unregistered { .. }) => {}
+                    Err(BlockError::Unregistered { .. }) => {}
                     Err(error) => {
                         let tenant = known.tenant;
                         self.refused(tenant, more, &error, faulted);
@@ -581,11 +579,11 @@ where
                 assert_eq!((change.limit, stats.limit), (bytes, bytes));
                 assert_eq!(change.excess, had.saturating_sub(bytes), "{stats:#?}");
             }
-            Err(LimitError::BelowGuarantees { .. }) => {
+            Err(PoolError::BelowGuarantees { .. }) => {
                 assert!(bytes < guaranteed);
                 assert_eq!(self.pool.stats().limit, before.limit);
             }
-            Err(LimitError::TooSmall { .. }) => assert_eq!(bytes, 0),
+            Err(PoolError::Argument(ArgumentError::TooSmall { .. })) => assert_eq!(bytes, 0),
             Err(error) => assert!(faulted, "{error}"),
         }
     }
@@ -603,7 +601,9 @@ where
                 let held = tenant.stats().committed;
                 assert_eq!(change.excess, held.saturating_sub(limit));
             }
-            Err(LimitError::GuaranteeOverLimit { .. }) => assert!(limit < before.guarantee),
+            Err(PoolError::Argument(ArgumentError::TooLarge { .. })) => {
+                assert!(limit < before.guarantee)
+            }
             Err(error) => assert!(faulted, "{error}"),
         }
         match tenant.set_guarantee(guarantee) {
@@ -819,7 +819,7 @@ where
             next = Some((k, memory));
             continue;
         }
-        // Two failures in one compaction may lose what they move (`CompactError::Lost`).
+        // Two failures in one compaction may lose what they move (`BlockError::Lost`).
         if spite.is_some() && matches!(step, Step::Compact { .. }) {
             continue;
         }

@@ -9,10 +9,7 @@ use std::time::Duration;
 
 use common::{G, MIB};
 use cuvmm::driver::{Call, HandleTypes};
-use cuvmm::error::{
-    AttachError, CopyError, GiveError, OfferError, PublishRefusal, SubscribeError, TakeError,
-    ViewError,
-};
+use cuvmm::error::{ArgumentError, DescriptionError, MemoryError, ShareError};
 use cuvmm::share::{Manifest, Publisher, Subscriber, Tensor};
 use cuvmm::{Access, Attachment, Channel, Device, DeviceVec, Limit, Offer, Pool, Region, Stream};
 
@@ -29,7 +26,7 @@ fn region(device: &Device, granules: u64) -> Region {
 fn give(
     offer: &Offer,
     how: &cuvmm::share::AttachmentBuilder<'_>,
-) -> (Result<(), GiveError>, Result<Attachment, TakeError>) {
+) -> (Result<(), ShareError>, Result<Attachment, ShareError>) {
     let (mut one, mut other) = Channel::pair().unwrap();
     thread::scope(|scope| {
         let given = scope.spawn(move || one.give(offer));
@@ -76,24 +73,24 @@ fn a_region_with_holes_is_seen_as_it_is() {
     assert_eq!(&bytes[..3], b"end");
     assert!(matches!(
         theirs.read(&stream, 4 * G - 2, &mut bytes),
-        Err(CopyError::NotCommitted { .. })
+        Err(MemoryError::NotCommitted { .. })
     ));
     assert!(matches!(
         theirs.read(&stream, 16 * G - 2, &mut bytes),
-        Err(CopyError::OutOfRange { .. })
+        Err(MemoryError::Argument(ArgumentError::OutOfRange { .. }))
     ));
     assert!(matches!(
         theirs.write(&stream, G, b"x"),
-        Err(CopyError::ReadOnly)
+        Err(MemoryError::ReadOnly { .. })
     ));
     assert_eq!(theirs.view_of::<u64>(G..2 * G).unwrap().len() as u64, G / 8);
     assert!(matches!(
         theirs.view_of::<u64>(0..8),
-        Err(ViewError::NotThere { .. })
+        Err(ShareError::Memory(MemoryError::NotCommitted { .. }))
     ));
     assert!(matches!(
         theirs.view_of::<u64>(G + 4..G + 12),
-        Err(ViewError::Misaligned { .. })
+        Err(ShareError::Argument(ArgumentError::Misaligned { .. }))
     ));
     theirs.close().unwrap();
     common::nothing_left(giver);
@@ -106,15 +103,20 @@ fn a_vector_arrives_with_its_elements_and_may_be_written_where_that_was_given() 
     let stream = Stream::new(&giver.device).unwrap();
     let mut mine: DeviceVec<u32> = DeviceVec::over(region(&giver.device, 2), &stream).unwrap();
     assert_eq!(mine.max_len() as u64, 2 * G / 4);
-    assert!(matches!(Offer::vec(&mine), Err(OfferError::Empty { .. })));
+    assert!(matches!(
+        Offer::vec(&mine),
+        Err(ShareError::Memory(MemoryError::NotCommitted { .. }))
+    ));
     mine.try_extend_from_slice(&[3, 1, 4, 1, 5]).unwrap();
     let reading = Offer::vec(&mine).unwrap();
     let wants_more = Attachment::builder(&taker.device).read_write();
     let (given, taken) = give(&reading, &wants_more);
-    assert!(matches!(given, Err(GiveError::Refused { reason }) if reason.contains("only read")));
+    assert!(
+        matches!(given, Err(ShareError::Refused { reason }) if reason.contains("only to be read"))
+    );
     assert!(matches!(
         taken,
-        Err(TakeError::Attach(AttachError::ReadOnly))
+        Err(ShareError::Memory(MemoryError::ReadOnly { .. }))
     ));
     let (given, taken) = give(&reading.read_write(), &wants_more);
     given.unwrap();
@@ -122,7 +124,7 @@ fn a_vector_arrives_with_its_elements_and_may_be_written_where_that_was_given() 
     assert_eq!(theirs.view::<u32>().unwrap().len(), 5);
     assert!(matches!(
         theirs.view::<u64>(),
-        Err(ViewError::ElementSize {
+        Err(ShareError::ElementSize {
             wanted: 8,
             given: Some(4)
         })
@@ -200,7 +202,7 @@ fn what_is_offered_is_not_forked_and_what_is_forked_is_not_offered() {
     let fork = other.fork(&[]).unwrap();
     assert!(matches!(
         Offer::region(&other, 0..4 * G),
-        Err(OfferError::ReadOnly { start: 0, end }) if end == 4 * G
+        Err(ShareError::Memory(MemoryError::ReadOnly { start: 0, end })) if end == 4 * G
     ));
     drop((fork, other, mine));
     common::nothing_left(rig);
@@ -225,11 +227,11 @@ fn what_was_withdrawn_is_not_offered_with_the_rest() {
     assert_eq!((offered, offer.description().held()), (vec![4 * G], 4 * G));
     assert!(matches!(
         Offer::region(&mine, 0..4 * G),
-        Err(OfferError::Empty { start: 0, end }) if end == 4 * G
+        Err(ShareError::Memory(MemoryError::NotCommitted { start: 0, end })) if end == 4 * G
     ));
     assert!(matches!(
         Offer::region(&mine, 4 * G..9 * G),
-        Err(OfferError::Range(_))
+        Err(ShareError::Argument(ArgumentError::OutOfRange { .. }))
     ));
     drop((offer, mine));
     common::nothing_left(rig);
@@ -289,15 +291,18 @@ fn editions_are_whole_and_readers_hear_of_newer_ones() {
     let how = Attachment::builder(&reader.device);
     assert!(matches!(
         subscriber.attach("llama", &how),
-        Err(SubscribeError::NotPublished { .. })
+        Err(ShareError::NotFound { .. })
     ));
 
     let refused = publisher
         .publish("llama", manifest(4 * G), published(b"first"))
         .unwrap_err();
-    assert!(matches!(refused.reason, PublishRefusal::Manifest(_)));
+    assert!(matches!(
+        refused.reason,
+        ShareError::Description(DescriptionError::Tensor { .. })
+    ));
     let version = publisher
-        .publish("llama", manifest(5), refused.memory)
+        .publish("llama", manifest(5), refused.owner)
         .unwrap();
     assert_eq!(version, 1);
     let first = subscriber.attach("llama", &how).unwrap();

@@ -27,7 +27,7 @@ use std::time::Instant;
 use common::{Rig, shareable_region};
 use cuvmm::Attachment;
 use cuvmm::driver::host::HostMemory;
-use cuvmm::error::{ChannelError, SubscribeError};
+use cuvmm::error::{ChannelError, ShareError};
 use cuvmm::share::{Manifest, Publisher, Subscriber, Tensor, Users};
 use rustix::fs::{FlockOperation, fcntl_lock, flock};
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
@@ -128,7 +128,7 @@ fn is_served(path: &Path) {
                 assert_eq!(listed.publications.len(), 1);
                 return;
             }
-            Err(SubscribeError::Channel(ChannelError::Closed)) if begun.elapsed() < PROMPT => {}
+            Err(ShareError::Channel(ChannelError::Closed)) if begun.elapsed() < PROMPT => {}
             Err(error) => panic!("{error}"),
         }
     }
@@ -149,7 +149,7 @@ fn idle_connections_leave_files_for_those_who_are_served_and_for_the_program() {
         let crowd = Crowd::of(&path, 2 * FILES as usize, None);
         // Each of them has been accepted or turned away once one that came later has been.
         let late = Subscriber::connect(&path).unwrap().list();
-        let right = matches!(late, Err(SubscribeError::Channel(ChannelError::Closed)));
+        let right = matches!(late, Err(ShareError::Channel(ChannelError::Closed)));
         assert!(right, "{late:?}");
         assert!(open_files().len() <= before + FILES as usize / 4);
         assert_eq!(served.list().unwrap().all, 1);

@@ -10,7 +10,7 @@ use std::thread;
 use common::sweep::{sweep, text};
 use common::{G, Rig, shareable_region};
 use cuvmm::driver::model::Nothing;
-use cuvmm::error::{GiveError, SubscribeError, TakeError};
+use cuvmm::error::{MemoryError, ShareError};
 use cuvmm::share::{Manifest, Parcel, Publication, Publisher, Subscriber};
 use cuvmm::{Attachment, Channel, Offer, Region};
 use share_support::leaves_nothing_open;
@@ -32,7 +32,7 @@ fn offer(region: &Region) -> Offer {
 }
 
 /// Gives on one thread and takes on another; afterwards the channel is as good as before.
-fn give(offer: &Offer, taker: &Model) -> (Result<(), GiveError>, Result<Attachment, TakeError>) {
+fn give(offer: &Offer, taker: &Model) -> (Result<(), ShareError>, Result<Attachment, ShareError>) {
     let (mut one, mut other) = Channel::pair().unwrap();
     let how = Attachment::builder(&taker.device);
     thread::scope(|scope| {
@@ -53,7 +53,10 @@ fn giving() {
             let (given, taken) = give(offer, taker);
             match (&given, &taken) {
                 (Ok(()), Ok(_)) => {}
-                (Err(GiveError::Offer(why)), Err(TakeError::Withdrawn { reason })) => {
+                (
+                    Err(why @ ShareError::Memory(MemoryError::Export { .. })),
+                    Err(ShareError::Refused { reason }),
+                ) => {
                     assert_eq!(*reason, why.to_string());
                     assert!(taker.machine.live().is_nothing());
                 }
@@ -82,7 +85,7 @@ fn taking() {
                     attached.push(taken);
                     Ok(())
                 }
-                (Err(GiveError::Refused { reason }), Err(TakeError::Attach(why))) => {
+                (Err(ShareError::Refused { reason }), Err(why @ ShareError::Memory(_))) => {
                     assert_eq!(reason, why.to_string());
                     Err(reason)
                 }
@@ -185,7 +188,7 @@ fn publishing() {
             let region = memory.take().unwrap();
             let published = shop.publisher.publish("model", Manifest::default(), region);
             if let Err(refused) = published {
-                memory.replace(refused.memory);
+                memory.replace(refused.owner);
                 return Err(refused.reason.to_string());
             }
             Ok(())
@@ -210,7 +213,7 @@ fn attaching() {
             let how = Attachment::builder(&rig.device);
             match reader.attach("model", &how) {
                 Ok(published) => attached.push(published),
-                Err(SubscribeError::Take(TakeError::Attach(why))) => return Err(why.to_string()),
+                Err(why @ ShareError::Memory(_)) => return Err(why.to_string()),
                 Err(other) => panic!("{other:?}"),
             }
             Ok(())
@@ -228,7 +231,7 @@ fn attaching() {
             let attached = reader.attach("model", &Attachment::builder(&taker.device));
             match attached {
                 Ok(published) => drop(published),
-                Err(SubscribeError::Take(TakeError::Withdrawn { reason })) => {
+                Err(ShareError::Refused { reason }) => {
                     assert!(taker.machine.live().is_nothing());
                     return Err(reason);
                 }

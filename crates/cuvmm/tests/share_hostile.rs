@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 use common::{G, cases, shareable_region};
 use cuvmm::driver::{Exported, HandleTypes, LocationKind};
 use cuvmm::error::{
-    AttachError, ChannelError, DescriptionError, GiveError, ImportError, ManifestError,
-    SubscribeError, TakeError,
+    ArgumentError, CallError, ChannelError, DescriptionError, MemoryError, ShareError,
 };
 use cuvmm::share::Subscriber;
 use cuvmm::{Attachment, Channel, Device, Offer, Physical};
@@ -37,7 +36,7 @@ fn handle(device: &Device, size: u64) -> OwnedFd {
 
 /// What a taker makes of what somebody says. It holds nothing afterwards, and a peer whose memory is
 /// refused has been told.
-fn take_from(said: impl FnOnce(&mut Raw, &Device)) -> TakeError {
+fn take_from(said: impl FnOnce(&mut Raw, &Device)) -> ShareError {
     let (giver, taker) = (common::model(), common::model());
     let (mut channel, mut peer) = Raw::pair();
     said(&mut peer, &giver.device);
@@ -46,16 +45,17 @@ fn take_from(said: impl FnOnce(&mut Raw, &Device)) -> TakeError {
         .take(&Attachment::builder(&taker.device))
         .unwrap_err();
     assert!(begun.elapsed() < PROMPT, "{error}");
-    if matches!(error, TakeError::Channel(_)) {
+    if matches!(error, ShareError::Channel(_)) {
         let after = channel.take(&Attachment::builder(&taker.device));
         assert!(
-            matches!(after, Err(TakeError::Channel(ChannelError::Broken))),
+            matches!(after, Err(ShareError::Channel(ChannelError::Broken))),
             "{error}, and then {after:?}"
         );
     }
     drop(channel);
     let heard = std::iter::from_fn(|| peer.hear()).last();
-    if matches!(error, TakeError::Attach(_)) {
+    let told = !matches!(error, ShareError::Channel(_) | ShareError::Refused { .. });
+    if told {
         let (kind, reason, handles) = heard.expect("a refusal");
         assert!(handles.is_empty());
         assert_eq!((kind, reason[0]), (VERDICT, 1));
@@ -68,7 +68,7 @@ fn take_from(said: impl FnOnce(&mut Raw, &Device)) -> TakeError {
 }
 
 /// The same of what comes behind a description of so many granules.
-fn take_after(granules: u64, said: impl FnOnce(&mut Raw, &Device)) -> TakeError {
+fn take_after(granules: u64, said: impl FnOnce(&mut Raw, &Device)) -> ShareError {
     take_from(|peer, device| {
         let told = Told::of(device.uuid(), G, granules);
         assert!(peer.say(DESCRIPTION, &told.bytes(), &[]));
@@ -77,24 +77,24 @@ fn take_after(granules: u64, said: impl FnOnce(&mut Raw, &Device)) -> TakeError 
 }
 
 #[track_caller]
-fn malformed(error: &TakeError, expected: &str) {
-    let TakeError::Channel(ChannelError::Malformed { what }) = error else {
+fn malformed(error: &ShareError, expected: &str) {
+    let ShareError::Channel(ChannelError::Malformed { what }) = error else {
         panic!("{error:?} where it should be {expected}");
     };
     assert!(what.contains(expected), "{what} should be {expected}");
 }
 
 #[track_caller]
-fn closed(error: &TakeError) {
-    let right = matches!(error, TakeError::Channel(ChannelError::Closed));
+fn closed(error: &ShareError) {
+    let right = matches!(error, ShareError::Channel(ChannelError::Closed));
     assert!(right, "{error:?}");
 }
 
 #[track_caller]
-fn timed_out(error: &TakeError) {
+fn timed_out(error: &ShareError) {
     let right = matches!(
         error,
-        TakeError::Channel(ChannelError::TimedOut { waited: SHORT })
+        ShareError::Channel(ChannelError::TimedOut { waited: SHORT })
     );
     assert!(right, "{error:?}");
 }
@@ -136,7 +136,7 @@ fn frames_that_are_short_long_twice_or_mixed_up() {
         let error = take_from(|peer, _| assert!(peer.send(&[0; MOST_BODY + 21], &[])));
         assert!(matches!(
             error,
-            TakeError::Channel(ChannelError::TooLarge { .. })
+            ShareError::Channel(ChannelError::TooLarge { .. })
         ));
         // A message of no bytes looks as the end does.
         closed(&take_from(|peer, device| {
@@ -212,7 +212,7 @@ fn messages_without_end() {
         });
         let error = channel.take(&how).unwrap_err();
         assert!(
-            matches!(error, TakeError::Channel(ChannelError::TooLarge { .. })),
+            matches!(error, ShareError::Channel(ChannelError::TooLarge { .. })),
             "{error}"
         );
         drop(channel);
@@ -277,7 +277,7 @@ fn a_peer_that_is_always_ready_has_no_more_time_than_others() {
             .unwrap_err();
         let right = matches!(
             error,
-            TakeError::Channel(ChannelError::TimedOut { waited: MOMENT })
+            ShareError::Channel(ChannelError::TimedOut { waited: MOMENT })
         );
         assert!(right, "{error:?}");
         drop((channel, peer, memory));
@@ -290,7 +290,7 @@ fn a_peer_that_is_always_ready_has_no_more_time_than_others() {
             .unwrap_err();
         let right = matches!(
             error,
-            TakeError::Channel(ChannelError::TimedOut {
+            ShareError::Channel(ChannelError::TimedOut {
                 waited: Duration::ZERO
             })
         );
@@ -321,10 +321,15 @@ fn handles_of_something_else() {
                 let good = handle(device, G);
                 assert!(peer.say(HANDLES, &[], &[good.as_fd(), other.as_fd()]));
             });
-            let TakeError::Attach(AttachError::Import { offset: G, cause }) = error else {
+            let ShareError::Memory(MemoryError::Range {
+                offset: G,
+                size: G,
+                cause,
+            }) = error
+            else {
                 panic!("{error:?}");
             };
-            assert!(matches!(cause, ImportError::Call(_)), "{cause}");
+            assert!(matches!(cause, CallError::Driver(_)), "{cause}");
         }
         // Larger and smaller than it is said to be: which shows when it is mapped.
         for (size, said) in [(2 * G, G), (G, 2 * G), (G, 1 << 40)] {
@@ -338,7 +343,7 @@ fn handles_of_something_else() {
             });
             let right = matches!(
                 error,
-                TakeError::Attach(AttachError::Commit(_) | AttachError::Reserve(_))
+                ShareError::Memory(MemoryError::Range { offset: 0, size, .. }) if size == said
             );
             assert!(right, "{size} said to be {said}: {error:?}");
         }
@@ -355,7 +360,7 @@ fn memory_of_another_place() {
         });
         assert!(matches!(
             error,
-            TakeError::Attach(AttachError::NoSuchDevice { uuid }) if uuid == [9; 16]
+            ShareError::NoSuchDevice { uuid } if uuid == [9; 16]
         ));
         // Said to lie on the host.
         let error = take_from(|peer, device| {
@@ -367,8 +372,8 @@ fn memory_of_another_place() {
         });
         let elsewhere = matches!(
             error,
-            TakeError::Attach(AttachError::Elsewhere { offset: 0, location })
-                if location.kind == LocationKind::DEVICE
+            ShareError::Memory(MemoryError::Elsewhere { offset: 0, found, .. })
+                if found.kind == LocationKind::DEVICE
         );
         assert!(elsewhere, "{error:?}");
         // Said to lie on this device, and lying on the host.
@@ -385,8 +390,8 @@ fn memory_of_another_place() {
         });
         let elsewhere = matches!(
             error,
-            TakeError::Attach(AttachError::Elsewhere { offset: 0, location })
-                if location.kind == LocationKind::HOST_NUMA
+            ShareError::Memory(MemoryError::Elsewhere { offset: 0, found, .. })
+                if found.kind == LocationKind::HOST_NUMA
         );
         assert!(elsewhere, "{error:?}");
     });
@@ -401,10 +406,10 @@ fn too_many_handles_and_none() {
         });
         let right = matches!(
             error,
-            TakeError::Attach(AttachError::Handles {
+            ShareError::Handles {
                 handles: 3,
                 extents: 2
-            })
+            }
         );
         assert!(right, "{error:?}");
         let error = take_after(1, |peer, _| assert!(peer.say(HANDLES, &[], &[])));
@@ -419,7 +424,10 @@ fn too_many_handles_and_none() {
         let error = take_after(1, |peer, _| assert!(peer.say(HANDLES, &[0; 64], &[])));
         let right = matches!(
             error,
-            TakeError::Attach(AttachError::HandleType { wanted: FD })
+            ShareError::Memory(MemoryError::NotShareable {
+                handle_type: HandleTypes::FABRIC,
+                shareable: HandleTypes::POSIX_FD
+            })
         );
         assert!(right, "{error:?}");
         let error = take_after(1, |peer, _| {
@@ -427,7 +435,7 @@ fn too_many_handles_and_none() {
             let head = peer.head(HANDLES, &body, 0);
             assert!(peer.frame(Head { more: 1, ..head }, &body, &[]));
         });
-        let right = matches!(error, TakeError::Channel(ChannelError::TooLarge { .. }));
+        let right = matches!(error, ShareError::Channel(ChannelError::TooLarge { .. }));
         assert!(right, "{error:?}");
     });
 }
@@ -461,7 +469,7 @@ fn descriptions_that_are_refused_before_a_handle_is_asked_for() {
         let error = take_from(|peer, _| assert!(peer.say(DESCRIPTION, b"", &[])));
         let right = matches!(
             error,
-            TakeError::Attach(AttachError::Description(DescriptionError::Length { .. }))
+            ShareError::Description(DescriptionError::Length { .. })
         );
         assert!(right, "{error:?}");
         let error = take_from(|peer, device| {
@@ -471,9 +479,10 @@ fn descriptions_that_are_refused_before_a_handle_is_asked_for() {
         });
         let right = matches!(
             error,
-            TakeError::Attach(AttachError::Granularity {
-                theirs: 4096,
-                ours: G
+            ShareError::Argument(ArgumentError::Misaligned {
+                what: "bytes of an extent",
+                value: 4096,
+                multiple: G
             })
         );
         assert!(right, "{error:?}");
@@ -491,7 +500,18 @@ fn more_addresses_than_there_are() {
                 let memory = handle(device, G);
                 assert!(peer.say(HANDLES, &[], &[memory.as_fd()]));
             });
-            let right = matches!(error, TakeError::Attach(AttachError::Reserve(_)));
+            let right = match size.is_multiple_of(G) {
+                true => matches!(
+                    error,
+                    ShareError::Memory(MemoryError::Range { offset: 0, size: told, .. })
+                        if told == size
+                ),
+                false => matches!(
+                    error,
+                    ShareError::Argument(ArgumentError::Misaligned { value, multiple: G, .. })
+                        if value == size
+                ),
+            };
             assert!(right, "{size}: {error:?}");
         }
     });
@@ -511,7 +531,7 @@ fn givers_that_give_up_or_say_yes_to_nothing() {
                 assert!(peer.say(VERDICT, b"\x01not today", &[]));
             }),
         ] {
-            let right = matches!(&error, TakeError::Withdrawn { reason } if reason == "not today");
+            let right = matches!(&error, ShareError::Refused { reason } if reason == "not today");
             assert!(right, "{error:?}");
         }
         malformed(
@@ -525,7 +545,7 @@ fn givers_that_give_up_or_say_yes_to_nothing() {
         let error = take_after(1, |peer, _| {
             assert!(peer.say(VERDICT, &[1; 5000], &[]));
         });
-        assert!(matches!(error, TakeError::Withdrawn { .. }), "{error:?}");
+        assert!(matches!(error, ShareError::Refused { .. }), "{error:?}");
     });
 }
 
@@ -552,7 +572,7 @@ fn silence_and_closing_at_each_step_of_a_taking() {
 }
 
 /// What a giver of forty granules makes of what somebody says, and what that has heard by then.
-fn give_to(said: impl FnOnce(&mut Raw)) -> GiveError {
+fn give_to(said: impl FnOnce(&mut Raw)) -> ShareError {
     let giver = common::model();
     let region = shareable_region(&giver, 40);
     let before = giver.machine.snapshot();
@@ -562,10 +582,10 @@ fn give_to(said: impl FnOnce(&mut Raw)) -> GiveError {
     let begun = Instant::now();
     let error = channel.give(&offer).unwrap_err();
     assert!(begun.elapsed() < PROMPT, "{error}");
-    if matches!(error, GiveError::Channel(_)) {
+    if matches!(error, ShareError::Channel(_)) {
         assert!(matches!(
             channel.give(&offer),
-            Err(GiveError::Channel(ChannelError::Broken))
+            Err(ShareError::Channel(ChannelError::Broken))
         ));
     }
     drop((channel, peer, offer));
@@ -578,8 +598,8 @@ fn give_to(said: impl FnOnce(&mut Raw)) -> GiveError {
 #[test]
 fn takers_that_are_wrong_silent_or_gone() {
     leaves_nothing_open(|| {
-        let wrong = |error: GiveError, expected: &str| {
-            let GiveError::Channel(ChannelError::Malformed { what }) = error else {
+        let wrong = |error: ShareError, expected: &str| {
+            let ShareError::Channel(ChannelError::Malformed { what }) = error else {
                 panic!("{error:?} where it should be {expected}");
             };
             assert!(what.contains(expected), "{what} should be {expected}");
@@ -594,16 +614,16 @@ fn takers_that_are_wrong_silent_or_gone() {
             let error = after(&|_| {});
             let right = matches!(
                 error,
-                GiveError::Channel(ChannelError::TimedOut { waited: SHORT })
+                ShareError::Channel(ChannelError::TimedOut { waited: SHORT })
             );
             assert!(right, "{yes}: {error:?}");
             let error = after(&|peer| {
                 rustix::net::shutdown(&peer.socket, rustix::net::Shutdown::Write).unwrap();
             });
-            let right = matches!(error, GiveError::Channel(ChannelError::Closed));
+            let right = matches!(error, ShareError::Channel(ChannelError::Closed));
             assert!(right, "{yes}: {error:?}");
             let error = after(&|peer| assert!(peer.say(VERDICT, b"\x01no \xff", &[])));
-            let right = matches!(&error, GiveError::Refused { reason } if reason == "no \u{fffd}");
+            let right = matches!(&error, ShareError::Refused { reason } if reason == "no \u{fffd}");
             assert!(right, "{yes}: {error:?}");
             for neither in [&[] as &[u8], &[7], &[0, 1]] {
                 let error = after(&|peer| assert!(peer.say(VERDICT, neither, &[])));
@@ -636,7 +656,7 @@ fn a_description_that_nobody_reads() {
         let error = channel.give(&offer).unwrap_err();
         let right = matches!(
             error,
-            GiveError::Channel(ChannelError::TimedOut { waited: SHORT })
+            ShareError::Channel(ChannelError::TimedOut { waited: SHORT })
         );
         assert!(right, "{error:?}");
         drop((channel, peer, offer, region));
@@ -645,7 +665,7 @@ fn a_description_that_nobody_reads() {
 }
 
 /// What a reader makes of what a publisher answers.
-fn attach_from(said: impl FnOnce(&mut Raw, &Device)) -> SubscribeError {
+fn attach_from(said: impl FnOnce(&mut Raw, &Device)) -> ShareError {
     let (writer, reader) = (common::model(), common::model());
     let (channel, mut peer) = Raw::pair();
     let mut subscriber = Subscriber::over(channel);
@@ -689,17 +709,11 @@ fn answers_that_are_none() {
             let error = attach_from(|peer, _| {
                 assert!(peer.say(TEXT, answer.as_bytes(), &[]));
             });
-            let right = matches!(
-                error,
-                SubscribeError::Channel(ChannelError::Malformed { .. })
-            );
+            let right = matches!(error, ShareError::Channel(ChannelError::Malformed { .. }));
             assert!(right, "{answer:.40}: {error:?}");
         }
         let error = attach_from(|peer, _| assert!(peer.say(TEXT, b"\xff\xfe", &[])));
-        let right = matches!(
-            error,
-            SubscribeError::Channel(ChannelError::Malformed { .. })
-        );
+        let right = matches!(error, ShareError::Channel(ChannelError::Malformed { .. }));
         assert!(right, "{error:?}");
         let error = attach_from(|peer, device| {
             let told = Told::of(device.uuid(), G, 1);
@@ -707,7 +721,7 @@ fn answers_that_are_none() {
         });
         let right = matches!(
             error,
-            SubscribeError::Channel(ChannelError::Malformed {
+            ShareError::Channel(ChannelError::Malformed {
                 what: "not the one that comes now"
             })
         );
@@ -715,7 +729,7 @@ fn answers_that_are_none() {
         let error = attach_from(|_, _| {});
         let right = matches!(
             error,
-            SubscribeError::Channel(ChannelError::TimedOut { waited: SHORT })
+            ShareError::Channel(ChannelError::TimedOut { waited: SHORT })
         );
         assert!(right, "{error:?}");
     });
@@ -730,12 +744,12 @@ fn an_answer_that_makes_no_sense_ends_the_connection() {
         assert!(peer.say(TEXT, br#"{"Publications":[]}"#, &[]));
         assert!(matches!(
             subscriber.list(),
-            Err(SubscribeError::Channel(ChannelError::Malformed { .. }))
+            Err(ShareError::Channel(ChannelError::Malformed { .. }))
         ));
         assert!(
             matches!(
                 subscriber.list(),
-                Err(SubscribeError::Channel(ChannelError::Broken))
+                Err(ShareError::Channel(ChannelError::Broken))
             ),
             "what comes next might be the answer to the question before"
         );
@@ -765,7 +779,7 @@ fn manifests_that_lie() {
             let error = publish(tensor("a", at, many));
             let right = matches!(
                 &error,
-                SubscribeError::Manifest(ManifestError::Outside { name, offset, size })
+                ShareError::Description(DescriptionError::Tensor { name, offset, size })
                     if name == "a" && (*offset, *size) == (at, many)
             );
             assert!(right, "{error:?}");
@@ -773,7 +787,7 @@ fn manifests_that_lie() {
         let error = publish([tensor("a", 0, 1), tensor("a", 1, 1)].join(","));
         let right = matches!(
             &error,
-            SubscribeError::Manifest(ManifestError::Twice { name }) if name == "a"
+            ShareError::Description(DescriptionError::NameTaken { name }) if name == "a"
         );
         assert!(right, "{error:?}");
     });
@@ -796,7 +810,7 @@ fn an_answer_larger_than_any() {
         let error = subscriber.list().unwrap_err();
         let right = matches!(
             error,
-            SubscribeError::Channel(ChannelError::TooLarge { most }) if most < 4 << 20
+            ShareError::Channel(ChannelError::TooLarge { most }) if most < 4 << 20
         );
         assert!(right, "{error:?}");
         drop(subscriber);

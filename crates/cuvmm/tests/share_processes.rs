@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use common::{G, Rig, shareable_region};
 use cuvmm::driver::host::HostMemory;
-use cuvmm::error::{ChannelError, GiveError, SubscribeError, TakeError};
+use cuvmm::error::{ChannelError, ShareError};
 use cuvmm::share::{Listener, Manifest, Publication, Publisher, Subscriber, sweep};
 use cuvmm::{Attachment, Channel, Offer, Region, Stream};
 use share_support::{PROMPT, alone, ended, fork, leaves_nothing_open, open_files};
@@ -178,7 +178,7 @@ fn publish(place: &Place<'_>) {
 fn is_death(error: &ChannelError) -> bool {
     matches!(
         error,
-        ChannelError::Closed | ChannelError::NobodyThere { .. }
+        ChannelError::Closed | ChannelError::NotListening { .. }
     )
 }
 
@@ -198,10 +198,8 @@ fn subscribe(place: &Place<'_>) {
         let outcome = follow(place, &rig, &how, &mut before);
         assert!(begun.elapsed() < LONG);
         match outcome {
-            Ok(()) | Err(SubscribeError::NotPublished { .. }) => place.nap(),
-            Err(
-                SubscribeError::Channel(error) | SubscribeError::Take(TakeError::Channel(error)),
-            ) if is_death(&error) => place.nap(),
+            Ok(()) | Err(ShareError::NotFound { .. }) => place.nap(),
+            Err(ShareError::Channel(error)) if is_death(&error) => place.nap(),
             Err(error) => panic!("a subscriber: {error:?}"),
         }
     }
@@ -215,7 +213,7 @@ fn follow(
     rig: &Rig<HostMemory>,
     how: &cuvmm::share::AttachmentBuilder<'_>,
     before: &mut Option<Publication>,
-) -> Result<(), SubscribeError> {
+) -> Result<(), ShareError> {
     let mut subscriber = Subscriber::connect(place.published())?;
     while !place.is_over(Role::Subscriber) {
         let begun = Instant::now();
@@ -256,7 +254,7 @@ fn give(place: &Place<'_>) {
         let begun = Instant::now();
         match channel.give(&offer) {
             Ok(()) => {}
-            Err(GiveError::Channel(error)) if is_death(&error) => {}
+            Err(ShareError::Channel(error)) if is_death(&error) => {}
             Err(error) => panic!("a giver: {error:?}"),
         }
         assert!(begun.elapsed() < PROMPT);
@@ -274,14 +272,14 @@ fn take(place: &Place<'_>) {
     while !place.is_over(Role::Taker) {
         let begun = Instant::now();
         let taken = Channel::connect(place.given())
-            .map_err(TakeError::Channel)
+            .map_err(ShareError::Channel)
             .and_then(|mut channel| channel.take(&Attachment::builder(&rig.device)));
         match taken {
             Ok(memory) => {
                 check_by_itself(&rig, &memory);
                 place.saw();
             }
-            Err(TakeError::Channel(error)) if is_death(&error) => place.nap(),
+            Err(ShareError::Channel(error)) if is_death(&error) => place.nap(),
             Err(error) => panic!("a taker: {error:?}"),
         }
         assert!(begun.elapsed() < PROMPT);

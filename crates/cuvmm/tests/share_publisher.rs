@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use common::{G, Rig, shareable_region};
 use cuvmm::driver::host::HostMemory;
-use cuvmm::error::{ChannelError, ManifestError, PublishRefusal, SubscribeError};
+use cuvmm::error::{ArgumentError, ChannelError, ShareError};
 use cuvmm::share::{Listener, Manifest, Publication, Publisher, Subscriber};
 use cuvmm::{Attachment, Channel, Offer, Region, Stream};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -107,7 +107,7 @@ fn readers_that_are_wrong_are_let_go_and_others_are_served() {
         let mut subscriber = Subscriber::connect(&path).unwrap();
         assert!(matches!(
             subscriber.attach(&"x".repeat(9000), &Attachment::builder(&reader.device)),
-            Err(SubscribeError::NotPublished { .. })
+            Err(ShareError::NotFound { .. })
         ));
         let read = attach(&reader, &mut subscriber);
         assert_eq!(&text(&reader, read.memory()), b"first");
@@ -213,7 +213,7 @@ fn waiting_for_ever_ends_with_an_edition_a_withdrawal_or_the_publisher() {
             })
         };
         let withdrawn = wait(&mut || assert!(publisher.withdraw("llama")));
-        let right = matches!(withdrawn, Err(SubscribeError::NotPublished { .. }));
+        let right = matches!(withdrawn, Err(ShareError::NotFound { .. }));
         assert!(right, "{withdrawn:?}");
         assert!(!publisher.withdraw("llama"));
         // Its version counts on, so that nobody takes a new one for one that was.
@@ -227,7 +227,7 @@ fn waiting_for_ever_ends_with_an_edition_a_withdrawal_or_the_publisher() {
             drop(publisher.take());
             waiting.join().unwrap()
         });
-        let right = matches!(gone, Err(SubscribeError::Channel(ChannelError::Closed)));
+        let right = matches!(gone, Err(ShareError::Channel(ChannelError::Closed)));
         assert!(right, "{gone:?}");
         assert_eq!(&text(&reader, first.memory()), b"first");
         assert_eq!(&text(&reader, second.memory()), b"b");
@@ -279,12 +279,12 @@ fn a_manifest_that_nobody_would_read_is_refused() {
             .unwrap_err();
         let right = matches!(
             refused.reason,
-            PublishRefusal::Manifest(ManifestError::TooLarge { bytes, most })
-                if bytes > 64 << 20 && most < 64 << 20
+            ShareError::Argument(ArgumentError::TooLarge { what: "bytes of a manifest", value, most })
+                if value > 64 << 20 && most < 64 << 20
         );
         assert!(right, "{refused:?}");
         let stream = Stream::legacy(&writer.device);
-        let memory = refused.memory;
+        let memory = refused.owner;
         memory.write(&stream, 0, b"still to be written").unwrap();
         drop((memory, publisher));
         common::nothing_left(writer);

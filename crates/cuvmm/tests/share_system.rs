@@ -20,7 +20,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{G, shareable_region};
-use cuvmm::error::{AttachError, ChannelError, GiveError, OfferError, SubscribeError, TakeError};
+use cuvmm::error::{ChannelError, MemoryError, ShareError};
 use cuvmm::share::{Listener, Manifest, Publisher, Subscriber, Users, sweep};
 use cuvmm::{Attachment, Channel, Offer};
 use rustix::io::Errno;
@@ -65,8 +65,8 @@ fn paths_that_are_no_use() {
         ] {
             let right = matches!(
                 &refused,
-                Err(ChannelError::PathTooLong { path, length, most: 107 })
-                    if *path == long && *length == long.as_os_str().len()
+                Err(ChannelError::Path { path, problem })
+                    if *path == long && problem.contains("longer than the path of a socket")
             );
             assert!(right, "{refused:?}");
         }
@@ -84,12 +84,18 @@ fn paths_that_are_no_use() {
         ));
         assert!(matches!(
             Channel::connect(&nowhere),
-            Err(ChannelError::NobodyThere { .. })
+            Err(ChannelError::NotListening { .. })
         ));
         // What is no socket stays as it is.
         std::fs::write(&path, "mine").unwrap();
         for refused in [Listener::bind(&path).map(drop), sweep(&path).map(drop)] {
-            let right = matches!(refused, Err(ChannelError::NoSocket { .. }));
+            let right = matches!(
+                refused,
+                Err(ChannelError::Path {
+                    problem: "is no socket",
+                    ..
+                })
+            );
             assert!(right, "{refused:?}");
         }
         assert!(Channel::connect(&path).is_err());
@@ -99,7 +105,13 @@ fn paths_that_are_no_use() {
         let mine = folder.path().join("mine");
         let there = Listener::bind(&mine).unwrap();
         symlink(&mine, &path).unwrap();
-        assert!(matches!(sweep(&path), Err(ChannelError::NoSocket { .. })));
+        assert!(matches!(
+            sweep(&path),
+            Err(ChannelError::Path {
+                problem: "is no socket",
+                ..
+            })
+        ));
         std::fs::remove_file(&path).unwrap();
         symlink(&mine, lock_of(&path)).unwrap();
         assert!(Listener::bind(&path).is_err());
@@ -140,7 +152,7 @@ fn what_a_dead_process_left_is_told_from_what_is_in_use() {
             assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
             assert!(matches!(
                 Channel::connect(&path),
-                Err(ChannelError::NobodyThere { path: there }) if there == path
+                Err(ChannelError::NotListening { path: there }) if there == path
             ));
         };
         die();
@@ -276,7 +288,7 @@ fn another_user_is_turned_away() {
         let mut subscriber = Subscriber::connect_to(&path, &Users::own().and(me)).unwrap();
         let error = subscriber.list().unwrap_err();
         assert!(
-            matches!(error, SubscribeError::Channel(ChannelError::Closed)),
+            matches!(error, ShareError::Channel(ChannelError::Closed)),
             "{error}"
         );
     });
@@ -406,7 +418,7 @@ fn a_taker_that_may_open_few_files() {
                 let given = there.give(&offer).unwrap_err();
                 let right = matches!(
                     given,
-                    GiveError::Refused { .. } | GiveError::Channel(ChannelError::Closed)
+                    ShareError::Refused { .. } | ShareError::Channel(ChannelError::Closed)
                 );
                 assert!(right, "{given}");
                 drop((offer, region));
@@ -418,8 +430,8 @@ fn a_taker_that_may_open_few_files() {
             let error = here.take(&Attachment::builder(&taker.device)).unwrap_err();
             let right = matches!(
                 error,
-                TakeError::Channel(ChannelError::NoRoomForHandles)
-                    | TakeError::Attach(AttachError::Import { .. })
+                ShareError::Channel(ChannelError::NoRoomForHandles)
+                    | ShareError::Memory(MemoryError::Range { .. })
             );
             assert!(right, "{allowed}: {error:?}");
             assert_eq!(open_files(), before);
@@ -442,10 +454,10 @@ fn a_giver_that_may_open_few_files() {
         thread::scope(|scope| {
             let taking = scope.spawn(|| there.take(&Attachment::builder(&taker.device)));
             let error = here.give(&offer).unwrap_err();
-            let right = matches!(error, GiveError::Offer(OfferError::Export(_)));
+            let right = matches!(error, ShareError::Memory(MemoryError::Export { .. }));
             assert!(right, "{error:?}");
             let error = taking.join().unwrap().unwrap_err();
-            let right = matches!(error, TakeError::Withdrawn { .. });
+            let right = matches!(error, ShareError::Refused { .. });
             assert!(right, "{error:?}");
         });
         assert_eq!(open_files(), before);

@@ -191,6 +191,7 @@ fn each_refusal() {
         change(&mut told);
         consistent(&told.bytes()).unwrap_err()
     };
+    let field = |what, value| DescriptionError::Field { what, value };
     let extent = |offset, size, within| DescriptionError::Extent {
         offset,
         size,
@@ -199,7 +200,7 @@ fn each_refusal() {
     };
     assert_eq!(
         refused(&|told| told.magic[7] = b'x'),
-        DescriptionError::Magic
+        field("first bytes", u64::from_le_bytes(*b"cuvmm-sx"))
     );
     assert_eq!(
         refused(&|told| told.version = 3),
@@ -211,39 +212,38 @@ fn each_refusal() {
     for access in [0, 2, 4, u16::MAX] {
         assert_eq!(
             refused(&|told| told.access = access),
-            DescriptionError::NoAccess
+            field("access", access.into())
         );
     }
     for bits in [0, 2, 4, 9, u32::MAX] {
         assert_eq!(
             refused(&|told| told.handle_type = bits),
-            DescriptionError::HandleType { bits }
+            field("handle type", bits.into())
         );
     }
     for granularity in [0, 3, MIB + 1, u64::MAX] {
         assert_eq!(
             refused(&|told| told.granularity = granularity),
-            DescriptionError::Granularity { granularity }
+            field("granularity", granularity)
         );
     }
-    let count = |what, count, most| DescriptionError::Count { what, count, most };
     assert_eq!(
         refused(&|told| told.extents.clear()),
-        count("extents", 0, 524_288)
+        field("number of extents", 0)
     );
     assert_eq!(
         refused(&|told| told.places.clear()),
-        count("places", 0, 256)
+        field("number of places", 0)
     );
     // So many are refused before anybody asks for the bytes of them.
-    for (at, what, most) in [(44, "places", 256u32), (48, "extents", 524_288)] {
+    for (at, what, most) in [
+        (44, "number of places", 256u32),
+        (48, "number of extents", 524_288),
+    ] {
         for many in [most + 1, u32::MAX] {
             let mut bytes = good.bytes();
             bytes[at..at + 4].copy_from_slice(&many.to_le_bytes());
-            assert_eq!(
-                consistent(&bytes).unwrap_err(),
-                count(what, many.into(), most.into())
-            );
+            assert_eq!(consistent(&bytes).unwrap_err(), field(what, many.into()));
         }
     }
     for (second, size) in [
@@ -267,25 +267,25 @@ fn each_refusal() {
     let node = (3, 1, [0; 16]);
     assert_eq!(
         refused(&|told| told.extents[1].2 = 1),
-        DescriptionError::Place { place: 1 }
+        field("place of an extent", 1)
     );
     assert_eq!(
         refused(&|told| told.places.push(node)),
-        DescriptionError::Place { place: 1 }
+        field("place of an extent", 1)
     );
     assert_eq!(
         refused(&|told| {
             told.places.push(told.places[0]);
             told.extents[1].2 = 1;
         }),
-        DescriptionError::Place { place: 2 }
+        field("place of an extent", 2)
     );
     assert_eq!(
         refused(&|told| {
             told.places.push(node);
             told.extents[0].2 = 1;
         }),
-        DescriptionError::Place { place: 1 }
+        field("place of an extent", 1)
     );
     for (kind, id, uuid) in [
         (0, 0, UUID),
@@ -297,7 +297,13 @@ fn each_refusal() {
     ] {
         assert_eq!(
             refused(&|told| told.places[0] = (kind, id, uuid)),
-            DescriptionError::Origin { kind, id }
+            match kind {
+                1 | 3 => field(
+                    "number or identity of a place",
+                    u64::from(id.unsigned_abs())
+                ),
+                _ => field("kind of a place", u64::from(kind.unsigned_abs())),
+            }
         );
     }
     for (elements, size) in [
@@ -311,10 +317,9 @@ fn each_refusal() {
                 told.elements = elements;
                 told.element_size = size;
             }),
-            DescriptionError::Elements {
-                count: elements,
-                size,
-                bytes: 2 * MIB
+            DescriptionError::Field {
+                what: "number of elements",
+                value: elements
             }
         );
     }
@@ -324,14 +329,8 @@ fn each_refusal() {
         bytes[at] = 1;
         let error = consistent(&bytes).unwrap_err();
         match at {
-            52 => assert_eq!(
-                error,
-                DescriptionError::Reserved {
-                    version: 2,
-                    value: 1
-                }
-            ),
-            _ => assert!(matches!(error, DescriptionError::Place { .. }), "{error}"),
+            52 => assert_eq!(error, field("reserved field", 1)),
+            _ => assert_eq!(error, field("place of an extent", 0)),
         }
     }
 }

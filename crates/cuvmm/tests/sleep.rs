@@ -10,10 +10,7 @@ use common::books::books;
 use common::{D0, G, Rig, mapped_pool, shareable};
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{Driver, HandleTypes};
-use cuvmm::error::{
-    AllocateError, BlockRefusal, BuildStoreError, CopyError, ExportBlockError, OfferError,
-    ShrinkError, SleepError, WakeError,
-};
+use cuvmm::error::{ArgumentError, BlockError, MemoryError, ShareError, SleepError};
 use cuvmm::sleep::{Progress, Slept, Woken};
 use cuvmm::{Block, Contents, Device, HostStore, Mapper, Offer, Stream, Tenant};
 
@@ -217,7 +214,7 @@ on_both! {
         let theirs = other.allocate(9 * G).unwrap();
         let before = rig.machine.snapshot();
         match tenant.blocks().wake() {
-            Err(WakeError::Memory { bytes, cause: AllocateError::OutOfMemory(shortage) }) => {
+            Err(SleepError::Block { bytes, cause: BlockError::OutOfMemory(shortage) }) => {
                 assert_eq!((bytes, shortage.wanted, shortage.available), (10 * G, 10 * G, 7 * G));
                 assert_eq!(shortage.holders, [("other".to_string(), 9 * G)]);
             }
@@ -263,13 +260,19 @@ on_both! {
         let store = store(&rig.device, 3);
         sleeps(&tenant, Contents::Keep(&store));
         let asleep = rig.machine.snapshot();
-        assert!(matches!(block.grow_to(4 * G), Err(AllocateError::Asleep { size }) if size == 3 * G));
-        assert!(matches!(block.try_grow_to(3 * G), Err(AllocateError::Asleep { .. })));
-        assert!(matches!(block.shrink_to(G), Err(ShrinkError::Asleep)));
-        assert!(matches!(block.read(0, &mut [0; 4]), Err(CopyError::Asleep)));
-        assert!(matches!(block.write(0, &[0; 4]), Err(CopyError::Asleep)));
-        assert!(matches!(block.export(HandleTypes::POSIX_FD), Err(ExportBlockError::Refused(BlockRefusal::Asleep { size })) if size == 3 * G));
-        assert!(matches!(Offer::block(&block), Err(OfferError::Refused(BlockRefusal::Asleep { .. }))));
+        assert!(matches!(
+            block.grow_to(4 * G),
+            Err(BlockError::Memory(MemoryError::Asleep { size })) if size == 3 * G
+        ));
+        assert!(matches!(block.try_grow_to(3 * G), Err(BlockError::Memory(MemoryError::Asleep { .. }))));
+        assert!(matches!(block.shrink_to(G), Err(BlockError::Memory(MemoryError::Asleep { .. }))));
+        assert!(matches!(block.read(0, &mut [0; 4]), Err(MemoryError::Asleep { .. })));
+        assert!(matches!(block.write(0, &[0; 4]), Err(MemoryError::Asleep { .. })));
+        assert!(matches!(
+            block.export(HandleTypes::POSIX_FD),
+            Err(MemoryError::Asleep { size }) if size == 3 * G
+        ));
+        assert!(matches!(Offer::block(&block), Err(ShareError::Memory(MemoryError::Asleep { .. }))));
         assert_eq!(rig.machine.snapshot(), asleep);
         // A lease that was taken while it sleeps does not keep it from waking.
         let lease = block.lease();
@@ -325,7 +328,7 @@ on_both! {
         let second = rig.second();
         let wrong = store(&second, 8);
         let refused = tenant.blocks().sleep(Contents::Keep(&wrong));
-        assert!(matches!(refused, Err(SleepError::WrongDevice)));
+        assert!(matches!(refused, Err(SleepError::Argument(ArgumentError::WrongDevice { .. }))));
         // A clone is the same store; what is kept in it outlives both.
         let large = store(&rig.device, 8);
         sleeps(&tenant, Contents::Keep(&large.clone()));
@@ -336,11 +339,11 @@ on_both! {
 
     fn a_store_needs_memory(rig) {
         let builder = HostStore::builder(&rig.device);
-        assert!(matches!(builder.build(), Err(BuildStoreError::Empty)));
+        assert!(matches!(builder.build(), Err(MemoryError::Argument(ArgumentError::Zero { .. }))));
         let huge = builder.pinned(u64::MAX).build();
-        assert!(matches!(huge, Err(BuildStoreError::TooLarge { bytes: u64::MAX })));
+        assert!(matches!(huge, Err(MemoryError::Argument(ArgumentError::TooLarge { value: u64::MAX, .. }))));
         let huge = builder.ordinary(1 << 62).build();
-        assert!(matches!(huge, Err(BuildStoreError::OutOfMemory { .. })));
+        assert!(matches!(huge, Err(MemoryError::HostOutOfMemory { size }) if size == 1 << 62));
         let one = builder.pinned(1).build().unwrap();
         assert_eq!(one.capacity(), G, "whole parts");
     }
@@ -378,7 +381,7 @@ on_both! {
         let asleep = (books(rig, &pool).committed, rig.machine.snapshot());
         for part in [1, 9 * G + 1, 20 * G] {
             stop_at.set(part);
-            assert!(matches!(watched.wake(), Err(WakeError::Cancelled)));
+            assert!(matches!(watched.wake(), Err(SleepError::Cancelled)));
             assert_eq!((books(rig, &pool).committed, rig.machine.snapshot()), asleep);
             assert!(blocks.iter().all(Block::is_asleep));
         }
@@ -485,7 +488,7 @@ on_both! {
         sleeps(&twin, Contents::Discard);
         assert!(matches!(
             twin.blocks().wake(),
-            Err(WakeError::Memory { cause: AllocateError::Unregistered { .. }, .. })
+            Err(SleepError::Block { cause: BlockError::Unregistered { .. }, .. })
         ));
         assert_eq!(books(rig, &pool).committed, 0);
         drop(block);
@@ -497,11 +500,14 @@ on_both! {
         let tenant = pool.tenant("model").register().unwrap();
         let block = tenant.allocate(3 * G).unwrap();
         let guard = pool.capture_guard();
-        assert!(matches!(tenant.blocks().sleep(Contents::Discard), Err(SleepError::Capturing)));
+        assert!(matches!(
+            tenant.blocks().sleep(Contents::Discard),
+            Err(SleepError::Memory(MemoryError::Capturing))
+        ));
         drop(guard);
         sleeps(&tenant, Contents::Discard);
         let guard = pool.capture_guard();
-        assert!(matches!(tenant.blocks().wake(), Err(WakeError::Capturing)));
+        assert!(matches!(tenant.blocks().wake(), Err(SleepError::Memory(MemoryError::Capturing))));
         drop(guard);
         tenant.blocks().wake().unwrap();
         drop(block);

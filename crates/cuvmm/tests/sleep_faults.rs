@@ -16,7 +16,7 @@ use common::{D0, G, Rig};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::Nothing;
 use cuvmm::driver::{CUresult, Call};
-use cuvmm::error::SleepError;
+use cuvmm::error::{MemoryError, SleepError};
 use cuvmm::{Block, Contents, HostStore, Pool, Stream, Tenant};
 
 /// A tenant with blocks of two tags, and where their contents are kept.
@@ -133,7 +133,8 @@ fn a_block_that_cannot_stay_awake_sleeps() {
     else {
         panic!("{outcome:?}");
     };
-    assert!(matches!(*cause, SleepError::Call(_)), "{cause:?}");
+    let call = matches!(*cause, SleepError::Memory(MemoryError::Call(_)));
+    assert!(call, "{cause:?}");
     let asleep: Vec<&Block> = world
         .blocks
         .iter()

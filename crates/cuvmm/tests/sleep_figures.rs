@@ -10,8 +10,8 @@ use std::time::Duration;
 use common::books::books;
 use common::{G, MIB, pool};
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::{CUresult, Call};
-use cuvmm::error::{AllocateError, BuildStoreError, SleepError, WakeError};
+use cuvmm::driver::{CUresult, Call, Location};
+use cuvmm::error::{BlockError, MemoryError, SleepError};
 use cuvmm::sleep::Progress;
 use cuvmm::{Block, Contents, HostStore};
 
@@ -117,7 +117,7 @@ on_both! {
             rig.faults.disarm();
             assert!(matches!(
                 refused,
-                Err(WakeError::Memory { bytes, cause: AllocateError::DriverOutOfMemory { .. } })
+                Err(SleepError::Block { bytes, cause: BlockError::DriverOutOfMemory { .. } })
                     if bytes == 10 * G
             ), "{refused:?}");
             assert!(blocks.iter().all(Block::is_asleep));
@@ -148,7 +148,7 @@ on_both! {
         let outcome = tenant.blocks().sleep(Contents::Keep(&store)).unwrap_err();
         rig.faults.disarm();
         let SleepError::Stayed { blocks: stayed, bytes, cause } = outcome else { panic!("{outcome}") };
-        assert!(matches!(*cause, SleepError::Call(_)), "{cause}");
+        assert!(matches!(*cause, SleepError::Memory(MemoryError::Call(_))), "{cause}");
         let asleep: Vec<&Block> = blocks.iter().filter(|block| block.is_asleep()).collect();
         assert_eq!((stayed, asleep.len(), bytes), (1, 1, asleep[0].size()));
         assert_eq!(store.free(), 12 * G - asleep[0].size().next_multiple_of(G));
@@ -212,10 +212,10 @@ on_both! {
             let refused = builder.build();
             rig.faults.disarm();
             match refused.unwrap_err() {
-                BuildStoreError::Pinned { bytes, .. } => {
-                    assert_eq!((call, bytes), (Call::MemHostAlloc, if nth == 1 { G } else { 3 * G }));
+                MemoryError::Create { size, location: Location::HOST, .. } => {
+                    assert_eq!((call, size), (Call::MemHostAlloc, if nth == 1 { G } else { 3 * G }));
                 }
-                BuildStoreError::Call(_) => assert_eq!(call, Call::StreamCreate),
+                MemoryError::Call(_) => assert_eq!(call, Call::StreamCreate),
                 other => panic!("{other}"),
             }
             assert!(rig.machine.live().is_nothing());

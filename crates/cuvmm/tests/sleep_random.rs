@@ -11,7 +11,7 @@ use common::{D0, G, Rig, cases};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Driver};
-use cuvmm::error::{AllocateError, SleepError, WakeError};
+use cuvmm::error::{BlockError, MemoryError, SleepError};
 use cuvmm::sleep::{Blocks, Progress};
 use cuvmm::{Block, Contents, HostStore, Pool, Stream, Tenant};
 use proptest::prelude::*;
@@ -155,7 +155,11 @@ where
                 if known.asleep {
                     let expected = size > known.block.capacity();
                     assert!(
-                        expected || matches!(outcome, Err(AllocateError::Asleep { .. })),
+                        expected
+                            || matches!(
+                                outcome,
+                                Err(BlockError::Memory(MemoryError::Asleep { .. }))
+                            ),
                         "{outcome:?}"
                     );
                 } else if outcome.is_ok() {
@@ -321,8 +325,8 @@ where
                     known.byte = known.byte.filter(|_| known.kept);
                 }
             }
-            Err(WakeError::Cancelled) => assert!(stop.is_some_and(|stop| stop * G <= bytes)),
-            Err(WakeError::Memory { cause, .. }) => {
+            Err(SleepError::Cancelled) => assert!(stop.is_some_and(|stop| stop * G <= bytes)),
+            Err(SleepError::Block { cause, .. }) => {
                 let stuck = self.pool.stats().quarantined > 0;
                 assert!(self.faulty || stuck || cause.is_shortage(), "{cause}");
             }

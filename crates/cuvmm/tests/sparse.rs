@@ -6,7 +6,7 @@ mod common;
 use common::{D0, G, Rig};
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, Driver};
-use cuvmm::error::{CommitError, SparseError};
+use cuvmm::error::{ArgumentError, ContainerError, MemoryError};
 use cuvmm::sparse::Holes;
 use cuvmm::{Place, Region, SparseArray, Stream};
 use proptest::prelude::*;
@@ -66,9 +66,9 @@ on_both! {
         array.commit(3 * PER_TILE..4 * PER_TILE).unwrap();
         let ones = vec![1; 8 * PER_TILE];
         let error = array.write(PER_TILE, &ones[..2 * PER_TILE], Holes::Refuse).unwrap_err();
-        assert!(matches!(error, SparseError::Uncommitted { first, .. } if first == 2 * PER_TILE));
+        assert!(matches!(error, ContainerError::Uncommitted { first, .. } if first == 2 * PER_TILE));
         let error = array.read(0, &mut [0; 3], Holes::Refuse).unwrap_err();
-        assert!(matches!(error, SparseError::Uncommitted { first: 0, .. }));
+        assert!(matches!(error, ContainerError::Uncommitted { first: 0, .. }));
         assert!(array.view(PER_TILE..2 * PER_TILE + 1).is_err());
         assert!(array.view_mut(PER_TILE + 1..2 * PER_TILE).is_ok());
         let mut seen = vec![7; 8 * PER_TILE];
@@ -107,7 +107,7 @@ on_both! {
         let odd = SparseArray::<[[u8; 31]; 31]>::builder(&rig.device, &stream, 100)
             .tile_bytes(G)
             .reserve();
-        assert!(matches!(odd, Err(SparseError::OddTile { tile: G, element: 961 })));
+        assert!(matches!(odd, Err(ContainerError::OddTile { tile: G, element: 961 })));
     }
 
     fn what_cannot_be_is_refused_and_changes_nothing(rig) {
@@ -115,14 +115,24 @@ on_both! {
         let other = common::model();
         let stranger = Stream::new(&other.device).unwrap();
         let made = SparseArray::<u32>::new(&rig.device, &stranger, 8);
-        assert!(matches!(made, Err(SparseError::WrongDevice)));
+        assert!(matches!(made, Err(ContainerError::Argument(ArgumentError::WrongDevice { .. }))));
         let made = SparseArray::<()>::new(&rig.device, &stream, 8);
-        assert!(matches!(made, Err(SparseError::ZeroSizedElements)));
+        assert!(matches!(
+            made,
+            Err(ContainerError::Argument(ArgumentError::Zero { what: "bytes of the elements" }))
+        ));
         let made = SparseArray::<u64>::new(&rig.device, &stream, usize::MAX);
-        assert!(matches!(made, Err(SparseError::TooLarge { .. })));
-        assert!(SparseArray::<u32>::new(&rig.device, &stream, 0).is_err());
+        assert!(matches!(
+            made,
+            Err(ContainerError::Argument(ArgumentError::TooLarge { value: u64::MAX, .. }))
+        ));
+        let made = SparseArray::<u32>::new(&rig.device, &stream, 0);
+        assert!(matches!(
+            made,
+            Err(ContainerError::Argument(ArgumentError::Zero { what: "bytes of the elements" }))
+        ));
         let made = SparseArray::<u32>::builder(&rig.device, &stream, 8).tile_bytes(0).reserve();
-        assert!(matches!(made, Err(SparseError::OddTile { tile: 0, .. })));
+        assert!(matches!(made, Err(ContainerError::OddTile { tile: 0, .. })));
         let mut array = array(rig, 4);
         rig.faults.forget();
         #[allow(clippy::reversed_empty_ranges)]
@@ -133,13 +143,19 @@ on_both! {
                 array.remove_zeros(range.clone()).map(|_| ()),
             ];
             for refused in refused {
-                assert!(matches!(refused, Err(SparseError::OutOfRange { .. })), "{range:?}");
+                assert!(matches!(
+                    refused,
+                    Err(ContainerError::Argument(ArgumentError::OutOfRange { .. }))
+                ), "{range:?}");
             }
         }
         assert!(array.decommit(0..usize::MAX).is_err());
         assert!(array.read(4 * PER_TILE, &mut [0], Holes::AsZero).is_err());
         assert!(array.write(usize::MAX, &[0, 0], Holes::AsZero).is_err());
-        assert!(matches!(array.record_use(&stranger), Err(SparseError::WrongDevice)));
+        assert!(matches!(
+            array.record_use(&stranger),
+            Err(ContainerError::Argument(ArgumentError::WrongDevice { .. }))
+        ));
         assert_eq!((rig.faults.total(), array.stats().held), (0, 0));
     }
 
@@ -211,7 +227,10 @@ on_both! {
         let made = made.map(|call| rig.faults.count(call));
         let after = (rig.machine.live(), region.held(), region.mappings());
         rig.machine.let_go_all(D0);
-        assert!(matches!(refused, Err(CommitError::ZerosInUse { .. })), "{refused:?}");
+        assert!(matches!(
+            refused,
+            Err(MemoryError::PendingFree { start: 0, end, .. }) if end == 7 * G
+        ), "{refused:?}");
         assert_eq!(made, [0; 3]);
         assert_eq!((after.1, after.2), (before.1, before.2));
         assert_eq!(after.0.physicals, before.0.physicals);
@@ -258,7 +277,7 @@ on_both! {
         let error = array.back_with_zeros(0..1 << 38).unwrap_err();
         assert!(matches!(
             error,
-            SparseError::Commit(CommitError::Mappings { needed, held: 0, limit: 1000 })
+            ContainerError::Memory(MemoryError::Mappings { needed, held: 0, limit: 1000 })
                 if needed == (1 << 40) / (4 * G)
         ), "{error}");
         assert_eq!((array.stats().mappings, array.stats().held), (0, 0));

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::G;
-use cuvmm::error::AllocateError;
+use cuvmm::error::BlockError;
 use cuvmm::{Block, Growth, Limit, Mapper, Pool, Stream};
 
 const THREADS: u64 = 8;
@@ -83,7 +83,7 @@ fn eight_threads(mapped: bool) {
                                     held.push((block, owner));
                                     served.fetch_add(1, Ordering::Relaxed);
                                 }
-                                Err(AllocateError::OutOfMemory(_)) => {
+                                Err(BlockError::OutOfMemory(_)) => {
                                     refused.fetch_add(1, Ordering::Relaxed);
                                 }
                                 Err(error) => panic!("{error}"),

@@ -24,7 +24,7 @@ use cuvmm::driver::{
     CUresult, Call, CaptureMode, CudaVersion, DeviceAttribute, Driver, DriverError, Location,
     Ordinal,
 };
-use cuvmm::error::{AllocateManagedError, UnifiedError};
+use cuvmm::error::{ArgumentError, ContainerError, MemoryError};
 use cuvmm::own::CloseRefusal;
 use cuvmm::unified::{Advice, DeviceMut, PageLocation, Policy};
 use cuvmm::{CallError, Device, Stream, UnifiedBuffer};
@@ -189,48 +189,72 @@ on_both! {
         let other = common::model();
         let stranger = Stream::new(&other.device).unwrap();
         let made = UnifiedBuffer::<()>::zeroed(&rig.device, &home, 8);
-        assert!(matches!(made, Err(UnifiedError::ZeroSizedElements)));
+        assert!(matches!(made, Err(ContainerError::Argument(ArgumentError::Zero { .. }))));
         for len in [usize::MAX, isize::MAX as usize / 8 + 1] {
             let made = UnifiedBuffer::<u64>::zeroed(&rig.device, &home, len);
-            assert!(matches!(made, Err(UnifiedError::TooLarge { elements }) if elements == len));
+            assert!(matches!(
+                made,
+                Err(ContainerError::Argument(ArgumentError::TooLarge { value, .. })) if value == len as u64
+            ));
         }
         let made = UnifiedBuffer::<u32>::zeroed(&rig.device, &stranger, 8);
-        assert!(matches!(made, Err(UnifiedError::WrongDevice)));
+        assert!(matches!(made, Err(ContainerError::Argument(ArgumentError::WrongDevice { .. }))));
         let (mut buffer, _home) = zeroed(rig, 10);
         rig.faults.forget();
-        assert!(matches!(buffer.get(10), Err(UnifiedError::OutOfRange { len: 10, .. })));
+        assert!(matches!(
+            buffer.get(10),
+            Err(ContainerError::Argument(ArgumentError::OutOfRange { len: 10, .. }))
+        ));
         let outside = buffer.write(9, &[0; 2]);
-        assert!(matches!(outside, Err(UnifiedError::OutOfRange { range, len: 10 }) if range == (9..11)));
+        assert!(matches!(
+            outside,
+            Err(ContainerError::Argument(ArgumentError::OutOfRange { start: 9, end: 11, len: 10, .. }))
+        ));
         let outside = buffer.read(usize::MAX, &mut [0; 2]);
-        assert!(matches!(outside, Err(UnifiedError::OutOfRange { .. })));
+        assert!(matches!(outside, Err(ContainerError::Argument(ArgumentError::OutOfRange { .. }))));
         let outside = buffer.fill(..=10, 1);
-        assert!(matches!(outside, Err(UnifiedError::OutOfRange { .. })));
+        assert!(matches!(outside, Err(ContainerError::Argument(ArgumentError::OutOfRange { .. }))));
         #[allow(clippy::reversed_empty_ranges)]
         let backwards = buffer.fill(5..4, 1);
-        assert!(matches!(backwards, Err(UnifiedError::OutOfRange { .. })));
+        assert!(matches!(backwards, Err(ContainerError::Argument(ArgumentError::OutOfRange { .. }))));
         let outside = buffer.set_policy(0..11, Policy::HostFirst);
-        assert!(matches!(outside, Err(UnifiedError::OutOfRange { .. })));
-        assert!(matches!(buffer.accessed_by(..11), Err(UnifiedError::OutOfRange { .. })));
-        assert!(matches!(buffer.device_read(&stranger), Err(UnifiedError::WrongDriver)));
-        assert!(matches!(buffer.device_mut(&stranger), Err(UnifiedError::WrongDriver)));
+        assert!(matches!(outside, Err(ContainerError::Argument(ArgumentError::OutOfRange { .. }))));
+        assert!(matches!(
+            buffer.accessed_by(..11),
+            Err(ContainerError::Argument(ArgumentError::OutOfRange { .. }))
+        ));
+        assert!(matches!(
+            buffer.device_read(&stranger),
+            Err(ContainerError::Argument(ArgumentError::WrongDriver { .. }))
+        ));
+        assert!(matches!(
+            buffer.device_mut(&stranger),
+            Err(ContainerError::Argument(ArgumentError::WrongDriver { .. }))
+        ));
         let moved = buffer.prefetch(.., PageLocation::Device(&other.device), &home);
-        assert!(matches!(moved, Err(UnifiedError::WrongDriver)));
+        assert!(matches!(moved, Err(ContainerError::Argument(ArgumentError::WrongDriver { .. }))));
         let advised = buffer.advise(.., Advice::AccessedBy(&other.device));
-        assert!(matches!(advised, Err(UnifiedError::WrongDriver)));
+        assert!(matches!(advised, Err(ContainerError::Argument(ArgumentError::WrongDriver { .. }))));
         for node in [-1, i32::MIN] {
             let place = PageLocation::HostNuma(node);
             let advised = buffer.advise(.., Advice::PreferredLocation(place));
-            assert!(matches!(advised, Err(UnifiedError::NoSuchNode { node: told }) if told == node));
+            assert!(matches!(
+                advised,
+                Err(ContainerError::Argument(ArgumentError::NoSuch { number, .. })) if number == i64::from(node)
+            ));
         }
         buffer.read(10, &mut []).unwrap();
         buffer.write(10, &[]).unwrap();
         assert_eq!(rig.faults.calls(), vec![], "the driver was asked");
         // What only the driver knows.
         let advised = buffer.advise(2..5, Advice::PreferredLocation(PageLocation::HostNuma(99)));
-        assert!(matches!(&advised, Err(UnifiedError::Advise { range, .. }) if *range == (2..5)));
+        assert!(matches!(
+            &advised,
+            Err(ContainerError::Memory(MemoryError::Range { offset: 8, size: 12, .. }))
+        ));
         let moved = buffer.prefetch(2..5, PageLocation::HostNuma(99), &home);
-        assert!(matches!(&moved, Err(UnifiedError::Prefetch { range, to, .. })
-            if *range == (2..5) && *to == Location::host_numa(99)), "{moved:?}");
+        let of_them = matches!(&moved, Err(ContainerError::Memory(MemoryError::Range { offset: 8, size: 12, .. })));
+        assert!(of_them, "{moved:?}");
     }
 
     fn without_elements_everything_works_and_there_is_no_memory(rig) {
@@ -358,9 +382,9 @@ on_both! {
         rig.faults.arm(Fault::all(CUresult::CUDA_ERROR_UNKNOWN).of(Call::EventRecord));
         drop(access);
         rig.faults.arm(Fault::all(CUresult::CUDA_ERROR_UNKNOWN).of(Call::StreamSynchronize));
-        assert!(matches!(buffer.host(), Err(UnifiedError::Call(_))));
-        assert!(matches!(buffer.host_mut(), Err(UnifiedError::Call(_))));
-        assert!(matches!(buffer.device_read(&stream), Err(UnifiedError::Call(_))));
+        assert!(matches!(buffer.host(), Err(ContainerError::Memory(MemoryError::Call(_)))));
+        assert!(matches!(buffer.host_mut(), Err(ContainerError::Memory(MemoryError::Call(_)))));
+        assert!(matches!(buffer.device_read(&stream), Err(ContainerError::Memory(MemoryError::Call(_)))));
         rig.faults.disarm();
         drop(buffer.host().unwrap());
     }
@@ -370,17 +394,23 @@ on_both! {
         let [stream, theirs] = streams(rig);
         // Of the stream that is to be used: refused, and the capture goes on.
         begin_capture(rig, &stream);
-            assert!(matches!(buffer.device_read(&stream), Err(UnifiedError::Capturing)));
-            assert!(matches!(buffer.device_mut(&stream), Err(UnifiedError::Capturing)));
+            assert!(matches!(
+                buffer.device_read(&stream),
+                Err(ContainerError::Memory(MemoryError::Capturing))
+            ));
+            assert!(matches!(
+                buffer.device_mut(&stream),
+                Err(ContainerError::Memory(MemoryError::Capturing))
+            ));
             let moved = buffer.prefetch(.., PageLocation::Host, &stream);
-            assert!(matches!(moved, Err(UnifiedError::Capturing)));
+            assert!(matches!(moved, Err(ContainerError::Memory(MemoryError::Capturing))));
             let made = UnifiedBuffer::<u32>::zeroed(&rig.device, &stream, 4);
-            assert!(matches!(made, Err(UnifiedError::Capturing)));
+            assert!(matches!(made, Err(ContainerError::Memory(MemoryError::Capturing))));
         end_capture(rig, &stream);
         begin_capture(rig, &home);
-            assert!(matches!(buffer.get(0), Err(UnifiedError::Capturing)));
-            assert!(matches!(buffer.write(0, &[1]), Err(UnifiedError::Capturing)));
-            assert!(matches!(buffer.fill(.., 1), Err(UnifiedError::Capturing)));
+            assert!(matches!(buffer.get(0), Err(ContainerError::Memory(MemoryError::Capturing))));
+            assert!(matches!(buffer.write(0, &[1]), Err(ContainerError::Memory(MemoryError::Capturing))));
+            assert!(matches!(buffer.fill(.., 1), Err(ContainerError::Memory(MemoryError::Capturing))));
         end_capture(rig, &home);
         // Of another stream, by this very thread: all of it works.
         begin_capture(rig, &theirs);
@@ -400,8 +430,8 @@ on_both! {
         launch(rig, &access, 2);
         begin_capture(rig, &stream);
             drop(access);
-            assert!(matches!(buffer.host(), Err(UnifiedError::Capturing)));
-            assert!(matches!(buffer.device_read(&home), Err(UnifiedError::Capturing)));
+            assert!(matches!(buffer.host(), Err(ContainerError::Memory(MemoryError::Capturing))));
+            assert!(matches!(buffer.device_read(&home), Err(ContainerError::Memory(MemoryError::Capturing))));
             let failed = buffer.close().unwrap_err();
             assert!(matches!(failed.reason, CloseRefusal::Call(_)), "{failed}");
             buffer = failed.owner;
@@ -517,15 +547,17 @@ on_both! {
                 break;
             }
             let error = set.unwrap_err();
-            assert!(matches!(&error, UnifiedError::Advise { range, cause: CallError::Driver(cause) }
-                if *range == (0..8 * PER_PAGE) && cause.code() == Some(unknown)), "{error}");
+            let all = 8 * (PER_PAGE * size_of::<u32>()) as u64;
+            assert!(matches!(&error,
+                ContainerError::Memory(MemoryError::Range { offset: 0, size, cause: CallError::Driver(cause) })
+                if *size == all && cause.code() == Some(unknown)), "{error}");
             assert_eq!(picture(), before, "call {k}");
         }
         // Where the undoing fails too, it is told, and the next policy starts from what stands.
         buffer.set_policy(.., Policy::OnDemand).unwrap();
         rig.faults.arm(Fault::from(2, unknown).of(Call::MemAdvise));
         let error = buffer.set_policy(.., Policy::HostFirst).unwrap_err();
-        assert!(matches!(error, UnifiedError::HalfWay { .. }), "{error}");
+        assert!(matches!(error, ContainerError::HalfWay { .. }), "{error}");
         rig.faults.disarm();
         assert_ne!(in_force(&buffer, 0..8 * PER_PAGE), NOTHING);
         buffer.set_policy(.., Policy::ReadMostly).unwrap();
@@ -539,7 +571,7 @@ on_both! {
             rig.faults.arm(Fault::nth(k, unknown).of(Call::MemAdvise));
         }
         let error = buffer.set_policy(.., Policy::DeviceFirst).unwrap_err();
-        assert!(matches!(error, UnifiedError::HalfWay { .. }), "{error}");
+        assert!(matches!(error, ContainerError::HalfWay { .. }), "{error}");
         rig.faults.disarm();
         assert_ne!(in_force(&buffer, first), told.0);
         assert_eq!(in_force(&buffer, second), told.1);
@@ -652,13 +684,16 @@ leaving! {
         let (mut buffer, home) = zeroed(rig, 5000);
         drop(buffer.device_mut(&home).unwrap());
         rig.machine.lose_context(D0, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
-        assert!(matches!(buffer.host(), Err(UnifiedError::Call(CallError::Driver(_)))));
-        let lost = |error: &UnifiedError| matches!(error, UnifiedError::Call(CallError::ContextLost(_)));
+        assert!(matches!(
+            buffer.host(),
+            Err(ContainerError::Memory(MemoryError::Call(CallError::Driver(_))))
+        ));
+        let lost = |error: &ContainerError| matches!(error, ContainerError::Memory(MemoryError::Call(CallError::ContextLost(_))));
         assert!(lost(&buffer.host().unwrap_err()) && lost(&buffer.host_mut().unwrap_err()));
         assert!(lost(&buffer.get(0).unwrap_err()) && lost(&buffer.device_mut(&home).unwrap_err()));
         // Also where nothing would have to be waited for.
         let other = UnifiedBuffer::<u32>::zeroed(&rig.device, &home, 4);
-        assert!(matches!(other, Err(UnifiedError::Call(CallError::ContextLost(_)))));
+        assert!(matches!(other, Err(ContainerError::Memory(MemoryError::Call(CallError::ContextLost(_))))));
         let failed = buffer.close().unwrap_err();
         assert!(matches!(failed.reason, CloseRefusal::Call(_)));
         drop(failed.owner);
@@ -672,8 +707,8 @@ where
 {
     let (mut buffer, home) = zeroed(rig, 5000);
     assert!(!buffer.is_host_accessible());
-    let refused = |error: UnifiedError| {
-        let right = matches!(error, UnifiedError::NoConcurrentAccess { device: D0 });
+    let refused = |error: ContainerError| {
+        let right = matches!(error, ContainerError::NoConcurrentAccess { device: D0 });
         assert!(right, "{error}");
         assert!(error.to_string().contains("device 0"), "{error}");
     };
@@ -738,7 +773,10 @@ fn a_device_without_managed_memory_says_so() {
     ));
     let home = Stream::new(&rig.device).unwrap();
     let made = UnifiedBuffer::<u32>::zeroed(&rig.device, &home, 4);
-    let refused = AllocateManagedError::NotSupported { device: D0 };
+    let refused = MemoryError::NotSupported {
+        device: HERE,
+        what: "managed memory",
+    };
     assert_eq!(made.unwrap_err().to_string(), refused.to_string());
 }
 
@@ -752,7 +790,10 @@ fn several_devices_use_one_buffer() {
     let (mut buffer, home) = zeroed(&rig, 5000);
     let far = Stream::new(&second).unwrap();
     let wrong = UnifiedBuffer::<u32>::zeroed(&rig.device, &far, 4);
-    assert!(matches!(wrong, Err(UnifiedError::WrongDevice)));
+    assert!(matches!(
+        wrong,
+        Err(ContainerError::Argument(ArgumentError::WrongDevice { .. }))
+    ));
     rig.machine.hold(D0, home.as_raw());
     let access = buffer.device_mut(&home).unwrap();
     launch(&rig, &access, 1);
@@ -794,8 +835,7 @@ fn before_cuda_12_2_a_node_is_refused_by_the_name_of_what_is_missing() {
         buffer.prefetch(.., node, &home).unwrap_err(),
     ];
     for error in refusals {
-        let (UnifiedError::Advise { cause, .. } | UnifiedError::Prefetch { cause, .. }) = error
-        else {
+        let ContainerError::Memory(MemoryError::Range { cause, .. }) = error else {
             panic!("{error}");
         };
         let missing = matches!(cause.driver(), Some(DriverError::MissingSymbol { since, .. })

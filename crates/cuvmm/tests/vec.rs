@@ -6,7 +6,7 @@ mod common;
 use common::{D0, G, Rig};
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, Driver};
-use cuvmm::error::VecError;
+use cuvmm::error::{ArgumentError, ContainerError};
 use cuvmm::{DeviceVec, Stream};
 use proptest::prelude::*;
 
@@ -55,24 +55,46 @@ on_both! {
         let other = common::model();
         let stranger = Stream::new(&other.device).unwrap();
         let made = DeviceVec::<u32>::new(&rig.device, &stranger, 8);
-        assert!(matches!(made, Err(VecError::WrongDevice)));
+        assert!(matches!(made, Err(ContainerError::Argument(ArgumentError::WrongDevice { .. }))));
         let made = DeviceVec::<()>::new(&rig.device, &stream, 8);
-        assert!(matches!(made, Err(VecError::ZeroSizedElements)));
+        assert!(matches!(
+            made,
+            Err(ContainerError::Argument(ArgumentError::Zero { what: "bytes of the elements" }))
+        ));
         let made = DeviceVec::<u64>::new(&rig.device, &stream, usize::MAX);
-        assert!(matches!(made, Err(VecError::TooLarge { .. })));
-        assert!(DeviceVec::<u32>::new(&rig.device, &stream, 0).is_err());
+        assert!(matches!(
+            made,
+            Err(ContainerError::Argument(ArgumentError::TooLarge { value: u64::MAX, .. }))
+        ));
+        let made = DeviceVec::<u32>::new(&rig.device, &stream, 0);
+        assert!(matches!(
+            made,
+            Err(ContainerError::Argument(ArgumentError::Zero { what: "bytes of the elements" }))
+        ));
         let mut vec = DeviceVec::<u32>::new(&rig.device, &stream, 10).unwrap();
         vec.try_extend_from_slice(&[1, 2, 3]).unwrap();
         assert!(matches!(
             vec.try_extend_from_slice(&[0; 8]),
-            Err(VecError::OverReserved { len: 3, additional: 8, most: 10 })
+            Err(ContainerError::Full { len: 3, additional: 8, capacity: 10 })
         ));
-        assert!(matches!(vec.try_resize(11, 0), Err(VecError::OverReserved { .. })));
-        assert!(matches!(vec.try_reserve(usize::MAX), Err(VecError::OverReserved { .. })));
-        assert!(matches!(vec.get(3), Err(VecError::OutOfRange { len: 3, .. })));
-        assert!(matches!(vec.write(2, &[0; 2]), Err(VecError::OutOfRange { .. })));
-        assert!(matches!(vec.read(usize::MAX, &mut [0; 2]), Err(VecError::OutOfRange { .. })));
-        assert!(matches!(vec.record_use(&stranger), Err(VecError::WrongDevice)));
+        assert!(matches!(vec.try_resize(11, 0), Err(ContainerError::Full { .. })));
+        assert!(matches!(vec.try_reserve(usize::MAX), Err(ContainerError::Full { .. })));
+        assert!(matches!(
+            vec.get(3),
+            Err(ContainerError::Argument(ArgumentError::OutOfRange { len: 3, .. }))
+        ));
+        assert!(matches!(
+            vec.write(2, &[0; 2]),
+            Err(ContainerError::Argument(ArgumentError::OutOfRange { .. }))
+        ));
+        assert!(matches!(
+            vec.read(usize::MAX, &mut [0; 2]),
+            Err(ContainerError::Argument(ArgumentError::OutOfRange { .. }))
+        ));
+        assert!(matches!(
+            vec.record_use(&stranger),
+            Err(ContainerError::Argument(ArgumentError::WrongDevice { .. }))
+        ));
         vec.read(3, &mut []).unwrap();
         assert_eq!((vec.len(), vec.capacity()), (3, 10));
         if rig.keeps_bytes() {
@@ -108,7 +130,7 @@ on_both! {
         rig.machine.queue_kernel(D0, vec.home_stream().as_raw(), vec![], writes).unwrap();
         assert!(matches!(
             vec.produce(room + 1),
-            Err(VecError::OverCapacity { len: 2, additional, capacity })
+            Err(ContainerError::Full { len: 2, additional, capacity })
                 if (additional, capacity) == (room + 1, room + 2)
         ));
         vec.produce(3).unwrap();
@@ -262,7 +284,7 @@ proptest! {
                 Step::Reserve(count) => vec.try_reserve(count),
             };
             if let Err(error) = done {
-                let over = matches!(error, VecError::OverReserved { .. });
+                let over = matches!(error, ContainerError::Full { .. });
                 prop_assert!(over, "{}", error);
                 known = before;
             }

@@ -6,7 +6,7 @@ mod common;
 
 use common::{D0, G, pool};
 use cuvmm::driver::Call;
-use cuvmm::error::AllocateError;
+use cuvmm::error::BlockError;
 use cuvmm::{Growth, Limit, Pool, Stream};
 
 on_both! {
@@ -22,7 +22,7 @@ on_both! {
         let late = pool.tenant("late").guarantee(12 * G).register().unwrap();
         // It is charged 20 and has all of it mapped, but only 12 are left for it.
         let refused = early.block(20 * G).home_stream(&stream).try_allocate();
-        assert!(matches!(refused, Err(AllocateError::OutOfMemory(_))), "{refused:?}");
+        assert!(matches!(refused, Err(BlockError::OutOfMemory(_))), "{refused:?}");
         let small = early.block(12 * G).capacity(20 * G).home_stream(&stream);
         let mut small = small.try_allocate().unwrap();
         assert!(small.try_grow_to(13 * G).is_err());
@@ -130,9 +130,9 @@ on_both! {
         // All that is free first, then precommitted memory, whole extents of it.
         let first = b.try_allocate(4 * G).unwrap();
         assert_eq!(a.stats().precommitted, 3 * G);
-        assert!(matches!(b.try_allocate(G), Err(AllocateError::OutOfMemory(_))), "an extent of 4 is in use");
+        assert!(matches!(b.try_allocate(G), Err(BlockError::OutOfMemory(_))), "an extent of 4 is in use");
         grown.try_grow_to(36 * G).unwrap();
-        assert!(matches!(grown.try_grow_to(37 * G), Err(AllocateError::OutOfMemory(_))));
+        assert!(matches!(grown.try_grow_to(37 * G), Err(BlockError::OutOfMemory(_))));
         drop(first);
         grown.try_grow_to(37 * G).unwrap();
         assert_eq!(a.stats().precommitted, 0, "what b has idle is not taken for precommitted memory");
@@ -153,7 +153,7 @@ on_both! {
         assert_eq!((pool.stats().committed, pool.stats().precommitted), (8 * G, G));
         // The tenant's own limit asks for one granule, the pool's for two, and there is one.
         let refused = second.try_grow_to(5 * G);
-        let Err(AllocateError::OutOfMemory(shortage)) = refused else { panic!("{refused:?}") };
+        let Err(BlockError::OutOfMemory(shortage)) = refused else { panic!("{refused:?}") };
         assert_eq!((shortage.wanted, shortage.available), (2 * G, G));
         assert_eq!(pool.stats().precommitted, G);
         second.try_grow_to(4 * G).unwrap();
@@ -186,7 +186,7 @@ on_both! {
         // Two extents of b's, of two granules and of one, and both are scrubbed behind the hold.
         grown.try_grow_to(33 * G).unwrap();
         assert_eq!((a.stats().precommitted, pool.stats().free), (2 * G, 0));
-        assert!(matches!(c.try_allocate(6 * G), Err(AllocateError::OutOfMemory(_))));
+        assert!(matches!(c.try_allocate(6 * G), Err(BlockError::OutOfMemory(_))));
         assert_eq!(a.stats().precommitted, 2 * G);
         rig.machine.let_go_all(D0);
         let taken = c.try_allocate(6 * G).unwrap();

@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::llama::Config;
-use cuvmm::error::WakeError;
+use cuvmm::error::SleepError;
 use cuvmm::{Contents, HostStore, Tenant};
 use cuvmm_candle::{Arena, Memory, Weights};
 
@@ -226,7 +226,7 @@ impl CacheMemory for Elastic {
     fn wake(&self) -> anyhow::Result<bool> {
         match self.tenant().blocks().wake() {
             Ok(_) => {}
-            Err(WakeError::Memory { .. }) => return Ok(false),
+            Err(SleepError::Block { .. }) => return Ok(false),
             Err(error) => return Err(error.into()),
         }
         if matches!(self.asleep, Asleep::Discard) {

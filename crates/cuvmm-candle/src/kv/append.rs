@@ -5,7 +5,7 @@
 
 use candle_core::Tensor;
 use cuvmm::Block;
-use cuvmm::error::GrowAllError;
+use cuvmm::error::BlockError;
 
 use super::cache::{Cache, Store};
 use crate::error::CacheError;
@@ -80,11 +80,10 @@ fn grow<const N: usize>(
         }
     }
     if let Some(memory) = memory {
-        let is_short = |error: &GrowAllError| matches!(error, GrowAllError::Refused { cause, .. } if cause.is_shortage());
         let tenant = memory.tenant();
         memory
             .gpu()
-            .allocate(is_short, || tenant.grow_all(&mut blocks))?;
+            .allocate(BlockError::is_shortage, || tenant.grow_all(&mut blocks))?;
     }
     Ok(())
 }

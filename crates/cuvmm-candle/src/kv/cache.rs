@@ -6,7 +6,7 @@
 use std::fmt;
 
 use candle_core::Tensor;
-use cuvmm::error::AllocateError;
+use cuvmm::error::BlockError;
 use cuvmm::{Access, Block};
 
 use super::geometry::{Geometry, Order, distance_of};
@@ -195,7 +195,7 @@ impl Cache {
         geometry.check_stride(most)?;
         let size = self.whole(geometry.row(wanted)?, most);
         let gpu = self.memory.gpu();
-        let blocks = gpu.allocate(AllocateError::is_shortage, || {
+        let blocks = gpu.allocate(BlockError::is_shortage, || {
             let block = self.memory.block(size, "kv").capacity(most);
             let block = block.stride_multiple(geometry.token_bytes());
             let block = match self.may_fork {

@@ -6,7 +6,7 @@
 
 use candle_core::Tensor;
 use cuvmm::Block;
-use cuvmm::error::ForkBlocksError;
+use cuvmm::error::BlockError;
 
 use super::cache::{Cache, Store};
 use crate::error::CacheError;
@@ -51,9 +51,10 @@ impl Cache {
         let size = self.whole(geometry.row(wanted)?, most);
         let tenant = self.memory.tenant();
         let bytes = geometry.row(seq_len)?;
-        let is_short = |error: &ForkBlocksError| matches!(error, ForkBlocksError::Allocate(error) if error.is_shortage());
         let gpu = self.memory.gpu();
-        let forks = gpu.allocate(is_short, || tenant.fork_all(&blocks, bytes, size))?;
+        let forks = gpu.allocate(BlockError::is_shortage, || {
+            tenant.fork_all(&blocks, bytes, size)
+        })?;
         Store::over(&self.memory, geometry.clone(), forks).map(Some)
     }
 }

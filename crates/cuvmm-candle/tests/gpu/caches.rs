@@ -261,7 +261,7 @@ fn memory_that_is_short_changes_nothing() {
     cache.append(&a, &a).unwrap();
     assert_eq!(cache.allocated(), 8 * G);
     let error = cache.append(&a, &a).unwrap_err();
-    assert!(matches!(cause(&error), CacheError::Grow(_)), "{error}");
+    assert!(matches!(cause(&error), CacheError::Block(_)), "{error}");
     assert!(shortage(&error).is_some(), "{error}");
     assert_eq!(
         (cache.current_seq_len(), cache.v_cache().current_seq_len()),
@@ -277,7 +277,7 @@ fn memory_that_is_short_changes_nothing() {
     let mut other = KvCache::new(&rig.memory, 2, 1 << 20);
     let b = rig.numbers(&[1, 1, 1, 64], DType::F32, 2);
     let error = other.append(&b, &b).unwrap_err();
-    assert!(matches!(cause(&error), CacheError::Allocate(_)), "{error}");
+    assert!(matches!(cause(&error), CacheError::Block(_)), "{error}");
     assert!(shortage(&error).is_some(), "{error}");
     assert_eq!((other.current_seq_len(), other.allocated()), (0, 0));
     assert!(other.k().unwrap().is_none());

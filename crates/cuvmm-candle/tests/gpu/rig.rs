@@ -18,7 +18,7 @@ pub fn gpu(test: &str) -> Option<(MutexGuard<'static, ()>, Gpu)> {
     let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let error = match Gpu::open(0) {
         Ok(gpu) => return Some((turn, gpu)),
-        Err(OpenError::Adopt(error)) => error,
+        Err(OpenError::Cudarc(error)) => error,
         Err(error) => panic!("{error}"),
     };
     if std::env::var_os("CUVMM_REQUIRE_GPU").is_some_and(|value| value == "1") {

@@ -377,7 +377,7 @@ fn devices_of_candles_are_taken_up() {
     assert!(
         matches!(
             refused,
-            OpenError::Stream(cuvmm::error::AdoptStreamError::PerThread)
+            OpenError::Cudarc(cuvmm::error::CudarcError::PerThread)
         ),
         "{refused}"
     );

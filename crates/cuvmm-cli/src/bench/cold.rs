@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
 use cuvmm::driver::Call;
-use cuvmm::{AllocateError, Block, Pool, Scrub, Stream, Tenant};
+use cuvmm::error::BlockError;
+use cuvmm::{Block, Pool, Scrub, Stream, Tenant};
 
 use super::stage::Stage;
 
@@ -51,7 +52,7 @@ impl<'a> Cold<'a> {
     /// When it cannot be made, or was not cold.
     pub(super) fn take(
         &self,
-        make: impl FnOnce(&Tenant, &Stream) -> Result<Block, AllocateError>,
+        make: impl FnOnce(&Tenant, &Stream) -> Result<Block, BlockError>,
     ) -> anyhow::Result<(f64, Taken)> {
         let number = self.tenants.replace(self.tenants.get() + 1);
         let tenant = self.pool.tenant(format!("cold {number}")).register()?;

@@ -1,6 +1,7 @@
 //! Cold commits right after a release, beside the driver's own calls.
 
-use cuvmm::{AllocateError, Block, Stream, Tenant};
+use cuvmm::error::BlockError;
+use cuvmm::{Block, Stream, Tenant};
 
 use super::cold::Cold;
 use super::pairs::{after_itself, alternate};
@@ -55,7 +56,7 @@ pub(super) fn names((word, size): (&str, u64)) -> Vec<String> {
 }
 
 /// A block of `size` bytes, as the cold rows make it.
-pub(super) fn block(size: u64) -> impl Fn(&Tenant, &Stream) -> Result<Block, AllocateError> {
+pub(super) fn block(size: u64) -> impl Fn(&Tenant, &Stream) -> Result<Block, BlockError> {
     move |tenant, stream| tenant.block(size).home_stream(stream).try_allocate()
 }
 

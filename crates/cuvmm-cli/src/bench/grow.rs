@@ -1,6 +1,7 @@
 //! Growth of one block from nothing, in small steps.
 
-use cuvmm::{AllocateError, Block, Stream, Tenant};
+use cuvmm::error::BlockError;
+use cuvmm::{Block, Stream, Tenant};
 
 use super::cold::Cold;
 use super::commit::{GIB, PAGE};
@@ -73,7 +74,7 @@ fn measure(
     Ok(())
 }
 
-fn grown(tenant: &Tenant, stream: &Stream) -> Result<Block, AllocateError> {
+fn grown(tenant: &Tenant, stream: &Stream) -> Result<Block, BlockError> {
     let first = tenant.block(PAGE).capacity(SIZE).home_stream(stream);
     let mut block = first.try_allocate()?;
     for size in (2..=SIZE / PAGE).map(|pages| pages * PAGE) {

@@ -215,7 +215,7 @@ impl File {
     /// What is wrong with the plan, and in which line.
     pub(super) fn wrong(&self, error: &PlanError) -> anyhow::Error {
         let line = error
-            .step()
+            .step
             .and_then(|step| self.lines.get(step.checked_sub(1)?));
         match line {
             Some(line) => usage(format!("{}, line {line}: {error}", self.name)),

@@ -12,7 +12,8 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use cuvmm::driver::Call;
 use cuvmm::driver::model::ModelDriver;
-use cuvmm::{AllocateError, Block, CallCounts, Device, Limit, Pool, Stream, Tenant};
+use cuvmm::error::BlockError;
+use cuvmm::{Block, CallCounts, Device, Limit, Pool, Stream, Tenant};
 
 use super::figures::Cost;
 use super::memory::Memory;
@@ -59,7 +60,7 @@ pub(crate) struct Pooled {
     stamped: bool,
     costs: Vec<Cost>,
     meter: Meter,
-    last_refusal: Option<AllocateError>,
+    last_refusal: Option<BlockError>,
     // In the order in which they are to go: tenants before their pools, the stream last.
     tenants: Vec<Tenant>,
     pools: Vec<Pool>,
@@ -191,7 +192,7 @@ impl Pooled {
     }
 
     /// What did not fit is ordinary; every other error ends the run.
-    fn fitted<T>(&mut self, outcome: Result<T, AllocateError>) -> anyhow::Result<Option<T>> {
+    fn fitted<T>(&mut self, outcome: Result<T, BlockError>) -> anyhow::Result<Option<T>> {
         match outcome {
             Ok(fitted) => Ok(Some(fitted)),
             Err(refusal) if refusal.is_shortage() => {

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
-use cuvmm::error::SubscribeError;
+use cuvmm::error::ShareError;
 use cuvmm::share::{Publication, Subscriber};
 use cuvmm::{Attachment, Device, Stream};
 use serde_json::Value;
@@ -163,7 +163,7 @@ impl Reader<'_> {
                 Ok(None) => {}
                 // The old one goes when the new one is there.
                 Ok(Some(_)) => (*subscriber, held) = self.attach()?,
-                Err(SubscribeError::NotPublished { .. } | SubscribeError::Channel(_)) => break,
+                Err(ShareError::NotFound { .. } | ShareError::Channel(_)) => break,
                 Err(error) => return Err(error.into()),
             }
         }

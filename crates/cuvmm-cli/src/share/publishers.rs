@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::anyhow;
-use cuvmm::error::{ChannelError, SubscribeError};
+use cuvmm::error::{ChannelError, ShareError};
 use cuvmm::share::{self, Listing, Subscriber};
 
 use super::folder;
@@ -178,8 +178,8 @@ fn ask(socket: &Path) -> anyhow::Result<Publisher> {
 fn has_gone(error: &anyhow::Error) -> bool {
     let connecting = error.downcast_ref();
     let asking = error.downcast_ref();
-    matches!(connecting, Some(ChannelError::NobodyThere { .. }))
-        || matches!(asking, Some(SubscribeError::Channel(ChannelError::Closed)))
+    matches!(connecting, Some(ChannelError::NotListening { .. }))
+        || matches!(asking, Some(ShareError::Channel(ChannelError::Closed)))
 }
 
 #[cfg(test)]

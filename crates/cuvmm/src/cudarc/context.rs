@@ -13,7 +13,7 @@ use cuvmm_driver::auto::{self, KeepAlive, OpenOptions, Wanted};
 
 use super::code;
 use crate::device::Device;
-use crate::error::{AdoptError, AdoptStreamError};
+use crate::error::CudarcError;
 use crate::own::Stream;
 
 /// A context of cudarc's, and the device of this library that works in it. Clones are the same.
@@ -34,12 +34,12 @@ impl Context {
     /// calls.
     ///
     /// # Errors
-    /// [`AdoptError`] when the device has no virtual memory management, or cudarc and this library do
+    /// [`CudarcError`] when the device has no virtual memory management, or cudarc and this library do
     /// not mean the same driver or device.
-    pub fn new(context: &Arc<CudaContext>) -> Result<Self, AdoptError> {
+    pub fn new(context: &Arc<CudaContext>) -> Result<Self, CudarcError> {
         context
             .bind_to_thread()
-            .map_err(|error| AdoptError::Cudarc(code(error)))?;
+            .map_err(|error| CudarcError::Cudarc(code(error)))?;
         let keep_alive: KeepAlive = Arc::clone(context) as KeepAlive;
         // SAFETY: cudarc destroys or releases the context when its last owner goes, and one is kept.
         let opened = unsafe { auto::open_current(context.cu_ctx().cast(), keep_alive) };
@@ -50,7 +50,7 @@ impl Context {
                 context: Arc::clone(context),
                 device: Device::open(opened.driver, found)?,
             }),
-            _ => Err(AdoptError::WrongDevice {
+            _ => Err(CudarcError::WrongDevice {
                 claimed,
                 found: ordinal.0,
             }),
@@ -63,10 +63,10 @@ impl Context {
     ///
     /// # Errors
     /// As [`Self::new`], and when there is no driver or no such device.
-    pub fn open(ordinal: u32) -> Result<Self, AdoptError> {
+    pub fn open(ordinal: u32) -> Result<Self, CudarcError> {
         auto::open(OpenOptions::new().wanted(Wanted::Cuda))?;
         let context = CudaContext::new(ordinal as usize);
-        Self::new(&context.map_err(|error| AdoptError::Cudarc(code(error)))?)
+        Self::new(&context.map_err(|error| CudarcError::Cudarc(code(error)))?)
     }
 
     /// The context as cudarc has it.
@@ -87,10 +87,10 @@ impl Context {
     /// Memory with this for its home stream can be made a [`Slice`](super::Slice).
     ///
     /// # Errors
-    /// [`AdoptStreamError`] when it is another context's, or the per-thread stream.
-    pub fn stream(&self, stream: &Arc<CudaStream>) -> Result<Stream, AdoptStreamError> {
+    /// [`CudarcError`] when it is another context's, or the per-thread stream.
+    pub fn stream(&self, stream: &Arc<CudaStream>) -> Result<Stream, CudarcError> {
         if stream.context() != &self.context {
-            return Err(AdoptStreamError::WrongContext);
+            return Err(CudarcError::WrongContext);
         }
         let handle = StreamHandle(stream.cu_stream().addr() as u64);
         let keep_alive: KeepAlive = Arc::clone(stream) as KeepAlive;
@@ -98,7 +98,7 @@ impl Context {
         // when its last owner goes, and one is kept; one that it borrowed itself stays for as long by the
         // promise that was given to cudarc.
         let adopted = unsafe { Stream::from_raw(&self.device, handle, keep_alive) };
-        adopted.map_err(|_| AdoptStreamError::PerThread)
+        adopted.map_err(|_| CudarcError::PerThread)
     }
 }
 

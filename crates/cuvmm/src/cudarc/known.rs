@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ::cudarc::driver::{CudaStream, SyncOnDrop};
 
-use crate::error::LendRefusal;
+use crate::error::CudarcError;
 use crate::own::Stream;
 
 /// The home stream, as cudarc has it, and all that the owner knows.
@@ -16,12 +16,12 @@ pub(super) struct Known {
 
 impl Known {
     /// Of these streams the first is the home, and must be one of cudarc's.
-    pub(super) fn new(streams: Vec<Stream>) -> Result<Self, LendRefusal> {
-        let home = streams.first().ok_or(LendRefusal::NoHomeStream)?;
+    pub(super) fn new(streams: Vec<Stream>) -> Result<Self, CudarcError> {
+        let home = streams.first().ok_or(CudarcError::NotOfCudarc)?;
         let theirs = home
             .keep_alive::<CudaStream>()
             .filter(|theirs| handle(theirs) == home.as_raw().0)
-            .ok_or(LendRefusal::NotOfCudarc)?;
+            .ok_or(CudarcError::NotOfCudarc)?;
         Ok(Self {
             home: theirs,
             streams,

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use bytemuck::Pod;
 
-use crate::error::{LendError, LendRefusal, VecError};
+use crate::error::{ArgumentError, CudarcError, HandedBack, MemoryError};
 use crate::own::{Access, Stream};
 use crate::pool::{Block, Lease, Use};
 use crate::region::Region;
@@ -23,7 +23,7 @@ pub trait Memory<T>: Sized + sealed::Place<T> {
     type Refused: std::error::Error;
 
     #[doc(hidden)]
-    fn refuse(self, reason: LendRefusal) -> Self::Refused;
+    fn refuse(self, reason: CudarcError) -> Self::Refused;
 }
 
 /// Memory that may be written through a slice.
@@ -34,7 +34,7 @@ pub trait MemoryMut<T>: Memory<T> {}
 pub trait Owner<T>: Memory<T> + sealed::Notes {}
 
 pub(super) mod sealed {
-    use super::{LendRefusal, Stream};
+    use super::{CudarcError, Stream};
 
     /// Where memory lies, and who is waited for.
     #[derive(Debug)]
@@ -46,38 +46,28 @@ pub(super) mod sealed {
     }
 
     pub trait Place<T> {
-        fn backing(&self) -> Result<Backing, LendRefusal>;
+        fn backing(&self) -> Result<Backing, CudarcError>;
     }
 
     pub trait Notes {
-        fn note(&mut self, stream: &Stream) -> Result<(), LendRefusal>;
+        fn note(&mut self, stream: &Stream) -> Result<(), CudarcError>;
     }
 }
 
 use sealed::{Backing, Notes, Place};
 
 /// So many bytes as elements.
-fn elements<T>(address: u64, bytes: u64, streams: Vec<Stream>) -> Result<Backing, LendRefusal> {
-    let (element, alignment) = (size_of::<T>(), align_of::<T>());
-    if element == 0 {
-        return Err(LendRefusal::ZeroSizedElements);
-    }
-    if !address.is_multiple_of(alignment as u64) {
-        return Err(LendRefusal::Misaligned { address, alignment });
-    }
-    let odd = LendRefusal::OddSize { bytes, element };
-    match usize::try_from(bytes) {
-        Ok(bytes) if bytes.is_multiple_of(element) => Ok(Backing {
-            address,
-            len: bytes / element,
-            streams,
-        }),
-        _ => Err(odd),
-    }
+fn elements<T>(address: u64, bytes: u64, streams: Vec<Stream>) -> Result<Backing, CudarcError> {
+    let len = ArgumentError::elements_at::<T>(address, bytes)?;
+    Ok(Backing {
+        address,
+        len,
+        streams,
+    })
 }
 
 impl<T> Place<T> for View<'_, T> {
-    fn backing(&self) -> Result<Backing, LendRefusal> {
+    fn backing(&self) -> Result<Backing, CudarcError> {
         Ok(Backing {
             address: self.address().0,
             len: self.len(),
@@ -87,13 +77,13 @@ impl<T> Place<T> for View<'_, T> {
 }
 
 impl<T> Place<T> for ViewMut<'_, T> {
-    fn backing(&self) -> Result<Backing, LendRefusal> {
+    fn backing(&self) -> Result<Backing, CudarcError> {
         View::backing(self)
     }
 }
 
 impl<T> Place<T> for DeviceRead<'_, T> {
-    fn backing(&self) -> Result<Backing, LendRefusal> {
+    fn backing(&self) -> Result<Backing, CudarcError> {
         Ok(Backing {
             address: self.address().0,
             len: self.len(),
@@ -103,23 +93,21 @@ impl<T> Place<T> for DeviceRead<'_, T> {
 }
 
 impl<T> Place<T> for DeviceMut<'_, T> {
-    fn backing(&self) -> Result<Backing, LendRefusal> {
+    fn backing(&self) -> Result<Backing, CudarcError> {
         DeviceRead::backing(self)
     }
 }
 
 impl<T: Pod> Place<T> for DeviceVec<T> {
-    fn backing(&self) -> Result<Backing, LendRefusal> {
+    fn backing(&self) -> Result<Backing, CudarcError> {
         self.view().backing()
     }
 }
 
 impl<T: Pod> Notes for DeviceVec<T> {
-    fn note(&mut self, stream: &Stream) -> Result<(), LendRefusal> {
-        self.record_use(stream).map_err(|error| match error {
-            VecError::Call(error) => LendRefusal::Call(error),
-            _ => LendRefusal::WrongDevice,
-        })
+    fn note(&mut self, stream: &Stream) -> Result<(), CudarcError> {
+        self.record_use(stream)
+            .map_err(|_| ArgumentError::STREAM.into())
     }
 }
 
@@ -162,7 +150,7 @@ impl From<Block> for Leased {
 }
 
 impl<T: Pod> Place<T> for Leased {
-    fn backing(&self) -> Result<Backing, LendRefusal> {
+    fn backing(&self) -> Result<Backing, CudarcError> {
         // This lease keeps what the gate found.
         let size = self.lease.size();
         drop(self.lease.admit(Use::Lend(Access::ReadWrite), 0..size)?);
@@ -172,7 +160,7 @@ impl<T: Pod> Place<T> for Leased {
 }
 
 impl Notes for Leased {
-    fn note(&mut self, stream: &Stream) -> Result<(), LendRefusal> {
+    fn note(&mut self, stream: &Stream) -> Result<(), CudarcError> {
         Ok(self.lease.record_use(stream)?)
     }
 }
@@ -201,18 +189,16 @@ impl<'a> Committed<'a> {
     /// A range of a region, to be used on a stream of its device.
     ///
     /// # Errors
-    /// [`LendRefusal`] when not all of it is committed, a [fork](Region::fork) shares some of it, or
+    /// [`CudarcError`] when not all of it is committed, a [fork](Region::fork) shares some of it, or
     /// the stream is another device's.
-    pub fn new(region: &'a Region, bytes: Range<u64>, home: &Stream) -> Result<Self, LendRefusal> {
+    pub fn new(region: &'a Region, bytes: Range<u64>, home: &Stream) -> Result<Self, CudarcError> {
         let Range { start, end } = bytes;
         if start > end || end > region.size() || !region.is_committed(start..end) {
-            return Err(LendRefusal::NotCommitted { start, end });
+            return Err(MemoryError::NotCommitted { start, end }.into());
         }
-        if region.is_read_only(start..end) {
-            return Err(LendRefusal::ReadOnly { start, end });
-        }
+        region.check_writable(&(start..end))?;
         if !home.device().is_same(region.device()) {
-            return Err(LendRefusal::WrongDevice);
+            return Err(ArgumentError::STREAM.into());
         }
         Ok(Self {
             region,
@@ -223,7 +209,7 @@ impl<'a> Committed<'a> {
 }
 
 impl<T: Pod> Place<T> for Committed<'_> {
-    fn backing(&self) -> Result<Backing, LendRefusal> {
+    fn backing(&self) -> Result<Backing, CudarcError> {
         let Range { start, end } = self.bytes;
         let base = self.region.address();
         let address = base.checked_add(start).unwrap_or(base);
@@ -234,9 +220,9 @@ impl<T: Pod> Place<T> for Committed<'_> {
 macro_rules! lent {
     ($($name:ident $(: $bound:ident)?),+) => {$(
         impl<T $(: $bound)?> Memory<T> for $name<'_, T> {
-            type Refused = LendRefusal;
+            type Refused = CudarcError;
 
-            fn refuse(self, reason: LendRefusal) -> LendRefusal {
+            fn refuse(self, reason: CudarcError) -> CudarcError {
                 reason
             }
         }
@@ -246,28 +232,26 @@ macro_rules! lent {
 lent!(View, ViewMut, DeviceRead, DeviceMut);
 
 impl<T: Pod> Memory<T> for Committed<'_> {
-    type Refused = LendRefusal;
+    type Refused = CudarcError;
 
-    fn refuse(self, reason: LendRefusal) -> LendRefusal {
+    fn refuse(self, reason: CudarcError) -> CudarcError {
         reason
     }
 }
 
 impl<T: Pod> Memory<T> for DeviceVec<T> {
-    type Refused = LendError<Self>;
+    type Refused = HandedBack<Self, CudarcError>;
 
-    fn refuse(self, reason: LendRefusal) -> LendError<Self> {
-        let memory = self;
-        LendError { memory, reason }
+    fn refuse(self, reason: CudarcError) -> HandedBack<Self, CudarcError> {
+        HandedBack::new(self, reason)
     }
 }
 
 impl<T: Pod> Memory<T> for Leased {
-    type Refused = LendError<Self>;
+    type Refused = HandedBack<Self, CudarcError>;
 
-    fn refuse(self, reason: LendRefusal) -> LendError<Self> {
-        let memory = self;
-        LendError { memory, reason }
+    fn refuse(self, reason: CudarcError) -> HandedBack<Self, CudarcError> {
+        HandedBack::new(self, reason)
     }
 }
 

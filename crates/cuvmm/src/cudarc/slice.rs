@@ -23,7 +23,7 @@ use super::memory::sealed::Backing;
 use super::memory::{Memory, MemoryMut, Owner};
 use super::part::{Part, PartMut};
 use crate::device::Device;
-use crate::error::LendRefusal;
+use crate::error::{ArgumentError, CudarcError};
 use crate::own::Stream;
 
 /// Elements in memory of this library, for all of cudarc's functions that take a `DevicePtr` or a
@@ -62,8 +62,8 @@ impl<T> Loan<T> {
         backing: &Backing,
         home: &Arc<CudaStream>,
         device: &Device,
-    ) -> Result<Self, LendRefusal> {
-        let refused = |error| LendRefusal::Cudarc(code(error));
+    ) -> Result<Self, CudarcError> {
+        let refused = |error| CudarcError::Cudarc(code(error));
         let context = home.context();
         context.bind_to_thread().map_err(refused)?;
         if context.is_event_tracking() {
@@ -110,7 +110,7 @@ impl<T: Pod, M: Memory<T>> Slice<T, M> {
     /// one is recorded, so that other streams come behind what the home stream has queued.
     ///
     /// # Errors
-    /// [`LendRefusal`], with what owns the memory [handed back](crate::error::LendError), when the home
+    /// [`CudarcError`], with what owns the memory [handed back](crate::error::HandedBack), when the home
     /// stream is none of cudarc's, the memory is not so many whole elements, or the context is lost.
     pub fn new(memory: M) -> Result<Self, M::Refused> {
         match Self::borrow(&memory) {
@@ -123,11 +123,11 @@ impl<T: Pod, M: Memory<T>> Slice<T, M> {
         }
     }
 
-    fn borrow(memory: &M) -> Result<(Loan<T>, Known), LendRefusal> {
+    fn borrow(memory: &M) -> Result<(Loan<T>, Known), CudarcError> {
         let mut backing = memory.backing()?;
         let streams = std::mem::take(&mut backing.streams);
         let device = streams.first().map(|home| home.device().clone());
-        let device = device.ok_or(LendRefusal::NoHomeStream)?;
+        let device = device.ok_or(CudarcError::NotOfCudarc)?;
         let known = Known::new(streams)?;
         device.usable()?;
         // SAFETY: the memory stays where it is for as long as `memory` does, which goes after the loan;
@@ -169,13 +169,13 @@ impl<T: Pod, M: Memory<T>> Slice<T, M> {
     /// recorded with the container, before.
     ///
     /// # Errors
-    /// [`LendRefusal`] when the stream is another device's.
-    pub fn record_use(&mut self, stream: &Stream) -> Result<(), LendRefusal>
+    /// [`CudarcError`] when the stream is another device's.
+    pub fn record_use(&mut self, stream: &Stream) -> Result<(), CudarcError>
     where
         M: Owner<T>,
     {
         if !stream.device().is_same(&self.loan.device) {
-            return Err(LendRefusal::WrongDevice);
+            return Err(ArgumentError::STREAM.into());
         }
         self.memory.note(stream)?;
         self.known.add(stream);

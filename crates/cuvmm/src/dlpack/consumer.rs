@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cuvmm_driver::StreamHandle;
 
 use super::memory::Held;
-use crate::error::{CallError, ExportTensorRefusal, NoSuchStream};
+use crate::error::{ArgumentError, CallError, TensorError};
 use crate::own::Stream;
 use crate::region::Fence;
 
@@ -35,7 +35,7 @@ impl Consumer {
     /// waits.
     ///
     /// # Errors
-    /// [`NoSuchStream`] for 0, which could be either default stream, and for numbers below -1.
+    /// [`ArgumentError`] for 0, which could be either default stream, and for numbers below -1.
     ///
     /// # Safety
     /// Another number is a live stream of the device's primary context, and stays one until the
@@ -43,7 +43,7 @@ impl Consumer {
     pub unsafe fn from_python(
         memory: &impl super::Memory,
         stream: Option<i64>,
-    ) -> Result<Self, NoSuchStream> {
+    ) -> Result<Self, ArgumentError> {
         let device = memory.device();
         let number = match stream {
             None | Some(1) => return Ok(Self::Stream(Stream::legacy(device))),
@@ -52,12 +52,14 @@ impl Consumer {
             Some(number) => number,
         };
         let handle = u64::try_from(number).ok().filter(|&handle| handle > 0);
-        let handle = handle.ok_or(NoSuchStream { number })?;
+        let no_stream = ArgumentError::NoSuch {
+            what: "stream",
+            number,
+        };
+        let handle = handle.ok_or(no_stream)?;
         // SAFETY: the caller says that it is a stream, and it is used only while exporting.
         let stream = unsafe { Stream::from_raw(device, StreamHandle(handle), Arc::new(())) };
-        stream
-            .map(Self::Stream)
-            .map_err(|_| NoSuchStream { number })
+        stream.map(Self::Stream).map_err(|_| no_stream)
     }
 
     /// Has the consumer come behind what is queued on the memory.
@@ -65,7 +67,7 @@ impl Consumer {
         &self,
         memory: &impl Held,
         on_host: bool,
-    ) -> Result<(), ExportTensorRefusal> {
+    ) -> Result<(), TensorError> {
         let own;
         let stream = match self {
             Self::Ordered => return Ok(()),
@@ -79,7 +81,7 @@ impl Consumer {
         let streams = memory.streams();
         // All work of a device is marked, or waited for, by what breaks a capture.
         if streams.is_none() && memory.is_capturing() {
-            return Err(ExportTensorRefusal::NoOrder);
+            return Err(TensorError::NoOrder);
         }
         match stream {
             None => wait(memory, streams),
@@ -92,21 +94,21 @@ impl Consumer {
                     None => Fence::device(memory.device().clone()),
                 };
                 let ordered = fence.order_before(stream)?;
-                ordered.then_some(()).ok_or(ExportTensorRefusal::NoOrder)
+                ordered.then_some(()).ok_or(TensorError::NoOrder)
             }
         }
     }
 }
 
 /// Waits until what is queued on the memory is done.
-fn wait(memory: &impl Held, streams: Option<Vec<Stream>>) -> Result<(), ExportTensorRefusal> {
+fn wait(memory: &impl Held, streams: Option<Vec<Stream>>) -> Result<(), TensorError> {
     let Some(streams) = streams else {
         return Ok(memory.device().settle()?);
     };
     memory.device().relaxed(|| {
         for stream in &streams {
             if stream.is_capturing()? {
-                return Err(ExportTensorRefusal::NoOrder);
+                return Err(TensorError::NoOrder);
             }
             stream.synchronize()?;
         }

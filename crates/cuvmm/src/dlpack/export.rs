@@ -13,7 +13,7 @@ use dlpark::{DlpackFlags, Managed, ManagedTensorBase, legacy, versioned};
 use super::consumer::Consumer;
 use super::memory::{Held, Memory, place_of};
 use super::tensor::{Figures, Tensor, alignment_of};
-use crate::error::{ExportTensorError, ExportTensorRefusal};
+use crate::error::{ArgumentError, HandedBack, TensorError};
 use crate::own::Access;
 use crate::pool::Lease;
 
@@ -28,13 +28,13 @@ impl Tensor {
     /// Calls what ordering the [`Consumer`] takes, and nothing else.
     ///
     /// # Errors
-    /// [`ExportTensorError`] with the owner in it: when the tensor leaves the memory, the block
+    /// [`HandedBack`] with the owner in it: when the tensor leaves the memory, the block
     /// sleeps, or the tensor is to be written and a fork shares the memory, say.
     pub fn export<O: Memory>(
         &self,
         owner: O,
         consumer: &Consumer,
-    ) -> Result<versioned::Dlpack, ExportTensorError<O>> {
+    ) -> Result<versioned::Dlpack, HandedBack<O, TensorError>> {
         self.export_as::<DLManagedTensorVersioned, O>(owner, consumer)
     }
 
@@ -47,10 +47,10 @@ impl Tensor {
         &self,
         owner: O,
         consumer: &Consumer,
-    ) -> Result<legacy::Dlpack, ExportTensorError<O>> {
+    ) -> Result<legacy::Dlpack, HandedBack<O, TensorError>> {
         if self.is_read_only() {
-            let reason = ExportTensorRefusal::CannotSayReadOnly;
-            return Err(ExportTensorError { owner, reason });
+            let reason = TensorError::ReadOnly;
+            return Err(HandedBack { owner, reason });
         }
         self.export_as::<DLManagedTensor, O>(owner, consumer)
     }
@@ -59,7 +59,7 @@ impl Tensor {
         &self,
         owner: O,
         consumer: &Consumer,
-    ) -> Result<Managed<M>, ExportTensorError<O>> {
+    ) -> Result<Managed<M>, HandedBack<O, TensorError>> {
         let prepared = self.look_at(&owner).and_then(|found| {
             let Figures { shape, strides, .. } = found.figures;
             let descriptor = Dynamic::new(shape, strides).prepare_as::<M>()?;
@@ -68,7 +68,7 @@ impl Tensor {
         });
         let (descriptor, data, device, lease) = match prepared {
             Ok(prepared) => prepared,
-            Err(reason) => return Err(ExportTensorError { owner, reason }),
+            Err(reason) => return Err(HandedBack { owner, reason }),
         };
         let lent = Box::new(Lent {
             held: Some((lease, owner)),
@@ -89,17 +89,13 @@ impl Tensor {
     }
 
     /// Checks the tensor against the memory. What is found stays so while the lease lives.
-    fn look_at(&self, memory: &impl Held) -> Result<Found, ExportTensorRefusal> {
+    fn look_at(&self, memory: &impl Held) -> Result<Found, TensorError> {
         let figures = self.figures()?;
         let (offset, size) = (self.first_byte(), figures.bytes);
-        let outside = || ExportTensorRefusal::OutOfRange {
-            offset,
-            size,
-            bytes: memory.reach(),
-        };
+        let outside = || ArgumentError::bytes(offset, size, memory.reach());
         let end = offset.checked_add(size).ok_or_else(outside)?;
         if end > memory.reach() {
-            return Err(outside());
+            return Err(outside().into());
         }
         let access = match self.is_read_only() {
             true => Access::Read,
@@ -120,19 +116,13 @@ impl Tensor {
     }
 
     /// Where the first element lies.
-    fn pointer(&self, memory: &impl Held) -> Result<usize, ExportTensorRefusal> {
+    fn pointer(&self, memory: &impl Held) -> Result<usize, TensorError> {
         let offset = self.first_byte();
-        let outside = || ExportTensorRefusal::OutOfRange {
-            offset,
-            size: 1,
-            bytes: memory.reach(),
-        };
+        let outside = || ArgumentError::bytes(offset, 1, memory.reach());
         let address = memory.address().checked_add(offset).ok_or_else(outside)?;
         let alignment = alignment_of(self.element());
-        if address.0 % alignment != 0 {
-            return Err(ExportTensorRefusal::Misaligned { address, alignment });
-        }
-        usize::try_from(address.0).map_err(|_| outside())
+        ArgumentError::aligned("the address of a tensor", address.0, alignment)?;
+        Ok(usize::try_from(address.0).map_err(|_| outside())?)
     }
 }
 

@@ -14,9 +14,7 @@ use dlpark::{
 
 use super::tensor::{Figures, alignment_of};
 use crate::device::Device;
-use crate::error::{
-    CallError, CopyError, ImportTensorError, ImportTensorRefusal, ShapeError, TensorError,
-};
+use crate::error::{ArgumentError, CallError, HandedBack, MemoryError, TensorError};
 use crate::own::{CloseError, CloseRefusal, Span, Stream};
 use crate::region::Fence;
 use crate::size::range_within;
@@ -57,7 +55,7 @@ impl Imported {
     /// believed.
     ///
     /// # Errors
-    /// [`ImportTensorError`] with the tensor in it.
+    /// [`HandedBack`] with the tensor in it.
     ///
     /// # Safety
     /// What the descriptor says is so: the memory is there until the deleter is called, the
@@ -66,10 +64,10 @@ impl Imported {
     pub unsafe fn new<M: ManagedTensorBase>(
         home: &Stream,
         tensor: Managed<M>,
-    ) -> Result<Self, ImportTensorError<M>> {
+    ) -> Result<Self, HandedBack<Managed<M>, TensorError>> {
         let seen = tensor
             .validate()
-            .map_err(ImportTensorRefusal::from)
+            .map_err(TensorError::from)
             .and_then(|seen| Seen::of(home.device(), &seen));
         match seen {
             Ok(Seen {
@@ -86,7 +84,7 @@ impl Imported {
                 address,
                 on_host,
             }),
-            Err(reason) => Err(ImportTensorError { tensor, reason }),
+            Err(reason) => Err(HandedBack::new(tensor, reason)),
         }
     }
 
@@ -147,10 +145,10 @@ impl Imported {
     /// Notes that another stream uses the elements.
     ///
     /// # Errors
-    /// [`TensorError::WrongDevice`] when it is another device's.
+    /// [`ArgumentError::WrongDevice`] when it is another device's.
     pub fn record_use(&mut self, stream: &Stream) -> Result<(), TensorError> {
         let noted = self.users.record(stream);
-        noted.then_some(()).ok_or(TensorError::WrongDevice)
+        Ok(noted.then_some(()).ok_or(ArgumentError::STREAM)?)
     }
 
     /// Reads bytes of elements that lie side by side, behind what the home stream has queued
@@ -206,12 +204,7 @@ impl Imported {
             });
         }
         let alignment = alignment_of(self.element).max(align_of::<T>() as u64);
-        if !self.address.0.is_multiple_of(alignment) {
-            return Err(TensorError::Misaligned {
-                address: self.address,
-                alignment,
-            });
-        }
+        ArgumentError::aligned("the address of a tensor", self.address.0, alignment)?;
         let elements = self.figures.shape.iter().product();
         Ok(View::new(self.address, elements, &self.users))
     }
@@ -322,18 +315,11 @@ impl Imported {
         let fits = range_within(offset, size, self.size()).is_some();
         let nothing = size == 0 && offset <= self.size();
         if !(fits || nothing) {
-            return Err(CopyError::OutOfRange {
-                offset,
-                size,
-                bytes: self.size(),
-            }
-            .into());
+            return Err(ArgumentError::bytes(offset, size, self.size()).into());
         }
-        self.users.wait().map_err(|cause| CopyError::Call {
-            offset,
-            size,
-            cause,
-        })?;
+        self.users
+            .wait()
+            .map_err(|cause| MemoryError::range(offset, size, cause))?;
         let address = usize::try_from(self.address.0.saturating_add(offset)).unwrap_or_default();
         Ok(if size == 0 {
             std::ptr::dangling_mut()
@@ -374,14 +360,14 @@ struct Seen {
 }
 
 impl Seen {
-    fn of(device: &Device, tensor: &TensorRef<'_>) -> Result<Self, ImportTensorRefusal> {
+    fn of(device: &Device, tensor: &TensorRef<'_>) -> Result<Self, TensorError> {
         let element = tensor.dtype();
         let figures = figures_of(tensor)?;
         let size = figures.bytes;
         let found = tensor.device();
         let on_host = found == DLDevice::CPU;
         if !on_host && !is_of(device, found) {
-            return Err(ImportTensorRefusal::WrongDevice {
+            return Err(TensorError::WrongDevice {
                 found,
                 device: device.ordinal(),
             });
@@ -391,10 +377,7 @@ impl Seen {
             DeviceAddress::NULL
         } else {
             let first = base.checked_add(tensor.byte_offset());
-            let outside = ImportTensorRefusal::OutOfRange {
-                address: base,
-                size,
-            };
+            let outside = ArgumentError::bytes(base.0, size, u64::MAX);
             let first = first.filter(|first| base.0 != 0 && first.checked_add(size).is_some());
             first.ok_or(outside)?
         };
@@ -417,9 +400,9 @@ fn is_of(device: &Device, found: DLDevice) -> bool {
         && found.device_id == device.ordinal().0
 }
 
-fn figures_of(tensor: &TensorRef<'_>) -> Result<Figures, ImportTensorRefusal> {
+fn figures_of(tensor: &TensorRef<'_>) -> Result<Figures, TensorError> {
     let said = tensor.strides_or_compact()?;
-    let too_large = || ShapeError::TooLarge {
+    let too_large = || TensorError::TooLarge {
         shape: vec![],
         strides: vec![],
     };
@@ -432,19 +415,19 @@ fn figures_of(tensor: &TensorRef<'_>) -> Result<Figures, ImportTensorRefusal> {
             Ok(stride) => stride,
             // Of no consequence where there is nothing to step to.
             Err(_) if length < 2 => 0,
-            Err(_) => return Err(ImportTensorRefusal::NegativeStride { dimension, stride }),
+            Err(_) => return Err(TensorError::NegativeStride { dimension, stride }),
         });
     }
-    Ok(Figures::of(tensor.dtype(), &shape, Some(&strides))?)
+    Figures::of(tensor.dtype(), &shape, Some(&strides))
 }
 
 /// Looks for the device's memory under every byte of a range.
-fn find(device: &Device, address: DeviceAddress, size: u64) -> Result<(), ImportTensorRefusal> {
+fn find(device: &Device, address: DeviceAddress, size: u64) -> Result<(), TensorError> {
     let mut at = address.0;
     let end = address.0.saturating_add(size);
     while at < end {
         let address = DeviceAddress(at);
-        let missing = ImportTensorRefusal::NotThere {
+        let missing = TensorError::NotThere {
             address,
             device: device.ordinal(),
         };

@@ -8,7 +8,7 @@ use cuvmm_driver::{DeviceAddress, DeviceMemory, LocationKind};
 use dlpark::ffi::DLDevice;
 
 use crate::device::Device;
-use crate::error::ExportTensorRefusal;
+use crate::error::{MemoryError, TensorError};
 use crate::own::{Access, Stream};
 use crate::pool::{Block, Lease, Use};
 use crate::region::{Extent, Region};
@@ -46,11 +46,7 @@ pub trait Held {
 
     /// Whether a range within its reach has its memory and may be used with a right; and what keeps
     /// it in place besides the owner.
-    fn admit(
-        &self,
-        range: Range<u64>,
-        access: Access,
-    ) -> Result<Option<Lease>, ExportTensorRefusal>;
+    fn admit(&self, range: Range<u64>, access: Access) -> Result<Option<Lease>, TensorError>;
 
     /// Whether nobody may mark all work of the device now.
     fn is_capturing(&self) -> bool {
@@ -83,11 +79,7 @@ impl Held for Block {
         self.streams()
     }
 
-    fn admit(
-        &self,
-        range: Range<u64>,
-        access: Access,
-    ) -> Result<Option<Lease>, ExportTensorRefusal> {
+    fn admit(&self, range: Range<u64>, access: Access) -> Result<Option<Lease>, TensorError> {
         // Without a lease a compaction could move the block while no work of ours uses it.
         Ok(Some(self.admit(Use::Lend(access), range)?))
     }
@@ -122,11 +114,7 @@ impl Held for Lease {
         self.streams()
     }
 
-    fn admit(
-        &self,
-        range: Range<u64>,
-        access: Access,
-    ) -> Result<Option<Lease>, ExportTensorRefusal> {
+    fn admit(&self, range: Range<u64>, access: Access) -> Result<Option<Lease>, TensorError> {
         Ok(Some(self.admit(Use::Lend(access), range)?))
     }
 
@@ -160,7 +148,7 @@ impl<T: Pod> Held for DeviceVec<T> {
         self.streams()
     }
 
-    fn admit(&self, _: Range<u64>, _: Access) -> Result<Option<Lease>, ExportTensorRefusal> {
+    fn admit(&self, _: Range<u64>, _: Access) -> Result<Option<Lease>, TensorError> {
         // Its elements have memory of their own, which goes to no fork.
         Ok(None)
     }
@@ -191,17 +179,12 @@ impl Held for Region {
         None
     }
 
-    fn admit(
-        &self,
-        range: Range<u64>,
-        access: Access,
-    ) -> Result<Option<Lease>, ExportTensorRefusal> {
-        let (offset, size) = (range.start, range.end - range.start);
+    fn admit(&self, range: Range<u64>, access: Access) -> Result<Option<Lease>, TensorError> {
         if !self.is_committed(range.clone()) {
-            return Err(ExportTensorRefusal::NotCommitted { offset, size });
+            return Err(MemoryError::not_committed(&range).into());
         }
-        if access == Access::ReadWrite && self.is_read_only(range) {
-            return Err(ExportTensorRefusal::ReadOnly { offset, size });
+        if access == Access::ReadWrite {
+            self.check_writable(&range)?;
         }
         Ok(None)
     }
@@ -231,11 +214,7 @@ impl<M: Held + Sync> Held for Arc<M> {
         (**self).streams()
     }
 
-    fn admit(
-        &self,
-        range: Range<u64>,
-        access: Access,
-    ) -> Result<Option<Lease>, ExportTensorRefusal> {
+    fn admit(&self, range: Range<u64>, access: Access) -> Result<Option<Lease>, TensorError> {
         (**self).admit(range, access)
     }
 
@@ -249,15 +228,12 @@ impl<M: Held + Sync> Held for Arc<M> {
 }
 
 /// Where DLPack says that a range of an owner's bytes lies.
-pub(super) fn place_of(
-    memory: &impl Held,
-    range: &Range<u64>,
-) -> Result<DLDevice, ExportTensorRefusal> {
+pub(super) fn place_of(memory: &impl Held, range: &Range<u64>) -> Result<DLDevice, TensorError> {
     let device = memory.device();
     match device.driver().device_memory() {
         DeviceMemory::Device => {}
         DeviceMemory::Host => return Ok(DLDevice::CPU),
-        _ => return Err(ExportTensorRefusal::NoMemory),
+        _ => return Err(TensorError::NoMemory),
     }
     let own = device.location();
     let mut on_host = None;
@@ -268,10 +244,12 @@ pub(super) fn place_of(
         let host = extent.location.kind == LocationKind::HOST_NUMA;
         let fits = host || extent.location == own;
         if !fits || on_host.is_some_and(|before| before != host) {
-            return Err(ExportTensorRefusal::Elsewhere {
+            return Err(MemoryError::Elsewhere {
                 offset: extent.offset,
-                location: extent.location,
-            });
+                found: extent.location,
+                wanted: own,
+            }
+            .into());
         }
         on_host = Some(host);
     }

@@ -3,7 +3,7 @@
 use dlpark::DlpackElement;
 use dlpark::ffi::{DLDataType, DLDataTypeCode};
 
-use crate::error::ShapeError;
+use crate::error::{ArgumentError, TensorError};
 
 /// How many dimensions a tensor may have: what NumPy and PyTorch take at most.
 pub const MOST_DIMENSIONS: usize = 64;
@@ -72,7 +72,7 @@ impl Tensor {
     }
 
     /// The figures of a descriptor, if there is such a tensor.
-    pub(super) fn figures(&self) -> Result<Figures, ShapeError> {
+    pub(super) fn figures(&self) -> Result<Figures, TensorError> {
         let strides = self.strides.as_deref();
         Figures::of(self.element, &self.shape, strides)
     }
@@ -92,26 +92,14 @@ impl Figures {
         element: DLDataType,
         shape: &[usize],
         strides: Option<&[usize]>,
-    ) -> Result<Self, ShapeError> {
-        if shape.len() > MOST_DIMENSIONS {
-            return Err(ShapeError::TooManyDimensions {
-                dimensions: shape.len(),
-                most: MOST_DIMENSIONS,
-            });
-        }
-        if let Some(strides) = strides.filter(|strides| strides.len() != shape.len()) {
-            return Err(ShapeError::WrongStrides {
-                strides: strides.len(),
-                dimensions: shape.len(),
-            });
-        }
-        if element.bits == 0 || element.lanes == 0 {
-            return Err(ShapeError::NoElement {
-                bits: element.bits,
-                lanes: element.lanes,
-            });
-        }
-        Self::counted(element, shape, strides).ok_or_else(|| ShapeError::TooLarge {
+    ) -> Result<Self, TensorError> {
+        ArgumentError::at_most("dimensions", shape.len() as u64, MOST_DIMENSIONS as u64)?;
+        let count = strides.map_or(shape.len(), <[usize]>::len) as u64;
+        ArgumentError::at_least("strides", count, shape.len() as u64)?;
+        ArgumentError::at_most("strides", count, shape.len() as u64)?;
+        ArgumentError::not_zero("bits of an element", element.bits.into())?;
+        ArgumentError::not_zero("lanes of an element", element.lanes.into())?;
+        Self::counted(element, shape, strides).ok_or_else(|| TensorError::TooLarge {
             shape: shape.to_vec(),
             strides: strides.unwrap_or_default().to_vec(),
         })
@@ -265,24 +253,26 @@ mod tests {
         let of = |element, shape: &[usize], strides: Option<&[usize]>| {
             Figures::of(element, shape, strides).unwrap_err()
         };
-        assert_eq!(
+        assert!(matches!(
             of(DLDataType::U8, &[1; 65], None),
-            ShapeError::TooManyDimensions {
-                dimensions: 65,
-                most: 64
-            }
-        );
-        assert_eq!(
+            TensorError::Argument(ArgumentError::TooLarge {
+                value: 65,
+                most: 64,
+                ..
+            })
+        ));
+        assert!(matches!(
             of(DLDataType::U8, &[2, 3], Some(&[3])),
-            ShapeError::WrongStrides {
-                strides: 1,
-                dimensions: 2
-            }
-        );
-        assert_eq!(
+            TensorError::Argument(ArgumentError::TooSmall {
+                what: "strides",
+                value: 1,
+                least: 2
+            })
+        ));
+        assert!(matches!(
             of(DLDataType::new(DLDataTypeCode::INT, 8, 0), &[2], None),
-            ShapeError::NoElement { bits: 8, lanes: 0 }
-        );
+            TensorError::Argument(ArgumentError::Zero { .. })
+        ));
         assert!(Figures::of(DLDataType::U8, &[1; 64], None).is_ok());
     }
 

@@ -43,10 +43,4 @@ impl CallError {
             Self::Forked { .. } | Self::WrongDriver | Self::InUse | Self::PerThreadStream => None,
         }
     }
-
-    /// Whether the driver said that it has no more bytes, mappings or addresses.
-    #[must_use]
-    pub fn is_out_of_memory(&self) -> bool {
-        matches!(self, Self::Driver(error) if error.is_out_of_memory())
-    }
 }

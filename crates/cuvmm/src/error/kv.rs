@@ -1,29 +1,16 @@
 //! Errors of caches of keys and values.
 
-use super::{AllocateError, CallError, CopyError, FreeRefusal, GrowAllError, ShrinkError};
+use super::{ArgumentError, BlockError, MemoryError};
 
-/// Why a cache could not be built.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum BuildKvCacheError {
-    /// A dimension of the shape is zero.
-    #[error("a cache whose {dimension} is zero")]
-    Zero {
-        /// Which one.
-        dimension: &'static str,
-    },
-    /// The addresses of all sequences together cannot be counted in 64 bits.
-    #[error("a cache of this shape does not fit the address space")]
-    TooLarge,
-    /// The stream belongs to another device.
-    #[error("the home stream belongs to another device than the tenant's pool")]
-    WrongDevice,
-}
-
-/// Why an operation on a cache failed. Every sequence is as before.
-#[derive(Debug, thiserror::Error)]
+/// Why a cache of keys and values could not be built, or an operation on it failed. Every sequence is as
+/// before.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KvCacheError {
+    /// A value that was given cannot be meant: a dimension or a number of tokens of zero, a layer that
+    /// the model has not, bytes that are no whole rows, more sequences or tokens than there may be.
+    #[error(transparent)]
+    Argument(#[from] ArgumentError),
     /// There is no such sequence in the cache: it was freed, or it is another cache's.
     #[error("there is no sequence #{sequence} in the cache")]
     NoSuchSequence {
@@ -36,86 +23,20 @@ pub enum KvCacheError {
         /// Its number.
         sequence: u64,
     },
-    /// The model has no such layer.
-    #[error("layer {layer} of {layers}")]
-    NoSuchLayer {
-        /// The layer asked for, counted from zero.
-        layer: u32,
-        /// How many there are.
-        layers: u32,
-    },
-    /// A sequence has at least one token; free it instead.
-    #[error("a sequence without tokens")]
-    NoTokens,
-    /// A new sequence would be longer than sequences may be.
-    #[error("a sequence of {tokens} tokens, where {limit} are the most")]
-    TooLong {
-        /// Tokens asked for.
-        tokens: u64,
-        /// The most.
-        limit: u64,
-    },
-    /// A sequence would become longer than sequences may be.
-    #[error("sequence #{sequence} would have {tokens} tokens, where {limit} are the most")]
-    AppendTooLong {
+    /// The sequence would have more tokens than it may, or tokens were named that it has not: to be
+    /// kept, read, or begun with by a fork.
+    #[error("sequence #{sequence}: {tokens} tokens, where {most} are the most")]
+    Tokens {
         /// Its number.
         sequence: u64,
-        /// Tokens it would have.
+        /// Tokens it would have, or one past the last that was named.
         tokens: u64,
         /// The most.
-        limit: u64,
-    },
-    /// There are as many sequences as there may be.
-    #[error("there are {held} sequences, where {limit} are the most")]
-    TooManySequences {
-        /// Sequences that live.
-        held: usize,
-        /// The most.
-        limit: u32,
-    },
-    /// Truncating to more tokens than there are.
-    #[error("truncating sequence #{sequence} of {tokens} tokens to {wanted}")]
-    WouldGrow {
-        /// Its number.
-        sequence: u64,
-        /// Tokens it has.
-        tokens: u64,
-        /// Tokens that were to be left.
-        wanted: u64,
-    },
-    /// Rows of tokens that the sequence does not have.
-    #[error("{count} tokens from {first} on of sequence #{sequence}, which has {tokens}")]
-    OutOfRange {
-        /// Its number.
-        sequence: u64,
-        /// The first token.
-        first: u64,
-        /// How many tokens.
-        count: u64,
-        /// Tokens it has.
-        tokens: u64,
-    },
-    /// Bytes that are no rows.
-    #[error("{bytes} bytes are no rows of {row} bytes each")]
-    NotWholeRows {
-        /// Bytes given.
-        bytes: usize,
-        /// Bytes of a row: all heads of one layer's keys or values of one token.
-        row: u64,
+        most: u64,
     },
     /// The cache was not built to fork.
     #[error("the cache was built without `may_fork`")]
     MayNotFork,
-    /// Forking a sequence at more tokens than it has.
-    #[error("forking sequence #{sequence} of {tokens} tokens at {wanted}")]
-    ForkTooLong {
-        /// Its number.
-        sequence: u64,
-        /// Tokens it has.
-        tokens: u64,
-        /// Tokens that the fork was to begin with.
-        wanted: u64,
-    },
     /// Rows of tokens that another sequence may show too.
     #[error(
         "writing token {first} of sequence #{sequence}, which shares the first {fixed} with a fork"
@@ -135,53 +56,26 @@ pub enum KvCacheError {
         tokens: u64,
         /// Why.
         #[source]
-        cause: AllocateError,
+        cause: BlockError,
     },
-    /// A sequence could not be forked.
-    #[error("forking sequence #{sequence} at {tokens} tokens: {cause}")]
-    Fork {
+    /// Memory for a sequence could not be had or given up: it was appended to, forked or truncated.
+    #[error("sequence #{sequence}: {cause}")]
+    Block {
         /// Its number.
         sequence: u64,
-        /// Tokens that the fork was to begin with.
-        tokens: u64,
         /// Why.
         #[source]
-        cause: AllocateError,
+        cause: BlockError,
     },
-    /// Memory for more tokens could not be had.
-    #[error("appending to sequence #{sequence}: {cause}")]
-    Append {
-        /// The sequence that found none.
-        sequence: u64,
-        /// Why.
-        #[source]
-        cause: GrowAllError,
-    },
-    /// Memory could not be given up.
+    /// Rows could not be copied, or a driver call failed.
     #[error(transparent)]
-    Shrink(#[from] ShrinkError),
-    /// The sequence may not be freed now.
-    #[error(transparent)]
-    Free(#[from] FreeRefusal),
-    /// Rows could not be copied.
-    #[error(transparent)]
-    Copy(#[from] CopyError),
-    /// A driver call failed.
-    #[error(transparent)]
-    Call(#[from] CallError),
+    Memory(MemoryError),
 }
 
 impl KvCacheError {
     /// Whether waiting, or giving memory back, can help.
     #[must_use]
-    pub const fn is_shortage(&self) -> bool {
-        match self {
-            Self::Create { cause, .. } | Self::Fork { cause, .. } => cause.is_shortage(),
-            Self::Append {
-                cause: GrowAllError::Refused { cause, .. },
-                ..
-            } => cause.is_shortage(),
-            _ => false,
-        }
+    pub fn is_shortage(&self) -> bool {
+        matches!(self, Self::Create { cause, .. } | Self::Block { cause, .. } if cause.is_shortage())
     }
 }

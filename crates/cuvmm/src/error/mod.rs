@@ -1,257 +1,238 @@
-//! What can go wrong: one enum for each operation, and one umbrella over all of them.
+//! What can go wrong: one type for each subject, and [`Error`] over all of them.
 //!
 //! Errors are data: they carry what was asked, what there is, the limit, and the driver's own
-//! code. An operation that returns one has changed nothing, unless the enum says what it kept.
+//! code with the call that answered it. An operation that returns one has changed nothing, unless the
+//! error says what it kept.
+//!
+//! Two parts are common to all: [`ArgumentError`] says what is wrong with a value that a caller gave,
+//! [`MemoryError`] what stands against an operation on memory. Every error says whether memory was
+//! short (`is_out_of_memory`), and gives the pool's figures where a pool refused (`shortage`).
 
+mod argument;
 mod block;
 mod call;
-mod cow;
+mod container;
 #[cfg(feature = "cudarc")]
 mod cudarc;
+mod device;
 #[cfg(feature = "dlpack")]
 mod dlpack;
+mod handed_back;
 mod kv;
-mod own;
+mod memory;
+mod out_of_memory;
 mod plan;
 mod pool;
-mod range;
-mod region;
-mod registration;
-mod ring;
 mod share;
 mod shortage;
 mod sleep;
-mod sparse;
-mod unified;
-mod vec;
 
-pub use block::BlockRefusal;
+pub use argument::ArgumentError;
+pub use block::BlockError;
 pub use call::CallError;
-pub use cow::CowError;
+pub use container::ContainerError;
 #[cfg(feature = "cudarc")]
-pub use cudarc::{AdoptError, AdoptStreamError, LendError, LendRefusal};
+pub use cudarc::CudarcError;
+pub use device::DeviceError;
 #[cfg(feature = "dlpack")]
-pub use dlpack::{
-    ExportTensorError, ExportTensorRefusal, ImportTensorError, ImportTensorRefusal, NoSuchStream,
-    ShapeError, TensorError,
-};
-pub use kv::{BuildKvCacheError, KvCacheError};
-pub use own::{
-    AccessError, AllocateManagedError, CopyError, CreateError, ExportError, ImportError, MapError,
-    OpenError, ProbeError, RetainError,
-};
-pub use plan::PlanError;
-pub use pool::{
-    AllocateError, BuildPoolError, CompactError, ExportBlockError, ForkBlocksError, FreeError,
-    FreeRefusal, GrowAllError, LimitError, RegisterError, Shortage, ShrinkError,
-};
-pub use range::RangeError;
-pub use region::{
-    AliasError, CommitError, DecommitError, ExportRegionError, ForkError, GrantError, LayoutError,
-    RelocateError, ReplaceError, ReserveError, StartMapperError, UnshareError,
-};
-pub use registration::{DmaBufError, RegisterRangeError, StillRegistered};
-pub use ring::RingError;
-pub use share::{
-    AttachError, ChannelError, DescriptionError, GiveError, ManifestError, OfferError,
-    PublishError, PublishRefusal, SealError, SubscribeError, TakeError, ViewError,
-};
-pub use sleep::{BuildStoreError, SleepError, WakeError};
-pub use sparse::SparseError;
-pub use unified::UnifiedError;
-pub use vec::VecError;
+pub use dlpack::TensorError;
+pub use handed_back::HandedBack;
+pub use kv::KvCacheError;
+pub use memory::MemoryError;
+pub use plan::{PlanError, PlanProblem};
+pub use pool::PoolError;
+pub use share::{ChannelError, DescriptionError, ShareError};
+pub use shortage::Shortage;
+pub use sleep::SleepError;
 
 /// Any error of this library.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A device could not be opened.
+    /// A device could not be opened, or its mapper not be started.
     #[error(transparent)]
-    Open(#[from] OpenError),
-    /// Addresses could not be reserved.
+    Device(#[from] DeviceError),
+    /// A value that was given cannot be meant.
     #[error(transparent)]
-    Reserve(#[from] ReserveError),
-    /// Physical memory could not be created.
+    Argument(#[from] ArgumentError),
+    /// An operation on memory failed, or a driver call.
     #[error(transparent)]
-    Create(#[from] CreateError),
-    /// Physical memory could not be exported.
+    Memory(MemoryError),
+    /// An operation on a container failed.
     #[error(transparent)]
-    Export(#[from] ExportError),
-    /// Memory of another process could not be imported.
+    Container(#[from] ContainerError),
+    /// A pool could not be built, a tenant not be registered, or a limit not be changed.
     #[error(transparent)]
-    Import(#[from] ImportError),
-    /// Memory cannot be exported so.
+    Pool(#[from] PoolError),
+    /// A block could not be allocated, grown, shrunk, forked, freed or moved.
     #[error(transparent)]
-    Probe(#[from] ProbeError),
-    /// Managed memory could not be allocated.
+    Block(#[from] BlockError),
+    /// Blocks could not be put to sleep, or not be woken.
     #[error(transparent)]
-    AllocateManaged(#[from] AllocateManagedError),
-    /// A physical could not be mapped.
-    #[error(transparent)]
-    Map(#[from] MapError),
-    /// Access could not be set or asked.
-    #[error(transparent)]
-    Access(#[from] AccessError),
-    /// A physical could not be found by its place.
-    #[error(transparent)]
-    Retain(#[from] RetainError),
-    /// Bytes could not be copied.
-    #[error(transparent)]
-    Copy(#[from] CopyError),
-    /// Memory could not be committed.
-    #[error(transparent)]
-    Commit(#[from] CommitError),
-    /// Memory could not be decommitted.
-    #[error(transparent)]
-    Decommit(#[from] DecommitError),
-    /// A region cannot be laid out so.
-    #[error(transparent)]
-    Layout(#[from] LayoutError),
-    /// A device's access could not be changed.
-    #[error(transparent)]
-    Grant(#[from] GrantError),
-    /// Memory could not be moved to another place.
-    #[error(transparent)]
-    Relocate(#[from] RelocateError),
-    /// Memory could not be shown a second time.
-    #[error(transparent)]
-    Alias(#[from] AliasError),
-    /// A range of a region could not be exported.
-    #[error(transparent)]
-    ExportRegion(#[from] ExportRegionError),
-    /// A region could not be forked.
-    #[error(transparent)]
-    Fork(#[from] ForkError),
-    /// A range could not be made a region's own.
-    #[error(transparent)]
-    Unshare(#[from] UnshareError),
-    /// A range cannot change while others have it registered.
-    #[error(transparent)]
-    StillRegistered(#[from] StillRegistered),
-    /// A range could not be registered.
-    #[error(transparent)]
-    RegisterRange(#[from] RegisterRangeError),
-    /// There is no dma-buf of a range.
-    #[error(transparent)]
-    DmaBuf(#[from] DmaBufError),
-    /// A mapper could not be started.
-    #[error(transparent)]
-    StartMapper(#[from] StartMapperError),
-    /// An operation on a vector failed.
-    #[error(transparent)]
-    Vec(#[from] VecError),
-    /// A plan cannot be meant as it is.
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-    /// An operation on a sparse array failed.
-    #[error(transparent)]
-    Sparse(#[from] SparseError),
-    /// An operation on a ring buffer failed.
-    #[error(transparent)]
-    Ring(#[from] RingError),
-    /// An operation on a buffer with snapshots failed.
-    #[error(transparent)]
-    Cow(#[from] CowError),
-    /// An operation on a unified buffer failed.
-    #[error(transparent)]
-    Unified(#[from] UnifiedError),
-    /// Shared memory was described wrongly.
-    #[error(transparent)]
-    Description(#[from] DescriptionError),
-    /// Memory could not be offered.
-    #[error(transparent)]
-    Offer(#[from] OfferError),
-    /// Shared memory could not be attached.
-    #[error(transparent)]
-    Attach(#[from] AttachError),
-    /// Elements of shared memory cannot be had.
-    #[error(transparent)]
-    View(#[from] ViewError),
-    /// A connection to another process failed.
-    #[error(transparent)]
-    Channel(#[from] ChannelError),
-    /// Memory could not be published.
-    #[error(transparent)]
-    Publish(#[from] PublishRefusal),
-    /// A publication could not be had.
-    #[error(transparent)]
-    Subscribe(#[from] SubscribeError),
-    /// Memory could not be given.
-    #[error(transparent)]
-    Give(#[from] GiveError),
-    /// Memory could not be taken.
-    #[error(transparent)]
-    Take(#[from] TakeError),
-    /// A pool could not be built.
-    #[error(transparent)]
-    BuildPool(#[from] BuildPoolError),
-    /// A limit or a guarantee could not be given or changed.
-    #[error(transparent)]
-    Limit(#[from] LimitError),
-    /// A tenant could not be registered.
-    #[error(transparent)]
-    Register(#[from] RegisterError),
-    /// A block could not be allocated or grown.
-    #[error(transparent)]
-    Allocate(#[from] AllocateError),
-    /// A block's memory could not be used, lent or given away.
-    #[error(transparent)]
-    Refused(#[from] BlockRefusal),
-    /// A block could not be exported.
-    #[error(transparent)]
-    ExportBlock(#[from] ExportBlockError),
-    /// A cache of keys and values could not be built.
-    #[error(transparent)]
-    BuildKvCache(#[from] BuildKvCacheError),
+    Sleep(#[from] SleepError),
     /// An operation on a cache of keys and values failed.
     #[error(transparent)]
     KvCache(#[from] KvCacheError),
-    /// Blocks could not be forked.
+    /// A plan cannot be meant as it is.
     #[error(transparent)]
-    ForkBlocks(#[from] ForkBlocksError),
-    /// Blocks could not be grown together.
+    Plan(#[from] PlanError),
+    /// Memory could not be shared with another process.
     #[error(transparent)]
-    GrowAll(#[from] GrowAllError),
-    /// A store of host memory could not be built.
+    Share(#[from] ShareError),
+    /// A connection to another process failed.
     #[error(transparent)]
-    BuildStore(#[from] BuildStoreError),
-    /// Blocks could not be put to sleep.
+    Channel(#[from] ChannelError),
+    /// Shared memory was described wrongly.
     #[error(transparent)]
-    Sleep(#[from] SleepError),
-    /// Blocks could not be woken.
-    #[error(transparent)]
-    Wake(#[from] WakeError),
-    /// Memory could not be compacted.
-    #[error(transparent)]
-    Compact(#[from] CompactError),
-    /// A block could not be shrunk.
-    #[error(transparent)]
-    Shrink(#[from] ShrinkError),
-    /// A tensor could not be exported.
-    #[cfg(feature = "dlpack")]
-    #[error(transparent)]
-    ExportTensor(#[from] ExportTensorRefusal),
-    /// A tensor could not be imported.
-    #[cfg(feature = "dlpack")]
-    #[error(transparent)]
-    ImportTensor(#[from] ImportTensorRefusal),
-    /// An operation on an imported tensor failed.
+    Description(#[from] DescriptionError),
+    /// A tensor could not be exported, imported or used.
     #[cfg(feature = "dlpack")]
     #[error(transparent)]
     Tensor(#[from] TensorError),
-    /// A context of cudarc's could not be taken up.
+    /// Something could not be taken from cudarc, or given to it.
     #[cfg(feature = "cudarc")]
     #[error(transparent)]
-    Adopt(#[from] AdoptError),
-    /// A stream of cudarc's could not be taken up.
-    #[cfg(feature = "cudarc")]
-    #[error(transparent)]
-    AdoptStream(#[from] AdoptStreamError),
-    /// Memory could not be made a slice for cudarc.
-    #[cfg(feature = "cudarc")]
-    #[error(transparent)]
-    Lend(#[from] LendRefusal),
-    /// A driver call failed.
-    #[error(transparent)]
-    Call(#[from] CallError),
+    Cudarc(#[from] CudarcError),
+}
+
+/// An argument is an argument, however deep it was found to be wrong: where an error of memory becomes
+/// one of another subject, it is lifted, so that each fault has one place to be matched.
+macro_rules! from_memory {
+    ($($(#[$cfg:meta])? $error:ident),* $(,)?) => {$(
+        $(#[$cfg])?
+        impl From<MemoryError> for $error {
+            fn from(error: MemoryError) -> Self {
+                match error {
+                    MemoryError::Argument(error) => Self::Argument(error),
+                    error => Self::Memory(error),
+                }
+            }
+        }
+
+        $(#[$cfg])?
+        impl From<CallError> for $error {
+            fn from(error: CallError) -> Self {
+                Self::Memory(error.into())
+            }
+        }
+    )*};
+}
+
+from_memory! {
+    BlockError, ContainerError, Error, KvCacheError, PlanProblem, PoolError, ShareError, SleepError,
+    #[cfg(feature = "cudarc")] CudarcError,
+    #[cfg(feature = "dlpack")] TensorError,
+}
+
+#[cfg(test)]
+mod tests {
+    use cuvmm_driver::{CUresult, Call, DriverError};
+
+    use super::*;
+
+    /// Every error that memory's can become.
+    fn all_of(error: &MemoryError) -> Vec<Error> {
+        let error = || error.clone();
+        vec![
+            error().into(),
+            ContainerError::from(error()).into(),
+            PoolError::from(error()).into(),
+            BlockError::from(error()).into(),
+            SleepError::from(error()).into(),
+            KvCacheError::from(error()).into(),
+            ShareError::from(error()).into(),
+        ]
+    }
+
+    #[test]
+    fn a_wrong_argument_is_an_argument_in_every_error() {
+        let wrong = ArgumentError::Zero { what: "bytes" };
+        for error in all_of(&wrong.into()) {
+            let found = match error {
+                Error::Argument(found)
+                | Error::Container(ContainerError::Argument(found))
+                | Error::Pool(PoolError::Argument(found))
+                | Error::Block(BlockError::Argument(found))
+                | Error::Sleep(SleepError::Argument(found))
+                | Error::KvCache(KvCacheError::Argument(found))
+                | Error::Share(ShareError::Argument(found)) => Some(found),
+                _ => None,
+            };
+            assert_eq!(found, Some(wrong));
+        }
+    }
+
+    #[test]
+    fn the_driver_call_and_a_shortage_are_found_in_every_error() {
+        for (code, short) in [
+            (CUresult::CUDA_ERROR_OUT_OF_MEMORY, true),
+            (CUresult::CUDA_ERROR_INVALID_VALUE, false),
+        ] {
+            let cause = CallError::from(DriverError::new(Call::MemMap, code));
+            let error = MemoryError::range(0, 4096, cause);
+            let lost = MemoryError::Lost {
+                ranges: vec![0..2048, 2048..4096],
+                cause: Box::new(error.clone()),
+            };
+            for error in all_of(&error).into_iter().chain(all_of(&lost)) {
+                assert_eq!(error.call(), Some(&cause), "{error}");
+                assert_eq!(error.is_out_of_memory(), short, "{error}");
+                assert!(error.shortage().is_none(), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_figures_of_a_pool_are_found_however_deep_they_lie() {
+        let shortage = Shortage {
+            tenant: "a".to_owned(),
+            wanted: 8,
+            available: 4,
+            largest_run: 2,
+            limit: 16,
+            tenant_limit: 16,
+            tenant_held: 12,
+            guaranteed_to_others: 0,
+            pending_free: 0,
+            leased: 0,
+            stranded: 0,
+            quarantined: 0,
+            holders: vec![],
+        };
+        let code = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+        let cause = CallError::from(DriverError::new(Call::MemCreate, code));
+        let driver = |shortage| BlockError::DriverOutOfMemory { cause, shortage };
+        for error in [
+            BlockError::OutOfMemory(Box::new(shortage.clone())),
+            BlockError::Capturing(Box::new(shortage.clone())),
+            driver(Box::new(shortage.clone())),
+        ] {
+            let refused = BlockError::Refused {
+                index: 1,
+                size: 8,
+                cause: Box::new(error.clone()),
+            };
+            let called = error.call().copied();
+            for error in [
+                Error::from(error.clone()),
+                Error::from(refused.clone()),
+                Error::from(KvCacheError::Block {
+                    sequence: 7,
+                    cause: refused,
+                }),
+                Error::from(SleepError::Stayed {
+                    blocks: 1,
+                    bytes: 8,
+                    cause: Box::new(SleepError::Block {
+                        bytes: 8,
+                        cause: error,
+                    }),
+                }),
+            ] {
+                assert_eq!(error.shortage(), Some(&shortage), "{error}");
+                assert!(error.is_out_of_memory(), "{error}");
+                assert_eq!(error.call().copied(), called, "{error}");
+            }
+        }
+    }
 }

@@ -1,255 +1,72 @@
-//! Which errors say that memory is short. A container that is full by its own capacity does not: there
-//! may be memory enough.
+//! The figures of a refusal for lack of memory.
 
-use super::{
-    AccessError, AliasError, AllocateError, AllocateManagedError, AttachError, BuildPoolError,
-    BuildStoreError, CommitError, CompactError, CopyError, CowError, CreateError, DmaBufError,
-    Error, ExportBlockError, ExportError, ExportRegionError, ForkBlocksError, ForkError, GiveError,
-    GrantError, GrowAllError, ImportError, KvCacheError, LayoutError, MapError, OfferError,
-    OpenError, ProbeError, PublishRefusal, RegisterRangeError, RelocateError, ReplaceError,
-    ReserveError, RetainError, RingError, SealError, SleepError, SparseError, SubscribeError,
-    TakeError, UnifiedError, UnshareError, VecError, WakeError,
-};
+use std::fmt;
 
-/// Gives errors `is_out_of_memory`: variants that say so themselves, and those with an error inside that
-/// may.
-macro_rules! out_of_memory {
-    ($($error:ident $(if $itself:pat =>)? {
-        $($variant:pat => $inner:expr),* $(,)?
-    })*) => {$(
-        impl $error {
-            /// Whether the operation found too little memory, too few mappings or too few addresses: by
-            /// the driver's answer, or by a limit. Then giving something back can help.
-            #[must_use]
-            pub fn is_out_of_memory(&self) -> bool {
-                match self {
-                    $($itself => true,)?
-                    $($variant => $inner.is_out_of_memory(),)*
-                    #[allow(unreachable_patterns, reason = "every variant of some of them may say so")]
-                    _ => false,
-                }
-            }
+/// The figures of a refusal. All sizes in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Shortage {
+    /// Who asked.
+    pub tenant: String,
+    /// What the request was to bring into use, in whole granules.
+    pub wanted: u64,
+    /// How much of that could be had right now, with everything taken back that can be without
+    /// waiting and without pressure hooks: a request for so much succeeds, and one for a granule
+    /// more fails, as long as nothing changes in between. Always less than was wanted.
+    ///
+    /// It is a total. A request may fail below it where mappings or addresses are short, or where
+    /// blocks of other sizes than the one that was refused strand memory on their way; and one may
+    /// get more that has the shape, and the home stream, of a block that was freed on that stream
+    /// a moment ago, since that one's memory is the stream's before its work has passed.
+    pub available: u64,
+    /// The largest single extent that could be made right now without taking anything back.
+    pub largest_run: u64,
+    /// The pool's limit.
+    pub limit: u64,
+    /// The tenant's own limit.
+    pub tenant_limit: u64,
+    /// What the tenant holds.
+    pub tenant_held: u64,
+    /// What is kept for other tenants' guarantees.
+    pub guaranteed_to_others: u64,
+    /// What can be taken back once GPU work has passed.
+    #[doc(alias = "limbo")]
+    pub pending_free: u64,
+    /// What is withdrawn but leased.
+    pub leased: u64,
+    /// What is idle in one extent with bytes in use: it can be taken back when those are given up,
+    /// and waiting does not help.
+    pub stranded: u64,
+    /// What could not be taken back after a failure.
+    pub quarantined: u64,
+    /// The other tenants and what each holds, largest first.
+    pub holders: Vec<(String, u64)>,
+}
+
+impl fmt::Display for Shortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:?} wants {} bytes more and can have {}: it holds {} of at most {}, the pool's limit is {}, \
+             {} are kept for other tenants' guarantees, {} are pending free, {} leased, {} stranded, \
+             {} quarantined, the largest free run is {}",
+            self.tenant,
+            self.wanted,
+            self.available,
+            self.tenant_held,
+            self.tenant_limit,
+            self.limit,
+            self.guaranteed_to_others,
+            self.pending_free,
+            self.leased,
+            self.stranded,
+            self.quarantined,
+            self.largest_run,
+        )?;
+        for (index, (name, held)) in self.holders.iter().take(8).enumerate() {
+            f.write_str(if index == 0 { "; held by " } else { ", " })?;
+            write!(f, "{name:?} {held}")?;
         }
-    )*};
-}
-
-// The owners.
-out_of_memory! {
-    OpenError { Self::Call(inner) => inner }
-    ReserveError {
-        Self::Layout(inner) => inner,
-        Self::Grant(inner) => inner,
-        Self::Call { cause, .. } => cause,
-    }
-    CreateError { Self::Call { cause, .. } => cause }
-    ExportError { Self::Call { cause, .. } => cause }
-    ImportError { Self::Call(inner) => inner }
-    ProbeError {
-        Self::Create(inner) => inner,
-        Self::Export(inner) => inner,
-        Self::Call(inner) => inner,
-    }
-    AllocateManagedError { Self::Call { cause, .. } => cause }
-    MapError { Self::Call { cause, .. } => cause }
-    AccessError { Self::Call { cause, .. } => cause }
-    RetainError { Self::Call { cause, .. } => cause }
-    CopyError { Self::Call { cause, .. } => cause }
-}
-
-// Regions.
-out_of_memory! {
-    LayoutError { Self::Call(inner) => inner }
-    GrantError {
-        Self::Layout(inner) => inner,
-        Self::Access(inner) => inner,
-        Self::Call(inner) => inner,
-    }
-    ReplaceError {
-        Self::Reserve(inner) => inner,
-        Self::Place(inner) => inner,
-        Self::Copy(inner) => inner,
-        Self::Call(inner) => inner,
-        Self::Lost { cause, .. } => cause,
-    }
-    RelocateError {
-        Self::Layout(inner) => inner,
-        Self::Create(inner) => inner,
-        Self::Replace(inner) => inner,
-        Self::Call(inner) => inner,
-    }
-    AliasError { Self::Place(inner) => inner }
-    ExportRegionError { Self::Export(inner) => inner }
-    ForkError {
-        Self::Reserve(inner) => inner,
-        Self::Place(inner) => inner,
-        Self::Access(inner) => inner,
-        Self::Call(inner) => inner,
-    }
-    UnshareError {
-        Self::Create(inner) => inner,
-        Self::Replace(inner) => inner,
-        Self::Access(inner) => inner,
-        Self::Call(inner) => inner,
-    }
-    CommitError if Self::Mappings { .. } => {
-        Self::Layout(inner) => inner,
-        Self::Create(inner) => inner,
-        Self::Map(inner) => inner,
-        Self::Access(inner) => inner,
-        Self::Call { cause, .. } => cause,
-    }
-    RegisterRangeError { Self::Call(inner) => inner }
-    DmaBufError { Self::Call { cause, .. } => cause }
-}
-
-// Containers.
-out_of_memory! {
-    VecError {
-        Self::Reserve(inner) => inner,
-        Self::Commit(inner) => inner,
-        Self::RegisterRange(inner) => inner,
-        Self::Copy(inner) => inner,
-        Self::Call(inner) => inner,
-    }
-    SparseError {
-        Self::Reserve(inner) => inner,
-        Self::Commit(inner) => inner,
-        Self::Copy(inner) => inner,
-        Self::Call(inner) => inner,
-    }
-    RingError {
-        Self::Reserve(inner) => inner,
-        Self::Commit(inner) => inner,
-        Self::Alias(inner) => inner,
-        Self::Copy(inner) => inner,
-    }
-    CowError {
-        Self::Reserve(inner) => inner,
-        Self::Commit(inner) => inner,
-        Self::Fork(inner) => inner,
-        Self::Unshare(inner) => inner,
-        Self::Copy(inner) => inner,
-        Self::Call(inner) => inner,
-    }
-    UnifiedError {
-        Self::Allocate(inner) => inner,
-        Self::Prefetch { cause, .. } => cause,
-        Self::Advise { cause, .. } => cause,
-        Self::HalfWay { cause, .. } => cause,
-        Self::Copy(inner) => inner,
-        Self::Call(inner) => inner,
-    }
-}
-
-// Pools.
-out_of_memory! {
-    BuildPoolError { Self::Create(inner) => inner, Self::Call(inner) => inner }
-    AllocateError if Self::OutOfMemory(_)
-        | Self::OutOfMappings { .. }
-        | Self::OutOfAddresses { .. }
-        | Self::DriverOutOfMemory { .. }
-        | Self::Capturing(_) =>
-    {
-        Self::Lost { cause, .. } => cause,
-        Self::Reserve(inner) => inner,
-        Self::Commit(inner) => inner,
-        Self::Zero(inner) => inner,
-        Self::Copy(inner) => inner,
-        Self::Call(inner) => inner,
-    }
-    ForkBlocksError { Self::Allocate(inner) => inner }
-    GrowAllError { Self::Refused { cause, .. } => cause }
-    CompactError {
-        Self::Create(inner) => inner,
-        Self::Reserve(inner) => inner,
-        Self::Commit(inner) => inner,
-        Self::Copy(inner) => inner,
-        Self::Call(inner) => inner,
-        Self::Lost { cause, .. } => cause,
-    }
-    ExportBlockError { Self::Export(inner) => inner }
-    KvCacheError {
-        Self::Create { cause, .. } => cause,
-        Self::Fork { cause, .. } => cause,
-        Self::Append { cause, .. } => cause,
-        Self::Copy(inner) => inner,
-        Self::Call(inner) => inner,
-    }
-    BuildStoreError if Self::OutOfMemory { .. } => {
-        Self::Pinned { cause, .. } => cause,
-        Self::Call(inner) => inner,
-    }
-    SleepError if Self::StoreFull { .. } => {
-        Self::Copy(inner) => inner,
-        Self::Call(inner) => inner,
-        Self::Stayed { cause, .. } => cause,
-    }
-    WakeError {
-        Self::Memory { cause, .. } => cause,
-        Self::Copy(inner) => inner,
-        Self::Call(inner) => inner,
-    }
-}
-
-// Sharing.
-out_of_memory! {
-    OfferError { Self::Export(inner) => inner }
-    AttachError {
-        Self::Import { cause, .. } => cause,
-        Self::Reserve(inner) => inner,
-        Self::Commit(inner) => inner,
-    }
-    GiveError { Self::Offer(inner) => inner }
-    TakeError { Self::Attach(inner) => inner }
-    SealError { Self::Access(inner) => inner, Self::Call(inner) => inner }
-    PublishRefusal { Self::Offer(inner) => inner, Self::Seal(inner) => inner }
-    SubscribeError { Self::Take(inner) => inner }
-}
-
-out_of_memory! {
-    Error {
-        Self::Open(inner) => inner,
-        Self::Reserve(inner) => inner,
-        Self::Create(inner) => inner,
-        Self::Export(inner) => inner,
-        Self::Import(inner) => inner,
-        Self::Probe(inner) => inner,
-        Self::AllocateManaged(inner) => inner,
-        Self::Map(inner) => inner,
-        Self::Access(inner) => inner,
-        Self::Retain(inner) => inner,
-        Self::Copy(inner) => inner,
-        Self::Commit(inner) => inner,
-        Self::Layout(inner) => inner,
-        Self::Grant(inner) => inner,
-        Self::Relocate(inner) => inner,
-        Self::Alias(inner) => inner,
-        Self::ExportRegion(inner) => inner,
-        Self::Fork(inner) => inner,
-        Self::Unshare(inner) => inner,
-        Self::RegisterRange(inner) => inner,
-        Self::DmaBuf(inner) => inner,
-        Self::Vec(inner) => inner,
-        Self::Sparse(inner) => inner,
-        Self::Ring(inner) => inner,
-        Self::Cow(inner) => inner,
-        Self::Unified(inner) => inner,
-        Self::Offer(inner) => inner,
-        Self::Attach(inner) => inner,
-        Self::Publish(inner) => inner,
-        Self::Subscribe(inner) => inner,
-        Self::Give(inner) => inner,
-        Self::Take(inner) => inner,
-        Self::BuildPool(inner) => inner,
-        Self::Allocate(inner) => inner,
-        Self::ExportBlock(inner) => inner,
-        Self::KvCache(inner) => inner,
-        Self::ForkBlocks(inner) => inner,
-        Self::GrowAll(inner) => inner,
-        Self::BuildStore(inner) => inner,
-        Self::Sleep(inner) => inner,
-        Self::Wake(inner) => inner,
-        Self::Compact(inner) => inner,
-        Self::Call(inner) => inner,
+        Ok(())
     }
 }

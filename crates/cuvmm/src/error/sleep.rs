@@ -1,52 +1,19 @@
-//! Errors of putting blocks to sleep, waking them, and the host memory that keeps their contents.
+//! Errors of putting blocks to sleep and waking them.
 
 use std::io;
 
-use super::{AllocateError, CallError, CopyError};
+use super::{ArgumentError, BlockError, MemoryError};
 
-/// Why a store could not be built.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BuildStoreError {
-    /// Neither pinned nor ordinary memory was asked for.
-    #[error("a store without memory")]
-    Empty,
-    /// The size does not fit the address space.
-    #[error("a store of {bytes} bytes does not fit the address space")]
-    TooLarge {
-        /// Bytes asked for.
-        bytes: u64,
-    },
-    /// The driver does not give so much pinned memory.
-    #[error("pinning {bytes} bytes of host memory: {cause}")]
-    Pinned {
-        /// Bytes asked for.
-        bytes: u64,
-        /// The driver's answer.
-        #[source]
-        cause: CallError,
-    },
-    /// The system does not give so much ordinary memory.
-    #[error("the system does not give {bytes} bytes of memory")]
-    OutOfMemory {
-        /// Bytes asked for.
-        bytes: u64,
-    },
-    /// A stream for copies could not be made.
-    #[error(transparent)]
-    Call(#[from] CallError),
-}
-
-/// Why blocks could not be put to sleep. Every one of them is as before, unless it is
+/// Why blocks could not be put to sleep, or not be woken. Every one of them is as before, unless it is
 /// [`Stayed`](Self::Stayed): also where the sleep was cancelled, or its watcher panicked, and one
 /// driver call failed while the memory was put back.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SleepError {
-    /// A capture guard lives, and waiting for the GPU could break the capture.
-    #[error("a capture is running on this pool: nothing is put to sleep")]
-    Capturing,
-    /// Somebody holds leases on some of the blocks.
+    /// A value that was given cannot be meant: a store of another device than the pool's.
+    #[error(transparent)]
+    Argument(#[from] ArgumentError),
+    /// Leases on some of the blocks live.
     #[error("leases live on {blocks} of the blocks, of {bytes} bytes")]
     Leased {
         /// How many blocks.
@@ -62,8 +29,8 @@ pub enum SleepError {
         /// Their bytes.
         bytes: u64,
     },
-    /// Work of the GPU that may use some of the blocks has not passed, or another thread is at
-    /// them.
+    /// Work of the GPU that may use some of the blocks has not passed, or another thread is just
+    /// putting them to sleep, or waking them.
     #[error("{blocks} of the blocks, of {bytes} bytes, are still in use")]
     Busy {
         /// How many blocks.
@@ -81,21 +48,24 @@ pub enum SleepError {
         /// Bytes that the store has.
         capacity: u64,
     },
-    /// The store was built for another device.
-    #[error("the store belongs to another device than the pool")]
-    WrongDevice,
-    /// Whoever watched said to stop.
-    #[error("putting to sleep was cancelled")]
+    /// The watcher said to stop.
+    #[error("the watcher cancelled it")]
     Cancelled,
-    /// Contents could not be copied.
-    #[error(transparent)]
-    Copy(#[from] CopyError),
-    /// No thread could be had to copy with.
+    /// There is no memory to wake the blocks in.
+    #[error("waking {bytes} bytes: {cause}")]
+    Block {
+        /// Bytes that were to be woken, in whole granules.
+        bytes: u64,
+        /// Why not, with the figures: what they need, and what is missing.
+        #[source]
+        cause: BlockError,
+    },
+    /// The system gives no thread to copy with.
     #[error("no thread to copy with: {0}")]
     Thread(#[from] io::Error),
-    /// A driver call failed.
+    /// A capture is running, contents could not be copied, or a driver call failed.
     #[error(transparent)]
-    Call(#[from] CallError),
+    Memory(MemoryError),
     /// The sleep failed or was cancelled, and the driver twice refused to put back the memory of
     /// some blocks: they sleep, as [`Block::is_asleep`](crate::Block::is_asleep) tells, and can be
     /// woken. Contents that were to be kept are kept; those that were to be
@@ -111,42 +81,4 @@ pub enum SleepError {
         #[source]
         cause: Box<Self>,
     },
-}
-
-/// Why blocks could not be woken. Every one of them sleeps on.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum WakeError {
-    /// A capture guard lives, and waiting for the GPU could break the capture.
-    #[error("a capture is running on this pool: nothing is woken")]
-    Capturing,
-    /// Another thread is just putting some of the blocks to sleep, or waking them.
-    #[error("another thread is at {blocks} of the blocks, of {bytes} bytes")]
-    Busy {
-        /// How many blocks.
-        blocks: u64,
-        /// Their bytes.
-        bytes: u64,
-    },
-    /// There is no memory for them, with the figures: what they need, and what is missing.
-    #[error("waking {bytes} bytes: {cause}")]
-    Memory {
-        /// Bytes that were to be woken, in whole granules.
-        bytes: u64,
-        /// Why not.
-        #[source]
-        cause: AllocateError,
-    },
-    /// Whoever watched said to stop.
-    #[error("waking was cancelled")]
-    Cancelled,
-    /// Contents could not be copied.
-    #[error(transparent)]
-    Copy(#[from] CopyError),
-    /// No thread could be had to copy with.
-    #[error("no thread to copy with: {0}")]
-    Thread(#[from] io::Error),
-    /// A driver call failed.
-    #[error(transparent)]
-    Call(#[from] CallError),
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::KvCache;
 use super::sequences::Sequences;
 use super::shape::{Geometry, Layout, Shape};
-use crate::error::BuildKvCacheError;
+use crate::error::{ArgumentError, KvCacheError};
 use crate::own::Stream;
 use crate::pool::{Growth, Tenant};
 
@@ -119,8 +119,8 @@ impl<'a> KvCacheBuilder<'a> {
     /// Builds the cache. Takes no memory and no addresses yet.
     ///
     /// # Errors
-    /// [`BuildKvCacheError`] when the shape cannot be, or the stream is another device's.
-    pub fn build(self) -> Result<KvCache, BuildKvCacheError> {
+    /// [`KvCacheError`] when the shape cannot be, or the stream is another device's.
+    pub fn build(self) -> Result<KvCache, KvCacheError> {
         let Self {
             tenant,
             home,
@@ -129,7 +129,7 @@ impl<'a> KvCacheBuilder<'a> {
             mut options,
         } = self;
         if !home.device().is_same(tenant.device()) {
-            return Err(BuildKvCacheError::WrongDevice);
+            return Err(ArgumentError::STREAM.into());
         }
         let granule = tenant.device().granule();
         if options.may_fork {

@@ -3,7 +3,7 @@
 use super::KvCache;
 use super::sequences::{Sequence, SequenceId};
 use super::shape::Part;
-use crate::error::KvCacheError;
+use crate::error::{ArgumentError, KvCacheError};
 
 /// Rows of one layer that are to be copied.
 struct Rows {
@@ -98,28 +98,24 @@ impl KvCache {
     ) -> Result<Rows, KvCacheError> {
         let geometry = &self.geometry;
         let Some((range, offset)) = geometry.place(layer, part) else {
-            return Err(KvCacheError::NoSuchLayer {
-                layer,
-                layers: geometry.shape.layers,
-            });
+            let (what, most) = ("layer", u64::from(geometry.shape.layers) - 1);
+            return Err(ArgumentError::TooLarge {
+                what,
+                value: layer.into(),
+                most,
+            }
+            .into());
         };
         let row = self.row_len();
-        if bytes == 0 || !bytes.is_multiple_of(row) {
-            return Err(KvCacheError::NotWholeRows {
-                bytes,
-                row: geometry.row,
-            });
-        }
+        ArgumentError::whole("bytes of rows", bytes as u64, geometry.row)?;
         let count = (bytes / row) as u64;
-        if first
-            .checked_add(count)
-            .is_none_or(|end| end > sequence.tokens)
-        {
-            return Err(KvCacheError::OutOfRange {
-                sequence: sequence.id.number(),
-                first,
-                count,
-                tokens: sequence.tokens,
+        let (tokens, most) = (first.saturating_add(count), sequence.tokens);
+        if tokens > most {
+            let sequence = sequence.id.number();
+            return Err(KvCacheError::Tokens {
+                sequence,
+                tokens,
+                most,
             });
         }
         Ok(Rows {

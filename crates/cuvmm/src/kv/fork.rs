@@ -4,12 +4,13 @@
 //! truncated to before it and grows again gets memory of its own there, and can be written.
 
 use super::KvCache;
+use super::TOKENS;
 use super::sequences::SequenceId;
-use crate::error::{AllocateError, KvCacheError};
+use crate::error::{ArgumentError, BlockError, KvCacheError};
 use crate::pool::{Block, Prefix, Tenant};
 
 /// Forks blocks together.
-type Fork = fn(&Tenant, &[&Block], Prefix) -> Result<Vec<Block>, AllocateError>;
+type Fork = fn(&Tenant, &[&Block], Prefix) -> Result<Vec<Block>, BlockError>;
 
 impl KvCache {
     /// Begins a sequence with the first tokens of another, at least one and at most all: for beams,
@@ -56,13 +57,12 @@ impl KvCache {
         if !self.options.may_fork {
             return Err(KvCacheError::MayNotFork);
         }
-        if tokens == 0 {
-            return Err(KvCacheError::NoTokens);
-        }
-        let too_long = KvCacheError::ForkTooLong {
-            sequence: id.number(),
-            tokens: sequence.tokens,
-            wanted: tokens,
+        ArgumentError::not_zero(TOKENS, tokens)?;
+        let (number, most) = (id.number(), sequence.tokens);
+        let too_long = KvCacheError::Tokens {
+            sequence: number,
+            tokens,
+            most,
         };
         if tokens > sequence.tokens {
             return Err(too_long);
@@ -74,9 +74,8 @@ impl KvCache {
         let bytes = self.geometry.bytes_of(tokens);
         let blocks: Vec<&Block> = sequence.blocks.iter().collect();
         let blocks = fork(&self.tenant, &blocks, Prefix { bytes, size });
-        let blocks = blocks.map_err(|cause| KvCacheError::Fork {
+        let blocks = blocks.map_err(|cause| KvCacheError::Block {
             sequence: id.number(),
-            tokens,
             cause,
         })?;
         let sequence = self.sequences.get_mut(id)?;

@@ -46,9 +46,12 @@ use self::builder::Options;
 use self::sequences::Sequences;
 use self::shape::Geometry;
 use self::unshare::Unshare;
-use crate::error::{AllocateError, GrowAllError, KvCacheError};
+use crate::error::{ArgumentError, BlockError, KvCacheError};
 use crate::own::Stream;
 use crate::pool::{Block, BlockBuilder, Tenant};
+
+/// What errors call the length of a sequence.
+const TOKENS: &str = "tokens of a sequence";
 
 pub use builder::KvCacheBuilder;
 pub use figures::{Admission, Fits, KvCacheStats};
@@ -57,7 +60,7 @@ pub use shape::{Layout, Part, Shape};
 pub use view::{KvTensor, SequenceView};
 
 /// Grows blocks together.
-type Grow = fn(&Tenant, &mut [(&mut Block, u64)]) -> Result<(), GrowAllError>;
+type Grow = fn(&Tenant, &mut [(&mut Block, u64)]) -> Result<(), BlockError>;
 
 /// What a batch asks of the pool.
 #[derive(Clone, Copy, Debug, Default)]
@@ -116,26 +119,25 @@ impl KvCache {
     fn create_by(
         &mut self,
         tokens: u64,
-        make: impl FnOnce(BlockBuilder<'_>, usize) -> Result<Vec<Block>, AllocateError>,
+        make: impl FnOnce(BlockBuilder<'_>, usize) -> Result<Vec<Block>, BlockError>,
     ) -> Result<SequenceId, KvCacheError> {
         let shape = &self.geometry.shape;
-        if tokens == 0 {
-            return Err(KvCacheError::NoTokens);
-        }
+        ArgumentError::not_zero(TOKENS, tokens)?;
         self.room_for_one()?;
-        let too_long = KvCacheError::TooLong {
-            tokens,
-            limit: shape.max_tokens,
+        let too_long = ArgumentError::TooLarge {
+            what: TOKENS,
+            value: tokens,
+            most: shape.max_tokens,
         };
         let sizes = (
             self.geometry.size_for(tokens),
             self.geometry.size_for(shape.max_tokens),
         );
         let (Some(size), Some(capacity)) = sizes else {
-            return Err(too_long);
+            return Err(too_long.into());
         };
         if tokens > shape.max_tokens {
-            return Err(too_long);
+            return Err(too_long.into());
         }
         let builder = self.block(size, capacity);
         let blocks = make(builder, self.geometry.ranges)
@@ -150,10 +152,11 @@ impl KvCache {
     /// Whether there may be one sequence more.
     fn room_for_one(&self) -> Result<(), KvCacheError> {
         let (held, limit) = (self.sequences.count(), self.geometry.shape.max_sequences);
-        if held >= limit as usize {
-            return Err(KvCacheError::TooManySequences { held, limit });
-        }
-        Ok(())
+        Ok(ArgumentError::at_most(
+            "sequences",
+            held as u64 + 1,
+            limit.into(),
+        )?)
     }
 
     /// A range of a sequence.
@@ -274,10 +277,11 @@ impl KvCache {
             let sequence = self.sequences.get_mut(id)?;
             let tokens = sequence.tokens.saturating_add(more);
             if tokens > limit {
-                return Err(KvCacheError::AppendTooLong {
-                    sequence: id.number(),
+                let (sequence, most) = (id.number(), limit);
+                return Err(KvCacheError::Tokens {
+                    sequence,
                     tokens,
-                    limit,
+                    most,
                 });
             }
             sequence.tokens = tokens;
@@ -321,20 +325,23 @@ impl KvCache {
     /// of its ranges sleeps. The sequence is as before then.
     pub fn truncate(&mut self, id: SequenceId, tokens: u64) -> Result<(), KvCacheError> {
         let sequence = self.sequences.get_mut(id)?;
-        if tokens == 0 {
-            return Err(KvCacheError::NoTokens);
-        }
+        ArgumentError::not_zero(TOKENS, tokens)?;
         if tokens > sequence.tokens {
-            return Err(KvCacheError::WouldGrow {
-                sequence: id.number(),
-                tokens: sequence.tokens,
-                wanted: tokens,
+            let (sequence, most) = (id.number(), sequence.tokens);
+            return Err(KvCacheError::Tokens {
+                sequence,
+                tokens,
+                most,
             });
         }
         if let Some(size) = self.geometry.size_for(tokens) {
             let larger = sequence.blocks.iter_mut().filter(|it| it.size() > size);
             let mut larger: Vec<_> = larger.map(|block| (block, size)).collect();
-            self.tenant.shrink_all(&mut larger)?;
+            let shrunk = self.tenant.shrink_all(&mut larger);
+            shrunk.map_err(|cause| KvCacheError::Block {
+                sequence: id.number(),
+                cause,
+            })?;
             sequence.cut |= tokens < sequence.fixed;
             sequence.room = match sequence.cut {
                 true => tokens,

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::spread::Spread;
-use crate::error::KvCacheError;
+use crate::error::{ArgumentError, KvCacheError};
 use crate::pool::Block;
 
 /// A sequence of a cache. The number of one that was freed is no other's, in any cache of the pool.
@@ -109,9 +109,10 @@ impl Sequences {
             None => {
                 let held = self.places.len();
                 let index = u32::try_from(held);
-                let index = index.map_err(|_| KvCacheError::TooManySequences {
-                    held,
-                    limit: u32::MAX,
+                let index = index.map_err(|_| ArgumentError::TooLarge {
+                    what: "sequences",
+                    value: held as u64,
+                    most: u32::MAX.into(),
                 })?;
                 self.places.push(None);
                 index

@@ -1,6 +1,6 @@
 //! What a cache is to hold, and how it lies in memory.
 
-use crate::error::BuildKvCacheError;
+use crate::error::ArgumentError;
 use crate::size::Granularity;
 
 /// What a cache holds: a key and a value for each layer, head and token of each sequence.
@@ -70,7 +70,7 @@ impl Geometry {
         layout: Layout,
         granule: Granularity,
         exact: bool,
-    ) -> Result<Self, BuildKvCacheError> {
+    ) -> Result<Self, ArgumentError> {
         let counts = [
             ("layers", u64::from(shape.layers)),
             ("kv_heads", u64::from(shape.kv_heads)),
@@ -80,9 +80,10 @@ impl Geometry {
             ("max_sequences", u64::from(shape.max_sequences)),
         ];
         if let Some(&(dimension, _)) = counts.iter().find(|(_, count)| *count == 0) {
-            return Err(BuildKvCacheError::Zero { dimension });
+            return Err(ArgumentError::Zero { what: dimension });
         }
-        Self::sized(shape, layout, granule, exact).ok_or(BuildKvCacheError::TooLarge)
+        Self::sized(shape, layout, granule, exact)
+            .ok_or(ArgumentError::too_large("bytes of all sequences", u64::MAX))
     }
 
     /// Nothing where 64 bits do not suffice.
@@ -185,7 +186,7 @@ mod tests {
         max_sequences: 256,
     };
 
-    fn geometry(shape: Shape, layout: Layout) -> Result<Geometry, BuildKvCacheError> {
+    fn geometry(shape: Shape, layout: Layout) -> Result<Geometry, ArgumentError> {
         let granule = Granularity::new(2 << 20).unwrap();
         Geometry::new(shape, layout, granule, false)
     }
@@ -239,9 +240,7 @@ mod tests {
         let refused = geometry(none, Layout::TokenMajor);
         assert!(matches!(
             refused,
-            Err(BuildKvCacheError::Zero {
-                dimension: "head_size"
-            })
+            Err(ArgumentError::Zero { what: "head_size" })
         ));
         for huge in [
             Shape {
@@ -261,7 +260,7 @@ mod tests {
         ] {
             for layout in [Layout::TokenMajor, Layout::LayerMajor] {
                 let refused = geometry(huge, layout);
-                assert!(matches!(refused, Err(BuildKvCacheError::TooLarge)));
+                assert!(matches!(refused, Err(ArgumentError::TooLarge { .. })));
             }
         }
     }

@@ -2,11 +2,11 @@
 
 use super::KvCache;
 use super::sequences::SequenceId;
-use crate::error::{GrowAllError, KvCacheError};
+use crate::error::{BlockError, KvCacheError};
 use crate::pool::{Block, Tenant};
 
 /// Makes the memory of blocks their own.
-pub(super) type Unshare = fn(&Tenant, &[(&Block, u64)]) -> Result<(), GrowAllError>;
+pub(super) type Unshare = fn(&Tenant, &[(&Block, u64)]) -> Result<(), BlockError>;
 
 impl KvCache {
     /// Gives sequences that were truncated into what they share memory of their own behind their
@@ -39,11 +39,15 @@ impl KvCache {
 
 impl KvCacheError {
     /// Why a batch could not be appended, of whose blocks these are the sequences.
-    pub(super) fn append(owners: &[SequenceId], refused: GrowAllError) -> Self {
+    pub(super) fn append(owners: &[SequenceId], refused: BlockError) -> Self {
         let index = match refused {
-            GrowAllError::Refused { index, .. } | GrowAllError::NotOurs { index } => index,
+            BlockError::Refused { index, .. } | BlockError::NotOurs { index } => index,
+            BlockError::Memory(error) => return error.into(),
+            BlockError::Argument(error) => return error.into(),
+            // It is about the tenant, and so about each of them.
+            _ => 0,
         };
-        Self::Append {
+        Self::Block {
             sequence: owners.get(index).map_or(0, |id| id.number()),
             cause: refused,
         }

@@ -14,18 +14,18 @@ use cuvmm_driver::{Call, DeviceAddress};
 
 use super::stream::Stream;
 use crate::device::Device;
-use crate::error::CopyError;
+use crate::error::{ArgumentError, MemoryError};
 use crate::size::range_within;
 
 /// A copy that failed.
 #[derive(Debug)]
 pub(crate) struct CopyFailed {
-    pub(crate) error: CopyError,
+    pub(crate) error: MemoryError,
     /// Whether nothing of it runs any more, so that both its ends may be unmapped or used again.
     pub(crate) ended: bool,
 }
 
-impl From<CopyFailed> for CopyError {
+impl From<CopyFailed> for MemoryError {
     fn from(failed: CopyFailed) -> Self {
         failed.error
     }
@@ -52,19 +52,13 @@ impl<'a> Span<'a> {
         }
     }
 
-    fn at(&self, stream: &Stream, offset: u64, size: u64) -> Result<DeviceAddress, CopyError> {
+    fn at(&self, stream: &Stream, offset: u64, size: u64) -> Result<DeviceAddress, MemoryError> {
         if !stream.device().is_same(self.device) {
-            return Err(CopyError::WrongDevice);
+            return Err(ArgumentError::STREAM.into());
         }
-        let outside = CopyError::OutOfRange {
-            offset,
-            size,
-            bytes: self.size,
-        };
-        match range_within(offset, size, self.size) {
-            Some(range) => self.address.checked_add(range.start).ok_or(outside),
-            None => Err(outside),
-        }
+        range_within(offset, size, self.size)
+            .and_then(|range| self.address.checked_add(range.start))
+            .ok_or(ArgumentError::bytes(offset, size, self.size).into())
     }
 
     /// Writes behind what the stream has queued, and returns when the bytes are there.
@@ -73,7 +67,7 @@ impl<'a> Span<'a> {
         stream: &Stream,
         offset: u64,
         bytes: &[u8],
-    ) -> Result<(), CopyError> {
+    ) -> Result<(), MemoryError> {
         if bytes.is_empty() && offset <= self.size {
             return Ok(());
         }
@@ -86,7 +80,7 @@ impl<'a> Span<'a> {
         stream: &Stream,
         offset: u64,
         bytes: &mut [u8],
-    ) -> Result<(), CopyError> {
+    ) -> Result<(), MemoryError> {
         if bytes.is_empty() && offset <= self.size {
             return Ok(());
         }
@@ -110,11 +104,7 @@ impl<'a> Span<'a> {
                 .call(Call::MemcpyHtoDAsync, |driver, device| unsafe {
                     driver.copy_to_device_async(device, to, bytes.as_ptr(), size, handle)
                 })
-                .map_err(|cause| CopyError::Call {
-                    offset,
-                    size,
-                    cause,
-                })
+                .map_err(|cause| MemoryError::range(offset, size, cause))
         });
         self.waited_for(stream, queued)
     }
@@ -134,29 +124,25 @@ impl<'a> Span<'a> {
                 .call(Call::MemcpyDtoHAsync, |driver, device| unsafe {
                     driver.copy_to_host_async(device, bytes.as_mut_ptr(), from, size, handle)
                 })
-                .map_err(|cause| CopyError::Call {
-                    offset,
-                    size,
-                    cause,
-                })
+                .map_err(|cause| MemoryError::range(offset, size, cause))
         });
         self.waited_for(stream, queued)
     }
 
     /// Waits for all that was queued, also after a copy that could not be queued. If the driver
     /// refuses to wait for the stream, all work of the device is waited for.
-    fn waited_for(&self, stream: &Stream, queued: Result<(), CopyError>) -> Result<(), CopyFailed> {
+    fn waited_for(
+        &self,
+        stream: &Stream,
+        queued: Result<(), MemoryError>,
+    ) -> Result<(), CopyFailed> {
         let mut ended = true;
         let waited = stream.settle().map_err(|cause| {
             if let Err(error) = self.device.drain() {
                 tracing::error!(%error, "a copy could not be waited for");
                 ended = false;
             }
-            CopyError::Call {
-                offset: 0,
-                size: self.size,
-                cause,
-            }
+            MemoryError::range(0, self.size, cause)
         });
         let done = queued.and(waited);
         done.map_err(|error| CopyFailed { error, ended })
@@ -171,7 +157,7 @@ impl<'a> Span<'a> {
         source: &Self,
         from: u64,
         size: u64,
-    ) -> Result<(), CopyError> {
+    ) -> Result<(), MemoryError> {
         let to = self.at(stream, offset, size)?;
         let from = source.at(stream, from, size)?;
         let handle = stream.as_raw();
@@ -181,11 +167,7 @@ impl<'a> Span<'a> {
             .call(Call::MemcpyDtoDAsync, |driver, device| unsafe {
                 driver.copy_on_device_async(device, to, from, size, handle)
             })
-            .map_err(|cause| CopyError::Call {
-                offset,
-                size,
-                cause,
-            })
+            .map_err(|cause| MemoryError::range(offset, size, cause))
     }
 
     /// Queues a fill with one byte on the stream; it may return before that is done. Whoever asks
@@ -196,7 +178,7 @@ impl<'a> Span<'a> {
         offset: u64,
         byte: u8,
         size: u64,
-    ) -> Result<(), CopyError> {
+    ) -> Result<(), MemoryError> {
         let to = self.at(stream, offset, size)?;
         let handle = stream.as_raw();
         self.device
@@ -205,10 +187,6 @@ impl<'a> Span<'a> {
             .call(Call::MemsetD8Async, |driver, device| unsafe {
                 driver.fill_async(device, to, byte, size, handle)
             })
-            .map_err(|cause| CopyError::Call {
-                offset,
-                size,
-                cause,
-            })
+            .map_err(|cause| MemoryError::range(offset, size, cause))
     }
 }

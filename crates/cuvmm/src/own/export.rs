@@ -16,7 +16,7 @@ use cuvmm_driver::{
 
 use super::physical::Physical;
 use crate::device::Device;
-use crate::error::{CallError, ExportError, ImportError, ProbeError};
+use crate::error::{ArgumentError, CallError, MemoryError};
 
 impl Physical {
     /// A handle that another process can import (`cuMemExportToShareableHandle`). A descriptor, or
@@ -27,10 +27,10 @@ impl Physical {
     /// or an importer has it.
     ///
     /// # Errors
-    /// [`ExportError`] when the memory was not [created](super::PhysicalBuilder::shareable) for that
+    /// [`MemoryError`] when the memory was not [created](super::PhysicalBuilder::shareable) for that
     /// type, was imported itself, or the driver refuses.
     #[doc(alias = "cuMemExportToShareableHandle")]
-    pub fn export(&self, handle_type: HandleTypes) -> Result<Exported, ExportError> {
+    pub fn export(&self, handle_type: HandleTypes) -> Result<Exported, MemoryError> {
         one_type(handle_type)?;
         let exported = self.handle_as(handle_type)?;
         self.mark_exported();
@@ -43,7 +43,7 @@ impl Physical {
     pub(crate) fn export_all(
         physicals: &[&Self],
         handle_type: HandleTypes,
-    ) -> Result<Vec<Exported>, ExportError> {
+    ) -> Result<Vec<Exported>, MemoryError> {
         one_type(handle_type)?;
         let handles = physicals
             .iter()
@@ -55,14 +55,14 @@ impl Physical {
         Ok(handles)
     }
 
-    fn handle_as(&self, handle_type: HandleTypes) -> Result<Exported, ExportError> {
+    fn handle_as(&self, handle_type: HandleTypes) -> Result<Exported, MemoryError> {
         let handle = self.as_raw();
         self.device()
             // SAFETY: the handle is ours and has not been released.
             .call(Call::MemExportToShareableHandle, |driver, _| unsafe {
                 driver.export(handle, handle_type, 0)
             })
-            .map_err(|cause| ExportError::Call { handle_type, cause })
+            .map_err(|cause| MemoryError::Export { handle_type, cause })
     }
 
     /// Memory that another process, or this one, exported
@@ -73,43 +73,36 @@ impl Physical {
     /// the size of what it imports, so a wrong `size` is an error only when it is mapped.
     ///
     /// # Errors
-    /// [`ImportError`] when the size is not whole granules, the driver refuses the handle, or the
+    /// [`MemoryError`] when the size is not whole granules, the driver refuses the handle, or the
     /// memory lies on another device.
     #[doc(alias = "cuMemImportFromShareableHandle")]
-    pub fn import(device: &Device, handle: &Exported, size: u64) -> Result<Self, ImportError> {
+    pub fn import(device: &Device, handle: &Exported, size: u64) -> Result<Self, MemoryError> {
         let granule = device.granule();
-        if size == 0 || !granule.divides(size) {
-            return Err(ImportError::Misaligned {
-                size,
-                granularity: granule.bytes(),
-            });
-        }
+        ArgumentError::whole("bytes of an import", size, granule.bytes())?;
         let (source, handle_type) = match handle {
             Exported::Fd(fd) => (ImportSource::Fd(fd.as_raw_fd()), HandleTypes::POSIX_FD),
             Exported::Fabric(name) => (ImportSource::Fabric(*name), HandleTypes::FABRIC),
-            _ => return Err(ImportError::UnknownHandle),
+            _ => return Err(UNKNOWN.into()),
         };
         let imported = device
             // SAFETY: the descriptor is borrowed, so it is open for the call.
             .call(Call::MemImportFromShareableHandle, |driver, _| unsafe {
                 driver.import(source, handle_type)
-            })
-            .map_err(ImportError::Call)?;
+            })?;
         // Owned from here on, so that a refusal releases it.
         let physical = Self::owning(device, imported, size, device.location());
-        let location = location_of(device, imported).map_err(ImportError::Call)?;
+        let location = location_of(device, imported)?;
         if location == device.location() {
             return Ok(physical);
         }
         if location.kind == LocationKind::DEVICE {
-            return Err(ImportError::WrongDevice {
-                location,
-                device: device.location(),
+            return Err(MemoryError::Elsewhere {
+                offset: 0,
+                found: location,
+                wanted: device.location(),
             });
         }
-        physical
-            .relocated(location)
-            .ok_or(ImportError::UnknownHandle)
+        physical.relocated(location).ok_or(UNKNOWN.into())
     }
 
     /// Tries on one granule whether memory of a device can be exported as a handle type: an
@@ -118,8 +111,8 @@ impl Physical {
     /// Calls `cuMemCreate`, `cuMemExportToShareableHandle`, `cuMemRelease`.
     ///
     /// # Errors
-    /// [`ProbeError`] with the reason why not.
-    pub fn probe_export(device: &Device, handle_type: HandleTypes) -> Result<(), ProbeError> {
+    /// [`MemoryError`] with the reason why not.
+    pub fn probe_export(device: &Device, handle_type: HandleTypes) -> Result<(), MemoryError> {
         one_type(handle_type)?;
         let granule = Self::builder(device, device.granularity())
             .shareable(handle_type)
@@ -129,14 +122,14 @@ impl Physical {
     }
 }
 
+/// A handle of a kind that this library does not know.
+const UNKNOWN: ArgumentError = ArgumentError::HandleType { bits: 0 };
+
 /// A type that there is, and one of them only.
-pub(crate) fn one_type(handle_type: HandleTypes) -> Result<(), ExportError> {
+pub(crate) fn one_type(handle_type: HandleTypes) -> Result<(), ArgumentError> {
     match handle_type {
         HandleTypes::POSIX_FD | HandleTypes::FABRIC => Ok(()),
-        HandleTypes::WIN32 | HandleTypes::WIN32_KMT => Err(ExportError::WindowsOnly {
-            bits: handle_type.bits(),
-        }),
-        _ => Err(ExportError::NotOneType {
+        _ => Err(ArgumentError::HandleType {
             bits: handle_type.bits(),
         }),
     }

@@ -18,7 +18,7 @@ use super::copy::Span;
 use super::stream::Stream;
 use super::{CloseError, CloseRefusal};
 use crate::device::Device;
-use crate::error::{AllocateManagedError, CallError};
+use crate::error::{ArgumentError, CallError, MemoryError};
 
 /// Any stream of any device may use it (`CU_MEM_ATTACH_GLOBAL`).
 const GLOBAL: u32 = 1;
@@ -63,17 +63,25 @@ impl Managed {
     /// Allocates `size` bytes, any number (`cuMemAllocManaged`, for all streams of all devices).
     ///
     /// # Errors
-    /// [`AllocateManagedError`] when the size is zero, the device has no managed memory or the
+    /// [`MemoryError`] when the size is zero, the device has no managed memory or the
     /// driver refuses.
     #[doc(alias = "cuMemAllocManaged")]
-    pub fn new(device: &Device, size: u64) -> Result<Self, AllocateManagedError> {
+    pub fn new(device: &Device, size: u64) -> Result<Self, MemoryError> {
         if size == 0 {
-            return Err(AllocateManagedError::ZeroSize);
+            let what = "bytes of managed memory";
+            return Err(ArgumentError::Zero { what }.into());
         }
-        let refused = |cause| AllocateManagedError::Call { size, cause };
+        let location = device.location();
+        let refused = |cause| MemoryError::Create {
+            size,
+            location,
+            cause,
+        };
         if !Self::is_supported(device).map_err(refused)? {
-            let device = device.ordinal();
-            return Err(AllocateManagedError::NotSupported { device });
+            return Err(MemoryError::NotSupported {
+                device: location,
+                what: "managed memory",
+            });
         }
         let allocate = || {
             let address = device.call(Call::MemAllocManaged, |driver, device| {

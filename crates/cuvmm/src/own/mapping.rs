@@ -17,7 +17,7 @@ use super::reserved::{Part, Reserved};
 use super::stream::Stream;
 use super::{CloseError, CloseRefusal};
 use crate::device::Device;
-use crate::error::{AccessError, CallError, CopyError, MapError};
+use crate::error::{ArgumentError, CallError, MemoryError};
 
 /// A physical mapped in a reservation; unmapped when dropped, at once.
 ///
@@ -46,10 +46,11 @@ impl Mapping {
         part: Part,
         offset: u64,
         physical: &Physical,
-    ) -> Result<Self, MapError> {
+    ) -> Result<Self, MemoryError> {
         let device = reserved.device();
         if !device.same_driver(physical.device()) {
-            return Err(MapError::WrongDriver);
+            let what = "the physical";
+            return Err(ArgumentError::WrongDriver { what }.into());
         }
         let size = physical.size();
         let address = reserved.occupy(part, offset, size, physical.location())?;
@@ -61,11 +62,7 @@ impl Mapping {
         });
         if let Err(cause) = mapped {
             reserved.vacate(address);
-            return Err(MapError::Call {
-                offset,
-                size,
-                cause,
-            });
+            return Err(MemoryError::range(offset, size, cause));
         }
         let reserved = Arc::clone(reserved);
         let placed = Placed {
@@ -113,16 +110,15 @@ impl Mapping {
     /// Access for a second device costs many times that for the first: name only who asked.
     ///
     /// # Errors
-    /// [`AccessError`]; nothing has changed then.
+    /// [`MemoryError`]; nothing has changed then.
     #[doc(alias = "cuMemSetAccess")]
-    pub fn set_access(&self, access: &[AccessGrant]) -> Result<(), AccessError> {
+    pub fn set_access(&self, access: &[AccessGrant]) -> Result<(), MemoryError> {
         if access.is_empty() {
-            return Err(AccessError::Nobody);
+            let what = "devices to give access to";
+            return Err(ArgumentError::Zero { what }.into());
         }
-        if let Some(stranger) = access.iter().find(|who| !who.same_driver(self.device())) {
-            return Err(AccessError::WrongDriver {
-                location: stranger.location(),
-            });
+        if access.iter().any(|who| !who.same_driver(self.device())) {
+            return Err(ArgumentError::OTHER_DRIVER.into());
         }
         let descs: Vec<AccessDesc> = access.iter().map(AccessGrant::desc).collect();
         let (address, size) = (self.address(), self.size());
@@ -133,19 +129,17 @@ impl Mapping {
             .call(Call::MemSetAccess, |driver, _| unsafe {
                 driver.set_access(address, size, &descs)
             })
-            .map_err(|cause| AccessError::Call { size, cause })
+            .map_err(|cause| MemoryError::range(0, size, cause))
     }
 
     /// The access that somebody has (`cuMemGetAccess`).
     ///
     /// # Errors
-    /// [`AccessError`] when another driver's device is named or the driver does not answer.
+    /// [`MemoryError`] when another driver's device is named or the driver does not answer.
     #[doc(alias = "cuMemGetAccess")]
-    pub fn access_of(&self, device: &Device) -> Result<Access, AccessError> {
+    pub fn access_of(&self, device: &Device) -> Result<Access, MemoryError> {
         if !device.same_driver(self.device()) {
-            return Err(AccessError::WrongDriver {
-                location: device.location(),
-            });
+            return Err(ArgumentError::OTHER_DRIVER.into());
         }
         let (address, location) = (self.address(), device.location());
         self.device()
@@ -153,17 +147,14 @@ impl Mapping {
                 driver.get_access(address, location)
             })
             .map(Access::from_flags)
-            .map_err(|cause| AccessError::Call {
-                size: self.size(),
-                cause,
-            })
+            .map_err(|cause| MemoryError::range(0, self.size(), cause))
     }
 
     /// Writes bytes at an offset and returns when they are there.
     ///
     /// # Errors
-    /// [`CopyError`] when the range leaves the mapping or the device has no right to write.
-    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), CopyError> {
+    /// [`MemoryError`] when the range leaves the mapping or the device has no right to write.
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), MemoryError> {
         self.span()
             .write(&Stream::legacy(self.device()), offset, bytes)
     }
@@ -171,8 +162,8 @@ impl Mapping {
     /// Reads bytes from an offset.
     ///
     /// # Errors
-    /// [`CopyError`] when the range leaves the mapping or the device has no right to read.
-    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), CopyError> {
+    /// [`MemoryError`] when the range leaves the mapping or the device has no right to read.
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
         self.span()
             .read(&Stream::legacy(self.device()), offset, bytes)
     }

@@ -7,13 +7,13 @@ use cuvmm_driver::HandleTypes;
 
 use super::physical::{Physical, PhysicalBuilder};
 use crate::device::Device;
-use crate::error::{CallError, ProbeError};
+use crate::error::{CallError, MemoryError};
 
 /// The handle types, and whether RDMA devices are to reach the memory.
 ///
 /// A descriptor is the least: processes of one machine share memory by it. A name across nodes is
 /// asked for where the call gives one, since an attribute may say yes where the call says no.
-pub(crate) fn wishes(device: &Device) -> Result<(HandleTypes, bool), ProbeError> {
+pub(crate) fn wishes(device: &Device) -> Result<(HandleTypes, bool), MemoryError> {
     Physical::probe_export(device, HandleTypes::POSIX_FD)?;
     let fabric = match Physical::probe_export(device, HandleTypes::FABRIC) {
         Ok(()) => HandleTypes::FABRIC,
@@ -29,7 +29,7 @@ pub(crate) fn wishes(device: &Device) -> Result<(HandleTypes, bool), ProbeError>
 }
 
 /// Why nothing more can be had from the device, if that is what a refusal says.
-fn lost(refused: &ProbeError) -> Option<&CallError> {
+fn lost(refused: &MemoryError) -> Option<&CallError> {
     refused
         .call()
         .filter(|cause| !matches!(cause, CallError::Driver(error) if !error.is_sticky()))
@@ -41,9 +41,9 @@ impl PhysicalBuilder<'_> {
     /// Tries [exporting](Physical::probe_export) on a granule for each.
     ///
     /// # Errors
-    /// [`ProbeError`] when memory cannot even be exported as a descriptor, or the device does not
+    /// [`MemoryError`] when memory cannot even be exported as a descriptor, or the device does not
     /// answer.
-    pub fn for_nccl(self) -> Result<Self, ProbeError> {
+    pub fn for_nccl(self) -> Result<Self, MemoryError> {
         let (types, rdma) = wishes(self.device())?;
         Ok(self.shareable(types).rdma_capable(rdma))
     }

@@ -14,7 +14,7 @@ use cuvmm_driver::{
 
 use super::{CloseError, CloseRefusal, Place};
 use crate::device::Device;
-use crate::error::{CallError, CreateError};
+use crate::error::{ArgumentError, CallError, MemoryError};
 
 /// Physical memory on a device or a host NUMA node. Reads as zero when new.
 ///
@@ -100,38 +100,32 @@ impl PhysicalBuilder<'_> {
     /// Creates it (`cuMemCreate`).
     ///
     /// # Errors
-    /// [`CreateError`] when the size is wrong or the driver has no such memory.
-    pub fn create(self) -> Result<Physical, CreateError> {
+    /// [`MemoryError`] when the size is wrong or the driver has no such memory.
+    pub fn create(self) -> Result<Physical, MemoryError> {
         let Self {
             device,
             size,
             props,
         } = self;
         let granule = device.granule();
-        if size == 0 {
-            return Err(CreateError::ZeroSize);
-        }
-        if !granule.divides(size) {
-            return Err(CreateError::Misaligned {
-                size,
-                granularity: granule.bytes(),
-            });
-        }
+        ArgumentError::whole("bytes of a physical", size, granule.bytes())?;
         if props.location.kind == LocationKind::HOST_NUMA && props.location.id < 0 {
-            return Err(CreateError::NoSuchNode {
-                node: props.location.id,
-            });
+            return Err(ArgumentError::NoSuch {
+                what: "NUMA node",
+                number: props.location.id.into(),
+            }
+            .into());
         }
         creatable_as(props.handle_types)?;
         let on_device = props.location.kind == LocationKind::DEVICE;
         let location = props.location;
-        let failed = |cause| CreateError::Call {
+        let failed = |cause| MemoryError::Create {
             size,
             location,
             cause,
         };
         if props.rdma_capable && on_device && !device.has_rdma().map_err(failed)? {
-            return Err(CreateError::NoRdma { location });
+            return Err(MemoryError::no_rdma(location));
         }
         let handle = device
             .call(Call::MemCreate, |driver, _| driver.create(size, &props, 0))
@@ -145,7 +139,7 @@ impl Physical {
     ///
     /// # Errors
     /// As [`PhysicalBuilder::create`].
-    pub fn new(device: &Device, size: u64) -> Result<Self, CreateError> {
+    pub fn new(device: &Device, size: u64) -> Result<Self, MemoryError> {
         Self::builder(device, size).create()
     }
 
@@ -289,18 +283,12 @@ impl Physical {
 }
 
 /// Handle types that memory can be created for.
-pub(crate) fn creatable_as(types: HandleTypes) -> Result<(), CreateError> {
-    let windows = HandleTypes::WIN32 | HandleTypes::WIN32_KMT;
-    let known = HandleTypes::POSIX_FD | HandleTypes::FABRIC | windows;
-    if !known.contains(types) {
-        return Err(CreateError::UnknownHandleType { bits: types.bits() });
+pub(crate) fn creatable_as(types: HandleTypes) -> Result<(), ArgumentError> {
+    let known = HandleTypes::POSIX_FD | HandleTypes::FABRIC;
+    if known.contains(types) {
+        return Ok(());
     }
-    if types.intersects(windows) {
-        return Err(CreateError::WindowsOnly {
-            bits: (types & windows).bits(),
-        });
-    }
-    Ok(())
+    Err(ArgumentError::HandleType { bits: types.bits() })
 }
 
 impl Shared {

@@ -14,7 +14,7 @@ use super::physical::Physical;
 use super::reserved::{Part, Reserved};
 use super::{CloseError, CloseRefusal};
 use crate::device::Device;
-use crate::error::{MapError, ReserveError, RetainError};
+use crate::error::{ArgumentError, MemoryError};
 
 /// Addresses reserved for later use: costs no memory. Freed when it and all its mappings are gone.
 #[doc(alias = "cuMemAddressReserve")]
@@ -44,30 +44,24 @@ impl ReservationBuilder<'_> {
     /// Reserves the range (`cuMemAddressReserve`).
     ///
     /// # Errors
-    /// [`ReserveError`] when size or alignment is wrong or the driver has no such range.
-    pub fn reserve(self) -> Result<Reservation, ReserveError> {
+    /// [`MemoryError`] when size or alignment is wrong or the driver has no such range.
+    pub fn reserve(self) -> Result<Reservation, MemoryError> {
         let Self {
             device,
             size,
             alignment,
         } = self;
-        if size == 0 {
-            return Err(ReserveError::ZeroSize);
-        }
-        if !device.granule().divides(size) {
-            return Err(ReserveError::Misaligned {
-                size,
-                granularity: device.granularity(),
-            });
-        }
+        ArgumentError::whole("bytes of a reservation", size, device.granularity())?;
         if alignment != 0 && !alignment.is_power_of_two() {
-            return Err(ReserveError::OddAlignment { alignment });
+            let what = "an alignment in bytes";
+            let value = alignment;
+            return Err(ArgumentError::NotPowerOfTwo { what, value }.into());
         }
         let base = device
             .call(Call::MemAddressReserve, |driver, _| {
                 driver.reserve(size, alignment, DeviceAddress::NULL, 0)
             })
-            .map_err(|cause| ReserveError::Call { size, cause })?;
+            .map_err(|cause| MemoryError::range(0, size, cause))?;
         let shared = Arc::new(Reserved::new(device.clone(), base, size));
         let part = shared.whole();
         Ok(Reservation {
@@ -83,7 +77,7 @@ impl Reservation {
     ///
     /// # Errors
     /// As [`ReservationBuilder::reserve`].
-    pub fn new(device: &Device, size: u64) -> Result<Self, ReserveError> {
+    pub fn new(device: &Device, size: u64) -> Result<Self, MemoryError> {
         Self::builder(device, size).reserve()
     }
 
@@ -105,14 +99,14 @@ impl Reservation {
         size: u64,
         guard: u64,
         count: u64,
-    ) -> Result<Vec<Self>, ReserveError> {
-        let too_large = ReserveError::TooLarge { size };
+    ) -> Result<Vec<Self>, MemoryError> {
+        let too_large = ArgumentError::too_large("bytes of addresses", size);
         let Some((stride, whole)) = guard
             .checked_mul(2)
             .and_then(|both| size.checked_add(both))
             .and_then(|stride| Some((stride, stride.checked_mul(count)?)))
         else {
-            return Err(too_large);
+            return Err(too_large.into());
         };
         let whole = Self::new(device, whole)?;
         let first = whole.address().0 + guard;
@@ -161,9 +155,9 @@ impl Reservation {
     /// The physical may be mapped at other places too: they show the same bytes.
     ///
     /// # Errors
-    /// [`MapError`] when it does not fit, overlaps another mapping or belongs to another driver.
+    /// [`MemoryError`] when it does not fit, overlaps another mapping or belongs to another driver.
     #[doc(alias = "cuMemMap")]
-    pub fn map(&self, offset: u64, physical: &Physical) -> Result<Mapping, MapError> {
+    pub fn map(&self, offset: u64, physical: &Physical) -> Result<Mapping, MemoryError> {
         Mapping::place(&self.shared, self.part, offset, physical)
     }
 
@@ -196,14 +190,14 @@ impl Reservation {
     /// (`cuMemRetainAllocationHandle`).
     ///
     /// # Errors
-    /// [`RetainError`] when nothing is mapped there.
+    /// [`MemoryError`] when nothing is mapped there.
     #[doc(alias = "cuMemRetainAllocationHandle")]
-    pub fn physical_at(&self, offset: u64) -> Result<Physical, RetainError> {
-        let missing = RetainError::NotMapped { offset };
+    pub fn physical_at(&self, offset: u64) -> Result<Physical, MemoryError> {
+        let missing = MemoryError::not_committed(&(offset..offset.saturating_add(1)));
         self.shared
             .at(self.part, offset, |address, size, location| {
                 Physical::retained(self.device(), address, size, location)
-                    .map_err(|cause| RetainError::Call { offset, cause })
+                    .map_err(|cause| MemoryError::range(offset, size, cause))
             })
             .ok_or(missing)?
     }

@@ -12,7 +12,7 @@ use std::sync::PoisonError;
 use cuvmm_driver::{Call, DeviceAddress, Location};
 
 use crate::device::Device;
-use crate::error::{CallError, MapError};
+use crate::error::{ArgumentError, CallError, MemoryError};
 use crate::size::range_within;
 use crate::sync::{Mutex, MutexGuard};
 
@@ -111,23 +111,13 @@ impl Reserved {
         offset: u64,
         size: u64,
         location: Location,
-    ) -> Result<DeviceAddress, MapError> {
+    ) -> Result<DeviceAddress, MemoryError> {
         let granule = self.device.granule();
-        if !granule.divides(offset) {
-            return Err(MapError::Misaligned {
-                offset,
-                granularity: granule.bytes(),
-            });
-        }
-        let outside = MapError::OutOfRange {
-            offset,
-            size,
-            reserved: part.size,
-        };
+        ArgumentError::aligned("an offset in bytes", offset, granule.bytes())?;
         let (Some(range), Some(address)) =
             (range_within(offset, size, part.size), part.address(offset))
         else {
-            return Err(outside);
+            return Err(ArgumentError::bytes(offset, size, part.size).into());
         };
         let mut mapped = self.lock();
         let end = DeviceAddress(part.base.0 + range.end);
@@ -135,7 +125,7 @@ impl Reserved {
         if let Some((start, taken)) = mapped.range(part.base..end).next_back()
             && start.0 + taken.size > address.0
         {
-            return Err(MapError::Overlap {
+            return Err(MemoryError::Overlap {
                 offset,
                 size,
                 taken: start.0 - part.base.0,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::step::Step;
 use super::things::{A_PHYSICAL, Thing, Things, Use};
 use crate::device::Device;
-use crate::error::PlanError;
+use crate::error::{ArgumentError, MemoryError, PlanError, PlanProblem};
 use crate::size::range_within;
 
 /// A step with sizes rounded and places found.
@@ -89,8 +89,13 @@ pub(super) fn check<'a>(
 ) -> Result<Vec<Act<'a>>, PlanError> {
     if let Some((first, others)) = devices.split_first() {
         let stranger = others.iter().position(|other| !other.same_driver(first));
-        if let Some(index) = stranger {
-            return Err(PlanError::OtherDriver { device: index + 1 });
+        if stranger.is_some() {
+            let problem = ArgumentError::OTHER_DRIVER.into();
+            return Err(PlanError {
+                step: None,
+                name: None,
+                problem,
+            });
         }
     }
     let mut check = Check {
@@ -209,22 +214,18 @@ impl<'a> Check<'a> {
         }
         let (size, places) = self.things.mapped(within)?;
         let Some(range) = range_within(offset, bytes, size) else {
-            return Err(PlanError::OutOfRange {
-                step,
-                name: within.to_owned(),
-                offset,
-                size: bytes,
-                within: size,
-            });
+            let outside = ArgumentError::bytes(offset, bytes, size);
+            return Err(PlanError::new(step, Some(within), outside));
         };
         let before = places.range(..range.end).next_back();
         if let Some((&taken, _)) = before.filter(|&(&at, &(size, _))| at + size > offset) {
-            return Err(PlanError::Overlap {
-                step,
+            let size = bytes;
+            let overlap = MemoryError::Overlap {
                 offset,
-                size: bytes,
+                size,
                 taken,
-            });
+            };
+            return Err(PlanError::new(step, Some(within), overlap));
         }
         places.insert(offset, (bytes, physical));
         self.things.aligned(within, offset)?;
@@ -238,11 +239,8 @@ impl<'a> Check<'a> {
     }
 
     fn unmap(&mut self, within: &'a str, offset: u64) -> Result<Act<'a>, PlanError> {
-        let missing = PlanError::NotMapped {
-            step: self.things.step,
-            name: within.to_owned(),
-            offset,
-        };
+        let missing = MemoryError::not_committed(&(offset..offset.saturating_add(1)));
+        let missing = self.things.refuse(Some(within), missing);
         let (_, places) = self.things.mapped(within)?;
         let (_, physical) = places.remove(&offset).ok_or(missing)?;
         self.things.count_mapping(physical, false);
@@ -275,12 +273,12 @@ impl<'a> Check<'a> {
         let asked = self.things.committed(within)?.asked;
         let has = asked.prefix();
         if to <= has {
-            return Err(PlanError::NoGrowth {
-                step,
-                name: within.to_owned(),
-                asked: has,
-                to,
-            });
+            let shrinks = ArgumentError::TooSmall {
+                what: "bytes to grow to",
+                value: to,
+                least: has + 1,
+            };
+            return Err(PlanError::new(step, Some(within), shrinks));
         }
         asked.add(0..to);
         Ok(Act::Grow { within, to, by })
@@ -291,12 +289,11 @@ impl<'a> Check<'a> {
         let range = self.things.range(within, offset, size)?;
         let committable = self.things.committed(within)?;
         if !committable.asked.covers(&range) {
-            return Err(PlanError::NotCommitted {
+            return Err(PlanError::new(
                 step,
-                name: within.to_owned(),
-                offset,
-                size: range.end - range.start,
-            });
+                Some(within),
+                MemoryError::not_committed(&range),
+            ));
         }
         committable.asked.remove(range.clone());
         Ok(Act::Decommit { within, range })
@@ -316,13 +313,8 @@ impl<'a> Check<'a> {
         for &device in devices {
             size = size.max(self.things.rounded(asked, device)?);
             let granule = self.things.granule(device)?;
-            if !granule.divides(unit) {
-                return Err(PlanError::Misaligned {
-                    step: self.things.step,
-                    bytes: unit,
-                    granularity: granule.bytes(),
-                });
-            }
+            ArgumentError::aligned("bytes of a stripe", unit, granule.bytes())
+                .map_err(|error| self.things.refuse(None, error))?;
         }
         let access = match access {
             [] => devices.iter().take(1).copied().collect(),
@@ -344,10 +336,7 @@ impl<'a> Check<'a> {
 
     fn release(&mut self, name: &'a str) -> Result<Act<'a>, PlanError> {
         if let Thing::Physical { mappings: 1.., .. } = self.things.thing(name)? {
-            return Err(PlanError::StillMapped {
-                step: self.things.step,
-                name: name.to_owned(),
-            });
+            return Err(self.things.refuse(Some(name), PlanProblem::StillMapped));
         }
         if let Some(Thing::Addresses {
             used: Use::Mapped(places),

@@ -9,9 +9,10 @@ use super::check::Act;
 use super::clock::Clock;
 use super::report::{CallsMade, Ending, Failure, InUse, Peak, Report, StepReport};
 use super::stripe::striped;
+use super::things::device_of;
 use crate::calls::CallCounts;
 use crate::device::Device;
-use crate::error::{Error, PlanError};
+use crate::error::{ArgumentError, Error, PlanError, PlanProblem};
 use crate::own::{Access, AccessGrant, CloseRefusal, Mapping, Physical, Reservation};
 use crate::region::Region;
 
@@ -205,9 +206,8 @@ impl<'a> Run<'a> {
                     found.collect::<Result<Vec<_>, _>>()
                 };
                 let (places, users) = (named(devices)?, named(access)?);
-                let (home, guests) = users.split_first().ok_or(PlanError::Zero {
-                    step,
-                    what: "the number of devices",
+                let (home, guests) = users.split_first().ok_or_else(|| {
+                    PlanError::new(step, None, ArgumentError::Zero { what: "devices" })
                 })?;
                 let mut region_run = RegionRun::new(striped(home, guests, &places, (size, unit))?);
                 region_run.committed.add(0..region_run.region.size());
@@ -226,11 +226,7 @@ impl<'a> Run<'a> {
     }
 
     fn device(&self, step: usize, device: usize) -> Result<&'a Device, PlanError> {
-        self.devices.get(device).ok_or(PlanError::NoSuchDevice {
-            step,
-            device,
-            count: self.devices.len(),
-        })
+        device_of(self.devices, step, device)
     }
 
     fn access(&self, step: usize, devices: &[usize]) -> Result<Vec<AccessGrant>, PlanError> {
@@ -384,16 +380,12 @@ fn counted_together(devices: &[Device]) -> Vec<Device> {
 
 /// What a check has found to be there: kept as an error so that nothing here can panic.
 fn unknown(step: usize, name: &str) -> Error {
-    let name = name.to_owned();
-    PlanError::UnknownName { step, name }.into()
+    PlanError::new(step, Some(name), PlanProblem::UnknownName).into()
 }
 
 fn refused(step: usize, name: &str, refusal: CloseRefusal) -> Error {
     match refusal {
         CloseRefusal::Call(cause) => cause.into(),
-        CloseRefusal::InUse => {
-            let name = name.to_owned();
-            PlanError::StillMapped { step, name }.into()
-        }
+        CloseRefusal::InUse => PlanError::new(step, Some(name), PlanProblem::StillMapped).into(),
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::asked::Asked;
 use crate::device::Device;
-use crate::error::PlanError;
+use crate::error::{ArgumentError, PlanError, PlanProblem};
 use crate::size::{Granularity, range_within};
 
 /// What a name stands for.
@@ -92,41 +92,34 @@ impl<'a> Things<'a> {
     }
 
     pub(super) fn device(&self, device: usize) -> Result<&'a Device, PlanError> {
-        self.devices.get(device).ok_or(PlanError::NoSuchDevice {
-            step: self.step,
-            device,
-            count: self.devices.len(),
-        })
+        device_of(self.devices, self.step, device)
     }
 
     pub(super) fn granule(&self, device: usize) -> Result<Granularity, PlanError> {
         Ok(self.device(device)?.granule())
     }
 
+    /// What is wrong with the step that is looked at, and with what it names.
+    pub(super) fn refuse(&self, name: Option<&str>, problem: impl Into<PlanProblem>) -> PlanError {
+        PlanError::new(self.step, name, problem)
+    }
+
     pub(super) fn not_zero(&self, number: u64, what: &'static str) -> Result<(), PlanError> {
-        let step = self.step;
-        match number {
-            0 => Err(PlanError::Zero { step, what }),
-            _ => Ok(()),
-        }
+        ArgumentError::not_zero(what, number).map_err(|error| self.refuse(None, error))
     }
 
     /// A size in whole granules of a device.
     pub(super) fn rounded(&self, size: u64, device: usize) -> Result<u64, PlanError> {
         let granule = self.granule(device)?;
         self.not_zero(size, "the size")?;
-        let step = self.step;
         granule
             .round_up(size)
-            .ok_or(PlanError::TooLarge { step, size })
+            .ok_or_else(|| self.refuse(None, ArgumentError::too_large("bytes", size)))
     }
 
     pub(super) fn name(&mut self, name: &'a str, thing: Thing<'a>) -> Result<(), PlanError> {
         if self.by_name.contains_key(name) {
-            return Err(PlanError::NameTaken {
-                step: self.step,
-                name: name.to_owned(),
-            });
+            return Err(self.refuse(Some(name), PlanProblem::NameTaken));
         }
         self.by_name.insert(name, thing);
         Ok(())
@@ -137,19 +130,12 @@ impl<'a> Things<'a> {
     }
 
     pub(super) fn unknown(&self, name: &str) -> PlanError {
-        PlanError::UnknownName {
-            step: self.step,
-            name: name.to_owned(),
-        }
+        self.refuse(Some(name), PlanProblem::UnknownName)
     }
 
     pub(super) fn wrong(&self, name: &str, thing: &Thing<'_>, needed: &'static str) -> PlanError {
-        PlanError::WrongKind {
-            step: self.step,
-            name: name.to_owned(),
-            is: thing.is(),
-            needed,
-        }
+        let is = thing.is();
+        self.refuse(Some(name), PlanProblem::WrongKind { is, needed })
     }
 
     /// The places taken in addresses that are mapped in, and their size.
@@ -216,14 +202,8 @@ impl<'a> Things<'a> {
 
     pub(super) fn aligned(&self, name: &str, offset: u64) -> Result<(), PlanError> {
         let granule = self.granule_of(name)?;
-        if granule.divides(offset) {
-            return Ok(());
-        }
-        Err(PlanError::Misaligned {
-            step: self.step,
-            bytes: offset,
-            granularity: granule.bytes(),
-        })
+        ArgumentError::aligned("an offset in bytes", offset, granule.bytes())
+            .map_err(|error| self.refuse(Some(name), error))
     }
 
     /// The whole granules of a range in addresses that are committed in.
@@ -233,19 +213,33 @@ impl<'a> Things<'a> {
         offset: u64,
         size: u64,
     ) -> Result<Range<u64>, PlanError> {
-        let step = self.step;
         let committable = self.committed(name)?;
         let (within, granule) = (committable.size, committable.granule);
         self.not_zero(size, "the size")?;
         self.aligned(name, offset)?;
         let whole = granule.round_up(size);
-        let whole = whole.ok_or(PlanError::TooLarge { step, size })?;
-        range_within(offset, whole, within).ok_or_else(|| PlanError::OutOfRange {
-            step,
-            name: name.to_owned(),
-            offset,
-            size: whole,
-            within,
-        })
+        let whole =
+            whole.ok_or_else(|| self.refuse(None, ArgumentError::too_large("bytes", size)))?;
+        range_within(offset, whole, within)
+            .ok_or_else(|| self.refuse(Some(name), ArgumentError::bytes(offset, whole, within)))
     }
+}
+
+/// The device of a number that a step names.
+pub(super) fn device_of(
+    devices: &[Device],
+    step: usize,
+    device: usize,
+) -> Result<&Device, PlanError> {
+    devices.get(device).ok_or_else(|| {
+        let (start, len) = (device as u64, devices.len() as u64);
+        let (what, end) = ("devices", start + 1);
+        let outside = ArgumentError::OutOfRange {
+            what,
+            start,
+            end,
+            len,
+        };
+        PlanError::new(step, None, outside)
+    })
 }

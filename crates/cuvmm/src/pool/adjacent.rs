@@ -11,12 +11,13 @@ use super::allocate::{CANDIDATES, Needs, Wanted};
 use super::budget::TenantId;
 use super::change::Change;
 use super::core::{Core, Locked};
+use super::ids::BYTES;
 use super::ids::{BlockPlace, SlotId};
 use super::slot::Slot;
 use super::state::{State, gone};
 use super::tenancy::Tenancy;
 use super::wait::{Attempt, Wait};
-use crate::error::AllocateError;
+use crate::error::{ArgumentError, BlockError};
 use crate::own::Stream;
 
 /// How well part of a row serves, the best first: whether memory is lacking, whether a fence has to
@@ -49,7 +50,7 @@ impl Core {
         wanted: &Wanted<'_>,
         (count, placement): (usize, Placement),
         wait: Wait,
-    ) -> Result<Vec<BlockPlace>, AllocateError> {
+    ) -> Result<Vec<BlockPlace>, BlockError> {
         let each = self.device.granule().round_up(wanted.size);
         let bytes = each.unwrap_or(u64::MAX).saturating_mul(count as u64);
         let snug = Wanted {
@@ -135,7 +136,7 @@ impl Locked<'_> {
         id: TenantId,
         wanted: &Wanted<'_>,
         count: usize,
-    ) -> Result<Lot, AllocateError> {
+    ) -> Result<Lot, BlockError> {
         let needs = self.needs_apart(id, wanted)?;
         self.purge_some();
         // A stream cache hands out single blocks: what lies there is to be had for this only from the pool.
@@ -170,7 +171,7 @@ impl Locked<'_> {
         change: &mut Change,
         wanted: &Wanted<'_>,
         needs: &Needs,
-    ) -> Result<(), AllocateError> {
+    ) -> Result<(), BlockError> {
         let id = change.place.slot;
         let moved = self.with_slot_out(id, |state, slot| state.move_in(slot, wanted, needs));
         change.given = Some(moved.ok_or_else(gone)??);
@@ -200,18 +201,14 @@ impl Locked<'_> {
 
 impl State {
     /// What blocks need that lie at the distance which is wanted.
-    fn needs_apart(&self, id: TenantId, wanted: &Wanted<'_>) -> Result<Needs, AllocateError> {
-        if wanted.stride == 0 {
-            return Err(AllocateError::ZeroStride);
-        }
+    fn needs_apart(&self, id: TenantId, wanted: &Wanted<'_>) -> Result<Needs, BlockError> {
+        ArgumentError::not_zero("bytes that blocks lie apart", wanted.stride)?;
         let mut needs = self.needs(id, wanted)?;
         let guards = self.guard().saturating_mul(2);
         let granule = self.device.granule();
         needs.class.size = granule
             .class_apart(wanted.capacity, guards, wanted.stride)
-            .ok_or(AllocateError::TooLarge {
-                size: wanted.capacity,
-            })?;
+            .ok_or(ArgumentError::too_large(BYTES, wanted.capacity))?;
         Ok(needs)
     }
 

@@ -6,12 +6,14 @@ use super::budget::{Amount, TenantId};
 use super::change::Change;
 use super::commit::{Fit, Furnished};
 use super::core::{Core, Locked};
+use super::ids::BYTES;
 use super::ids::{BlockPlace, SlotId};
-use super::pace::{Growth, Pace};
+use super::pace::Pace;
 use super::slot::{Class, Occupant, Slot};
 use super::state::{State, gone};
 use super::wait::Wait;
-use crate::error::AllocateError;
+use crate::error::{ArgumentError, BlockError};
+use crate::growth::Growth;
 use crate::own::Stream;
 use crate::region::Uses;
 
@@ -64,7 +66,7 @@ impl Core {
         tenant: TenantId,
         wanted: &Wanted<'_>,
         wait: Wait,
-    ) -> Result<BlockPlace, AllocateError> {
+    ) -> Result<BlockPlace, BlockError> {
         self.request(tenant, wanted.size, wait, |mut state| {
             let allocated = state.allocate_slot(tenant, wanted);
             let outcome = allocated.map(|(change, mut slot)| {
@@ -85,7 +87,7 @@ impl Locked<'_> {
         &mut self,
         id: TenantId,
         wanted: &Wanted<'_>,
-    ) -> Result<(Change, Box<Slot>), AllocateError> {
+    ) -> Result<(Change, Box<Slot>), BlockError> {
         let needs = self.needs(id, wanted)?;
         self.purge_some();
         let found = self.find_slot(id, &needs, wanted.home);
@@ -94,9 +96,7 @@ impl Locked<'_> {
             Some(slot) => slot,
             None => {
                 let opened = self.open_slots(id, needs.class, 1)?.next();
-                opened.ok_or(AllocateError::TooLarge {
-                    size: wanted.capacity,
-                })?
+                opened.ok_or(ArgumentError::too_large(BYTES, wanted.capacity))?
             }
         };
         let mut change = Change::of(&slot, slot.place(wanted.capacity));
@@ -148,7 +148,7 @@ impl Locked<'_> {
         slot: &mut Slot,
         wanted: &Wanted<'_>,
         needs: &Needs,
-    ) -> Result<Furnished, AllocateError> {
+    ) -> Result<Furnished, BlockError> {
         let &Wanted {
             size, home, zeroed, ..
         } = wanted;
@@ -181,13 +181,13 @@ impl Locked<'_> {
         id: TenantId,
         class: Class,
         count: usize,
-    ) -> Result<impl Iterator<Item = Box<Slot>> + use<>, AllocateError> {
+    ) -> Result<impl Iterator<Item = Box<Slot>> + use<>, BlockError> {
         let (guard, count) = (self.guard(), count as u64);
         let each = class.size.saturating_add(guard).saturating_add(guard);
         let addresses = each.saturating_mul(count);
         self.make_address_room(addresses);
         if self.budget.addresses_left() < addresses {
-            return Err(AllocateError::OutOfAddresses {
+            return Err(BlockError::OutOfAddresses {
                 wanted: addresses,
                 held: self.budget.addresses(),
                 limit: self.budget.limits().addresses,
@@ -225,26 +225,22 @@ impl Locked<'_> {
 impl State {
     /// What a block asks of its slot, if it may be at all.
     #[inline(always)]
-    pub(super) fn needs(&self, id: TenantId, wanted: &Wanted<'_>) -> Result<Needs, AllocateError> {
+    pub(super) fn needs(&self, id: TenantId, wanted: &Wanted<'_>) -> Result<Needs, BlockError> {
         let &Wanted { size, capacity, .. } = wanted;
-        if size == 0 {
-            return Err(AllocateError::ZeroSize);
-        }
-        if size > capacity {
-            return Err(AllocateError::OverCapacity { size, capacity });
-        }
+        ArgumentError::not_zero(BYTES, size)?;
+        ArgumentError::at_most(BYTES, size, capacity)?;
         let granule = self.device.granule();
-        let too_large = AllocateError::TooLarge { size: capacity };
+        let too_large = ArgumentError::too_large(BYTES, capacity);
         let (Some(used), Some(most), Some(size_of_slot)) = (
             granule.round_up(size),
             granule.round_up(capacity),
             granule.class(capacity),
         ) else {
-            return Err(too_large);
+            return Err(too_large.into());
         };
         let home = wanted.home;
         if home.is_some_and(|home| !home.device().is_same(&self.device)) {
-            return Err(AllocateError::WrongDevice);
+            return Err(ArgumentError::STREAM.into());
         }
         let class = Class {
             size: size_of_slot,
@@ -264,17 +260,15 @@ impl State {
     }
 
     /// The largest extent under a block.
-    fn largest_extent(&self, grain: Grain) -> Result<u64, AllocateError> {
+    fn largest_extent(&self, grain: Grain) -> Result<u64, BlockError> {
         let pools = self.policy.largest_extent;
         let granule = self.device.granule();
         match grain.largest {
-            Some(bytes) if !(bytes.is_power_of_two() && granule.divides(bytes)) => {
-                Err(AllocateError::BadExtent {
-                    bytes,
-                    granularity: granule.bytes(),
-                })
+            Some(bytes) => {
+                ArgumentError::extent(bytes, granule.bytes())?;
+                Ok(bytes.min(pools))
             }
-            Some(bytes) => Ok(bytes.min(pools)),
+
             None => Ok(pools),
         }
     }

@@ -6,7 +6,7 @@ use super::ids::BlockPlace;
 use super::tenant::Tenant;
 use super::unshare;
 use super::wait::Wait;
-use crate::error::{GrowAllError, ShrinkError};
+use crate::error::BlockError;
 
 /// A block to grow or shrink, and to how many bytes.
 type Step = (BlockPlace, u64);
@@ -20,11 +20,11 @@ impl Tenant {
     /// of a microsecond a block.
     ///
     /// # Errors
-    /// [`GrowAllError`] says which block could not grow, with the figures. Every block is as before
+    /// [`BlockError`] says which block could not grow, with the figures. Every block is as before
     /// then. Memory that was another tenant's and is just being zeroed stays with its block as
     /// precommitted memory until that has passed, and a block that has shrunk into what it
     /// [shares](Block::fork) may have memory of its own there by then, with the same bytes.
-    pub fn grow_all(&self, blocks: &mut [(&mut Block, u64)]) -> Result<(), GrowAllError> {
+    pub fn grow_all(&self, blocks: &mut [(&mut Block, u64)]) -> Result<(), BlockError> {
         self.grow_blocks(blocks, |blocks| {
             Wait::of_any(blocks.iter().map(|(block, _)| block.patience()))
         })
@@ -34,7 +34,7 @@ impl Tenant {
     ///
     /// # Errors
     /// As [`Self::grow_all`].
-    pub fn try_grow_all(&self, blocks: &mut [(&mut Block, u64)]) -> Result<(), GrowAllError> {
+    pub fn try_grow_all(&self, blocks: &mut [(&mut Block, u64)]) -> Result<(), BlockError> {
         self.grow_blocks(blocks, |_| Wait::Never)
     }
 
@@ -50,7 +50,7 @@ impl Tenant {
 
     /// Gives up the ends of several of the tenant's blocks, down to the size given with each, under
     /// one lock: all of them or none.
-    pub(crate) fn shrink_all(&self, blocks: &mut [(&mut Block, u64)]) -> Result<(), ShrinkError> {
+    pub(crate) fn shrink_all(&self, blocks: &mut [(&mut Block, u64)]) -> Result<(), BlockError> {
         self.core().shrink(&steps(blocks))?;
         note(blocks);
         Ok(())
@@ -69,10 +69,10 @@ impl Tenant {
         &self,
         blocks: &mut [(&mut Block, u64)],
         wait: impl FnOnce(&[(&mut Block, u64)]) -> Wait,
-    ) -> Result<(), GrowAllError> {
+    ) -> Result<(), BlockError> {
         let strange = |(block, _): &(&mut Block, u64)| !self.has(block);
         if let Some(index) = blocks.iter().position(strange) {
-            return Err(GrowAllError::NotOurs { index });
+            return Err(BlockError::NotOurs { index });
         }
         let steps = steps(blocks);
         let core = self.core();
@@ -104,17 +104,17 @@ impl Tenant {
     /// Makes the memory of several of the tenant's blocks their own, from the byte on that is given
     /// with each. Asks pressure hooks, and waits as long as the most patient of the blocks may. What
     /// was made private stays so when another one is refused: every block shows the same bytes.
-    pub(crate) fn unshare(&self, blocks: &[(&Block, u64)]) -> Result<(), GrowAllError> {
+    pub(crate) fn unshare(&self, blocks: &[(&Block, u64)]) -> Result<(), BlockError> {
         let wait = Wait::of_any(blocks.iter().map(|(block, _)| block.patience()));
         self.unshare_blocks(blocks, wait)
     }
 
     /// The same if that needs no waiting.
-    pub(crate) fn try_unshare(&self, blocks: &[(&Block, u64)]) -> Result<(), GrowAllError> {
+    pub(crate) fn try_unshare(&self, blocks: &[(&Block, u64)]) -> Result<(), BlockError> {
         self.unshare_blocks(blocks, Wait::Never)
     }
 
-    fn unshare_blocks(&self, blocks: &[(&Block, u64)], wait: Wait) -> Result<(), GrowAllError> {
+    fn unshare_blocks(&self, blocks: &[(&Block, u64)], wait: Wait) -> Result<(), BlockError> {
         let step = |&(block, from): &(&Block, u64)| unshare::Step {
             slot: block.place().slot,
             from,

@@ -20,9 +20,7 @@ use super::lease::Lease;
 use super::stream_cache::Held;
 use super::wait::Wait;
 use crate::device::Device;
-use crate::error::{
-    AllocateError, BlockRefusal, CallError, CopyError, FreeError, FreeRefusal, ShrinkError,
-};
+use crate::error::{ArgumentError, BlockError, CallError, HandedBack, MemoryError};
 use crate::own::{Access, Span, Stream};
 use crate::region::{Extent, Registration};
 
@@ -118,9 +116,9 @@ impl Block {
     /// Grows in place, asking pressure hooks and waiting as its builder said.
     ///
     /// # Errors
-    /// [`AllocateError`] with the figures; the block is as before then, except that one which has
+    /// [`BlockError`] with the figures; the block is as before then, except that one which has
     /// shrunk into what it [shares](Self::fork) may have memory of its own there, with the same bytes.
-    pub fn grow_to(&mut self, size: u64) -> Result<(), AllocateError> {
+    pub fn grow_to(&mut self, size: u64) -> Result<(), BlockError> {
         self.core()
             .grow(self.place(), size, || Wait::of(self.wait))?;
         self.held.size = size;
@@ -132,7 +130,7 @@ impl Block {
     ///
     /// # Errors
     /// As [`Self::grow_to`].
-    pub fn try_grow_to(&mut self, size: u64) -> Result<(), AllocateError> {
+    pub fn try_grow_to(&mut self, size: u64) -> Result<(), BlockError> {
         self.core().grow(self.place(), size, || Wait::Never)?;
         self.held.size = size;
         Ok(())
@@ -144,8 +142,8 @@ impl Block {
     /// [shares](Self::fork).)
     ///
     /// # Errors
-    /// [`ShrinkError`] when `size` is zero or more than the block has.
-    pub fn shrink_to(&mut self, size: u64) -> Result<(), ShrinkError> {
+    /// [`BlockError`] when `size` is zero or more than the block has.
+    pub fn shrink_to(&mut self, size: u64) -> Result<(), BlockError> {
         self.core().shrink(&[(*self.place(), size)])?;
         self.held.size = size;
         Ok(())
@@ -194,14 +192,14 @@ impl Block {
     /// later is not in it.
     ///
     /// # Errors
-    /// [`BlockRefusal`] when the block sleeps or has lost memory, when the context is lost, and in a
+    /// [`MemoryError`] when the block sleeps or has lost memory, when the context is lost, and in a
     /// forked child.
-    pub fn register(&self) -> Result<Registration, BlockRefusal> {
+    pub fn register(&self) -> Result<Registration, MemoryError> {
         Ok(self.lease_for(Access::Read)?.registered())
     }
 
     /// A lease for a use of a range that lies in the block.
-    pub(crate) fn admit(&self, wanted: Use, range: Range<u64>) -> Result<Lease, BlockRefusal> {
+    pub(crate) fn admit(&self, wanted: Use, range: Range<u64>) -> Result<Lease, MemoryError> {
         if !matches!(wanted, Use::Copy(_)) {
             self.plain.store(false, Ordering::Relaxed);
         }
@@ -221,9 +219,9 @@ impl Block {
     /// returns when they are there.
     ///
     /// # Errors
-    /// [`CopyError`] when the range leaves the block or begins where it is
+    /// [`MemoryError`] when the range leaves the block or begins where it is
     /// [read only](Self::read_only), when the block sleeps, or while a capture guard lives.
-    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), CopyError> {
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), MemoryError> {
         let (stream, _lease) = self.copied(Access::ReadWrite, offset, bytes.len() as u64)?;
         self.span().write(&stream, offset, bytes)
     }
@@ -231,9 +229,9 @@ impl Block {
     /// Reads bytes behind what the home stream (or the legacy default stream) has queued.
     ///
     /// # Errors
-    /// [`CopyError`] when the range leaves the block or the block sleeps, or while a capture guard
+    /// [`MemoryError`] when the range leaves the block or the block sleeps, or while a capture guard
     /// lives.
-    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), CopyError> {
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
         let (stream, _lease) = self.copied(Access::Read, offset, bytes.len() as u64)?;
         self.span().read(&stream, offset, bytes)
     }
@@ -241,26 +239,23 @@ impl Block {
     /// Frees the block as dropping it does, but not while its home stream is capturing.
     ///
     /// # Errors
-    /// [`FreeError`] with the block in it.
+    /// [`HandedBack`] with the block in it.
     #[allow(clippy::result_large_err, reason = "the block is handed back as it is")]
-    pub fn free(self) -> Result<(), FreeError<Self>> {
+    pub fn free(self) -> Result<(), HandedBack<Self, MemoryError>> {
         match self.may_be_freed() {
             Ok(()) => Ok(()),
-            Err(reason) => Err(FreeError {
-                block: self,
-                reason,
-            }),
+            Err(reason) => Err(HandedBack::new(self, reason)),
         }
     }
 
     /// Whether [`Self::free`] would free it now.
-    pub(crate) fn may_be_freed(&self) -> Result<(), FreeRefusal> {
+    pub(crate) fn may_be_freed(&self) -> Result<(), MemoryError> {
         // Asked only while a guard says that there are captures: the usual free asks nobody.
         if !self.core().is_capturing() {
             return Ok(());
         }
         match &self.held.home {
-            Some(home) if home.is_capturing()? => Err(FreeRefusal::Capturing),
+            Some(home) if home.is_capturing()? => Err(MemoryError::Capturing),
             _ => Ok(()),
         }
     }
@@ -287,17 +282,16 @@ impl Block {
     }
 
     /// The stream that a copy runs on, and what keeps the memory in place until it has ended.
-    fn copied(&self, access: Access, offset: u64, size: u64) -> Result<(Stream, Lease), CopyError> {
-        let outside = CopyError::OutOfRange {
-            offset,
-            size,
-            bytes: self.size(),
-        };
+    fn copied(
+        &self,
+        access: Access,
+        offset: u64,
+        size: u64,
+    ) -> Result<(Stream, Lease), MemoryError> {
+        let outside = ArgumentError::bytes(offset, size, self.size());
         let end = offset.checked_add(size).filter(|&end| end <= self.size());
         let end = end.ok_or(outside)?;
-        let lease = self
-            .admit(Use::Copy(access), offset..end)
-            .map_err(|refusal| refusal.of_copy(offset, size))?;
+        let lease = self.admit(Use::Copy(access), offset..end)?;
         let legacy = || Stream::legacy(self.device());
         let stream = self.home_stream().cloned().unwrap_or_else(legacy);
         Ok((stream, lease))
@@ -309,9 +303,9 @@ impl Block {
     /// to sleep or moves it between the check and the lease.
     ///
     /// # Errors
-    /// [`BlockRefusal`] when the block sleeps, is to be written and shares memory with
+    /// [`MemoryError`] when the block sleeps, is to be written and shares memory with
     /// [forks](Self::fork), or has lost memory, when the context is lost, and in a forked child.
-    pub fn lease_for(&self, access: Access) -> Result<Lease, BlockRefusal> {
+    pub fn lease_for(&self, access: Access) -> Result<Lease, MemoryError> {
         self.admit(Use::Lend(access), 0..self.size())
     }
 
@@ -320,7 +314,7 @@ impl Block {
     ///
     /// # Errors
     /// As [`lease_for`](Self::lease_for).
-    pub fn check_for(&self, access: Access) -> Result<(), BlockRefusal> {
+    pub fn check_for(&self, access: Access) -> Result<(), MemoryError> {
         let core = self.core();
         core.device.usable()?;
         let range = 0..self.size();

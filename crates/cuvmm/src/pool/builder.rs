@@ -7,10 +7,10 @@ use super::adjacent::Placement;
 use super::allocate::{Grain, Wanted};
 use super::block::Block;
 use super::ids::BlockPlace;
-use super::pace::Growth;
 use super::stream_cache::{Held, Owner, Shape};
 use super::wait::Wait;
-use crate::error::AllocateError;
+use crate::error::{ArgumentError, BlockError};
+use crate::growth::Growth;
 use crate::own::Stream;
 
 /// Options of a block.
@@ -119,8 +119,8 @@ impl<'a> BlockBuilder<'a> {
     /// tenant's own limit, or above what the guarantees of other tenants leave of the pool's.
     ///
     /// # Errors
-    /// [`AllocateError`] with the figures; every block is as before then.
-    pub fn allocate(self) -> Result<Block, AllocateError> {
+    /// [`BlockError`] with the figures; every block is as before then.
+    pub fn allocate(self) -> Result<Block, BlockError> {
         self.one(|builder| Wait::of(builder.wait))
     }
 
@@ -132,17 +132,17 @@ impl<'a> BlockBuilder<'a> {
     /// `cuMemUnmap` where it was idle), `cuMemMap` and `cuMemSetAccess`.
     ///
     /// # Errors
-    /// [`AllocateError`] with the figures; every block is as before then.
-    pub fn try_allocate(self) -> Result<Block, AllocateError> {
+    /// [`BlockError`] with the figures; every block is as before then.
+    pub fn try_allocate(self) -> Result<Block, BlockError> {
         self.one(|_| Wait::Never)
     }
 
     /// Allocates so many blocks that are all like this one, in one go: all of them or none.
     ///
     /// # Errors
-    /// As [`Self::allocate`], and [`AllocateError::TooMany`] where they are more than the device has
+    /// As [`Self::allocate`], and [`ArgumentError::TooLarge`] where they are more than the device has
     /// memory for.
-    pub fn allocate_many(self, count: usize) -> Result<Vec<Block>, AllocateError> {
+    pub fn allocate_many(self, count: usize) -> Result<Vec<Block>, BlockError> {
         let wait = Wait::of(self.wait);
         self.many(count, wait)
     }
@@ -151,7 +151,7 @@ impl<'a> BlockBuilder<'a> {
     ///
     /// # Errors
     /// As [`Self::try_allocate`].
-    pub fn try_allocate_many(self, count: usize) -> Result<Vec<Block>, AllocateError> {
+    pub fn try_allocate_many(self, count: usize) -> Result<Vec<Block>, BlockError> {
         self.many(count, Wait::Never)
     }
 
@@ -172,7 +172,7 @@ impl<'a> BlockBuilder<'a> {
     ///
     /// # Errors
     /// As [`Self::allocate`].
-    pub fn allocate_adjacent(self, count: usize) -> Result<Vec<Block>, AllocateError> {
+    pub fn allocate_adjacent(self, count: usize) -> Result<Vec<Block>, BlockError> {
         let wait = Wait::of(self.wait);
         self.adjacent(count, wait)
     }
@@ -181,11 +181,11 @@ impl<'a> BlockBuilder<'a> {
     ///
     /// # Errors
     /// As [`Self::try_allocate`].
-    pub fn try_allocate_adjacent(self, count: usize) -> Result<Vec<Block>, AllocateError> {
+    pub fn try_allocate_adjacent(self, count: usize) -> Result<Vec<Block>, BlockError> {
         self.adjacent(count, Wait::Never)
     }
 
-    fn one(self, wait: impl FnOnce(&Self) -> Wait) -> Result<Block, AllocateError> {
+    fn one(self, wait: impl FnOnce(&Self) -> Wait) -> Result<Block, BlockError> {
         let held = match self.stream_cached() {
             Some(held) => held,
             None => {
@@ -196,7 +196,7 @@ impl<'a> BlockBuilder<'a> {
         Ok(self.block(held))
     }
 
-    fn adjacent(self, count: usize, wait: Wait) -> Result<Vec<Block>, AllocateError> {
+    fn adjacent(self, count: usize, wait: Wait) -> Result<Vec<Block>, BlockError> {
         if count == 0 {
             return Ok(Vec::new());
         }
@@ -206,7 +206,7 @@ impl<'a> BlockBuilder<'a> {
         Ok(self.blocks(places).collect())
     }
 
-    fn many(self, count: usize, wait: Wait) -> Result<Vec<Block>, AllocateError> {
+    fn many(self, count: usize, wait: Wait) -> Result<Vec<Block>, BlockError> {
         self.check_count(count)?;
         let stream_cached = std::iter::from_fn(|| self.stream_cached()).take(count);
         let mut blocks: Vec<Block> = stream_cached.map(|held| self.block(held)).collect();
@@ -230,13 +230,19 @@ impl<'a> BlockBuilder<'a> {
 
     /// Refuses a number of blocks that no memory could hold, so that all that is made for each of
     /// them is bounded.
-    fn check_count(&self, count: usize) -> Result<(), AllocateError> {
+    fn check_count(&self, count: usize) -> Result<(), BlockError> {
         let device = &self.owner.core.device;
         let (size, total) = (self.wanted.size, device.total_memory());
         let each = device.granule().round_up(size.max(1)).unwrap_or(u64::MAX);
         let all = each.checked_mul(count as u64);
         if count > 1 && all.is_none_or(|all| all > total) {
-            return Err(AllocateError::TooMany { count, size, total });
+            let most = total.checked_div(each).unwrap_or(0);
+            return Err(ArgumentError::TooLarge {
+                what: "blocks",
+                value: count as u64,
+                most,
+            }
+            .into());
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use super::core::Locked;
 use super::fills::{Unfinished, is_capturing};
 use super::slot::Slot;
 use super::state::Scrub;
-use crate::error::{AllocateError, CommitError};
+use crate::error::{BlockError, MemoryError};
 use crate::own::Stream;
 use crate::region::{Fence, LastWriter};
 
@@ -63,7 +63,7 @@ impl Locked<'_> {
         &mut self,
         slot: &mut Slot,
         fit: &Fit<'_>,
-    ) -> Result<Furnished, AllocateError> {
+    ) -> Result<Furnished, BlockError> {
         let begun = slot.space.bytes();
         if fit.end > begun {
             self.commit(slot, begun, fit.end - begun, fit.claims())?;
@@ -87,7 +87,7 @@ impl Locked<'_> {
         begun: u64,
         bytes: u64,
         claims: bool,
-    ) -> Result<(), AllocateError> {
+    ) -> Result<(), BlockError> {
         Self::check_free(slot, begun, bytes)?;
         self.make_room(slot.id.tenant, bytes)?;
         let charge = self.charge_for(slot.id, bytes);
@@ -101,13 +101,13 @@ impl Locked<'_> {
 
     /// Refuses to place something where something lies: what could not be unmapped, or what is left
     /// behind memory that was lost.
-    pub(super) fn check_free(slot: &Slot, begun: u64, bytes: u64) -> Result<(), CommitError> {
+    pub(super) fn check_free(slot: &Slot, begun: u64, bytes: u64) -> Result<(), MemoryError> {
         let end = begun + bytes;
         let here = slot.space.extents_in(begun, end).map(|extent| extent.size);
         let bytes = slot.space.stuck_in(begun, end) + here.sum::<u64>();
         match bytes {
             0 => Ok(()),
-            _ => Err(CommitError::Quarantined {
+            _ => Err(MemoryError::Quarantined {
                 start: begun,
                 end,
                 bytes,
@@ -122,7 +122,7 @@ impl Locked<'_> {
         begun: u64,
         bytes: u64,
         claims: bool,
-    ) -> Result<(), AllocateError> {
+    ) -> Result<(), BlockError> {
         let id = slot.id.tenant;
         let physicals = self.gather(id, bytes, slot.class.largest, claims)?;
         let count = physicals.len() as u64;
@@ -143,9 +143,9 @@ impl Locked<'_> {
     }
 
     /// Why `bytes` could not be placed for a tenant.
-    pub(super) fn not_placed(&self, id: TenantId, bytes: u64, error: CommitError) -> AllocateError {
+    pub(super) fn not_placed(&self, id: TenantId, bytes: u64, error: MemoryError) -> BlockError {
         match error.call() {
-            Some(cause) if cause.is_out_of_memory() => AllocateError::DriverOutOfMemory {
+            Some(cause) if cause.is_out_of_memory() => BlockError::DriverOutOfMemory {
                 cause: *cause,
                 shortage: self.shortage(id, bytes, 0),
             },
@@ -158,7 +158,7 @@ impl Locked<'_> {
         id: TenantId,
         count: u64,
         claims: bool,
-    ) -> Result<(), AllocateError> {
+    ) -> Result<(), BlockError> {
         if claims
             && let Some(missing) = count
                 .checked_sub(self.budget.mappings_left())
@@ -167,7 +167,7 @@ impl Locked<'_> {
             self.take_back_mappings(id, missing)?;
         }
         if self.budget.mappings_left() < count {
-            return Err(AllocateError::OutOfMappings {
+            return Err(BlockError::OutOfMappings {
                 wanted: count,
                 held: self.budget.mappings(),
                 limit: self.budget.limits().mappings,
@@ -216,7 +216,7 @@ impl Locked<'_> {
                 return Ok(false);
             }
             let bytes = fit.to.saturating_sub(slot.used());
-            return Err(AllocateError::Capturing(self.shortage(id, bytes, 0)).into());
+            return Err(BlockError::Capturing(self.shortage(id, bytes, 0)).into());
         }
         self.zero(slot, start, end - start, fit.home)?;
         // Precommitted memory that is being zeroed must not be unmapped under the fill.

@@ -10,7 +10,7 @@ use super::core::{Core, Locked};
 use super::ids::SlotId;
 use super::slot::Slot;
 use super::state::State;
-use crate::error::{CallError, CompactError, ReplaceError};
+use crate::error::{BlockError, CallError, MemoryError};
 use crate::own::{Access, Stream};
 use crate::region::{Extent, Fence, Footing, LastWriter, NotReplaced, Unmapped};
 
@@ -67,7 +67,7 @@ impl Core {
     pub(crate) fn compact(
         &self,
         mut go_on: impl FnMut(&Compaction) -> bool,
-    ) -> Result<Compaction, CompactError> {
+    ) -> Result<Compaction, BlockError> {
         let mut report = Compaction::default();
         let mut cursor = Cursor {
             slot: SlotId {
@@ -102,9 +102,9 @@ impl Locked<'_> {
         &mut self,
         cursor: &mut Cursor,
         report: &mut Compaction,
-    ) -> Result<bool, CompactError> {
+    ) -> Result<bool, BlockError> {
         if self.capturing > 0 {
-            return Err(CompactError::Capturing);
+            return Err(MemoryError::Capturing.into());
         }
         if let Some(error) = self.device.lost() {
             return Err(CallError::ContextLost(error).into());
@@ -187,7 +187,7 @@ impl State {
 }
 
 impl Locked<'_> {
-    fn move_run(&mut self, slot: &mut Slot, run: &Run) -> Result<Moved, CompactError> {
+    fn move_run(&mut self, slot: &mut Slot, run: &Run) -> Result<Moved, BlockError> {
         if slot.leases > 0 || slot.is_busy() || slot.broken || slot.pinned {
             return Ok(Moved::InUse);
         }
@@ -212,7 +212,7 @@ impl Locked<'_> {
         let physicals = match self.gather(slot.id.tenant, run.size, slot.class.largest, false) {
             Ok(physicals) => physicals,
             Err(error) if error.is_shortage() => return Ok(Moved::NoRoom),
-            Err(error) => return Err(CompactError::Create(Box::new(error))),
+            Err(error) => return Err(error),
         };
         let count = physicals.len() as u64;
         self.return_resting_for(run.size);
@@ -242,7 +242,7 @@ impl Locked<'_> {
         run: &Run,
         physicals: Vec<Unmapped>,
         stream: &Stream,
-    ) -> Result<(), CompactError> {
+    ) -> Result<(), BlockError> {
         let (by, blank) = (slot.id.tenant.0, false);
         let mut at = run.offset;
         let new = physicals.into_iter().map(|mut unmapped| {
@@ -279,7 +279,7 @@ impl Locked<'_> {
         let bytes = lost.bytes();
         let rest = lost.rest.into_parts().map(|(_, unmapped)| unmapped);
         self.put_back(rest.collect());
-        Err(CompactError::Lost {
+        Err(BlockError::Lost {
             address: slot.space.address(),
             offset: lost.offset,
             bytes,
@@ -316,17 +316,5 @@ impl Locked<'_> {
             released += self.release(unmapped);
         }
         released
-    }
-}
-
-impl From<ReplaceError> for CompactError {
-    fn from(error: ReplaceError) -> Self {
-        match error {
-            ReplaceError::Reserve(error) => error.into(),
-            ReplaceError::Place(error) => error.into(),
-            ReplaceError::Copy(error) => Self::Copy(error),
-            ReplaceError::Call(error) => error.into(),
-            ReplaceError::Lost { cause, .. } => (*cause).into(),
-        }
     }
 }

@@ -22,7 +22,7 @@ use super::gate::Use;
 use super::ids::BlockPlace;
 use super::lease::Lease;
 use super::state::State;
-use crate::error::{BlockRefusal, ExportBlockError, ExportError, SealError};
+use crate::error::{MemoryError, ShareError};
 use crate::own::{Physical, one_type};
 use crate::region::Extent;
 
@@ -80,7 +80,7 @@ impl Parts {
     pub(crate) fn export(
         &self,
         handle_type: HandleTypes,
-    ) -> Result<Vec<(Extent, Exported)>, ExportError> {
+    ) -> Result<Vec<(Extent, Exported)>, MemoryError> {
         let physicals: Vec<&Physical> = self.list.iter().map(|(_, physical)| physical).collect();
         let handles = Physical::export_all(&physicals, handle_type)?;
         let mut state = self.lease.core().lock_with(self.lease.place().slot);
@@ -128,16 +128,16 @@ impl Block {
     /// The pool must have been built [`shareable`](super::PoolBuilder::shareable) for that type.
     ///
     /// # Errors
-    /// [`ExportBlockError`] when the pool's memory is not shareable so, the block sleeps or shares
+    /// [`MemoryError`] when the pool's memory is not shareable so, the block sleeps or shares
     /// memory with [forks](Self::fork), or the driver refuses. Nothing is exported then.
     #[doc(alias = "cuMemExportToShareableHandle")]
-    pub fn export(&self, handle_type: HandleTypes) -> Result<ExportedBlock, ExportBlockError> {
+    pub fn export(&self, handle_type: HandleTypes) -> Result<ExportedBlock, MemoryError> {
         one_type(handle_type)?;
-        let forked = |cause| ExportError::Call { handle_type, cause };
-        self.device().own_process().map_err(forked)?;
+
+        self.device().own_process()?;
         let shareable = self.core().lock().policy.props.handle_types;
         if !shareable.contains(handle_type) {
-            return Err(ExportBlockError::NotShareable {
+            return Err(MemoryError::NotShareable {
                 handle_type,
                 shareable,
             });
@@ -150,7 +150,7 @@ impl Block {
 
     /// The memory under the block, about to be exported. From here on it is as good as exported;
     /// if nothing was when the last lease has ended, all is as before.
-    pub(crate) fn parts(&self) -> Result<Parts, BlockRefusal> {
+    pub(crate) fn parts(&self) -> Result<Parts, MemoryError> {
         let lease = self.admit(Use::Export, 0..self.size())?;
         let list = lease
             .core()
@@ -160,7 +160,7 @@ impl Block {
     }
 
     /// Whether nothing but the block itself may write to it.
-    pub(crate) fn may_be_sealed(&self) -> Result<(), SealError> {
+    pub(crate) fn may_be_sealed(&self) -> Result<(), ShareError> {
         let state = self.core().lock_with(self.place().slot);
         Ok(state.check_unlent(self.place(), 0)?)
     }
@@ -168,7 +168,7 @@ impl Block {
     /// Waits for what writes to it, and lets nobody write any more to the extents that it has: for
     /// good, since they were exported, and serve no other block. The offer of its [parts](Self::parts)
     /// holds the only lease.
-    pub(crate) fn seal(&mut self) -> Result<(), SealError> {
+    pub(crate) fn seal(&mut self) -> Result<(), ShareError> {
         let core = self.core();
         core.device.settle()?;
         core.lock_with(self.place().slot).seal(self.place())

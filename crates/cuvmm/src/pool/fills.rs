@@ -3,14 +3,14 @@
 
 use super::core::Locked;
 use super::slot::Slot;
-use crate::error::{AllocateError, CallError};
+use crate::error::{BlockError, CallError};
 use crate::own::Stream;
 use crate::region::{Fence, WaitError, wait_for};
 
 /// A fill or copy that failed.
 #[derive(Debug)]
 pub(super) struct Unfinished {
-    pub(super) error: AllocateError,
+    pub(super) error: BlockError,
     /// What of it may still be running: nothing, if this has passed.
     pub(super) running: Fence,
 }
@@ -28,7 +28,7 @@ impl Unfinished {
     }
 }
 
-impl<E: Into<AllocateError>> From<E> for Unfinished {
+impl<E: Into<BlockError>> From<E> for Unfinished {
     fn from(error: E) -> Self {
         Self {
             error: error.into(),
@@ -51,9 +51,7 @@ impl Locked<'_> {
             Some(home) => home.clone(),
             None => self.scrubber()?,
         };
-        slot.space
-            .fill(&stream, offset, 0, size)
-            .map_err(AllocateError::Zero)?;
+        slot.space.fill(&stream, offset, 0, size)?;
         if home.is_some() {
             return Ok(());
         }
@@ -79,7 +77,7 @@ impl Locked<'_> {
         let copied = to
             .space
             .copy_within(&stream, offset, &source.space, offset, size);
-        copied.map_err(AllocateError::Copy)?;
+        copied?;
         if let Some(home) = home {
             source.is_read_on(home);
             return Ok(());

@@ -15,13 +15,14 @@ use super::change::Change;
 use super::commit::{Fit, Furnished};
 use super::core::{Core, Locked};
 use super::fills::{Unfinished, is_capturing};
+use super::ids::BYTES;
 use super::ids::{BlockPlace, SlotId};
 use super::pace::Pace;
 use super::slot::{Occupant, Slot};
 use super::state::gone;
 use super::tenant::Tenant;
 use super::wait::Wait;
-use crate::error::{AllocateError, ForkBlocksError};
+use crate::error::{ArgumentError, BlockError, MemoryError};
 use crate::own::{Access, Physical};
 use crate::region::{LastWriter, Unmapped, Uses};
 
@@ -81,12 +82,11 @@ impl Tenant {
     /// is. A kernel that writes there in a fork loses the context; one that writes there in the
     /// block which was forked changes what the forks read. A block that shrinks to less has memory of
     /// its own behind that when it grows again, which it does not while a lease or work that is
-    /// queued may use what was there ([`AllocateError::SharedInUse`]). What shows shared memory goes
+    /// queued may use what was there ([`BlockError::SharedInUse`]). What shows shared memory goes
     /// in no stream cache: when it is dropped it is unmapped, once its work has passed.
     ///
     /// # Errors
-    /// [`ForkBlocksError`] says which block cannot be forked so, or how memory is short, with the
-    /// figures. Every block is as before then. What a copy is just writing to when another one fails
+    /// [`BlockError`] says why a block cannot be forked so, or how memory is short, with the figures. Every block is as before then. What a copy is just writing to when another one fails
     /// stays charged until that has passed.
     #[doc(alias("cuMemMap", "copy-on-write", "prefix sharing"))]
     pub fn fork_all(
@@ -94,9 +94,9 @@ impl Tenant {
         blocks: &[&Block],
         bytes: u64,
         size: u64,
-    ) -> Result<Vec<Block>, ForkBlocksError> {
+    ) -> Result<Vec<Block>, BlockError> {
         let prefix = self.prefix_of(blocks, bytes, size)?;
-        Ok(self.fork_blocks(blocks, prefix)?)
+        self.fork_blocks(blocks, prefix)
     }
 
     /// The same if that needs no waiting.
@@ -108,20 +108,15 @@ impl Tenant {
         blocks: &[&Block],
         bytes: u64,
         size: u64,
-    ) -> Result<Vec<Block>, ForkBlocksError> {
+    ) -> Result<Vec<Block>, BlockError> {
         let prefix = self.prefix_of(blocks, bytes, size)?;
-        Ok(self.try_fork_blocks(blocks, prefix)?)
+        self.try_fork_blocks(blocks, prefix)
     }
 
     /// What blocks of this tenant are to be forked with.
-    fn prefix_of(
-        &self,
-        blocks: &[&Block],
-        bytes: u64,
-        size: u64,
-    ) -> Result<Prefix, ForkBlocksError> {
+    fn prefix_of(&self, blocks: &[&Block], bytes: u64, size: u64) -> Result<Prefix, BlockError> {
         match blocks.iter().position(|block| !self.has(block)) {
-            Some(index) => Err(ForkBlocksError::NotOurs { index }),
+            Some(index) => Err(BlockError::NotOurs { index }),
             None => Prefix::of(blocks, bytes, size),
         }
     }
@@ -131,7 +126,7 @@ impl Tenant {
         &self,
         blocks: &[&Block],
         prefix: Prefix,
-    ) -> Result<Vec<Block>, AllocateError> {
+    ) -> Result<Vec<Block>, BlockError> {
         let wait = Wait::of_any(blocks.iter().map(|block| block.patience()));
         fork(self.core(), blocks, prefix, wait)
     }
@@ -141,7 +136,7 @@ impl Tenant {
         &self,
         blocks: &[&Block],
         prefix: Prefix,
-    ) -> Result<Vec<Block>, AllocateError> {
+    ) -> Result<Vec<Block>, BlockError> {
         fork(self.core(), blocks, prefix, Wait::Never)
     }
 }
@@ -152,7 +147,7 @@ fn fork(
     blocks: &[&Block],
     prefix: Prefix,
     wait: Wait,
-) -> Result<Vec<Block>, AllocateError> {
+) -> Result<Vec<Block>, BlockError> {
     core.device.own_process()?;
     let Some(first) = blocks.first() else {
         return Ok(Vec::new());
@@ -180,7 +175,7 @@ impl Block {
     /// # Errors
     /// As [`Tenant::fork_all`].
     #[doc(alias("cuMemMap", "copy-on-write"))]
-    pub fn fork(&self, bytes: u64, size: u64) -> Result<Self, ForkBlocksError> {
+    pub fn fork(&self, bytes: u64, size: u64) -> Result<Self, BlockError> {
         self.fork_one(bytes, size, Wait::of(self.patience()))
     }
 
@@ -188,14 +183,14 @@ impl Block {
     ///
     /// # Errors
     /// As [`Tenant::fork_all`].
-    pub fn try_fork(&self, bytes: u64, size: u64) -> Result<Self, ForkBlocksError> {
+    pub fn try_fork(&self, bytes: u64, size: u64) -> Result<Self, BlockError> {
         self.fork_one(bytes, size, Wait::Never)
     }
 
-    fn fork_one(&self, bytes: u64, size: u64, wait: Wait) -> Result<Self, ForkBlocksError> {
+    fn fork_one(&self, bytes: u64, size: u64, wait: Wait) -> Result<Self, BlockError> {
         let prefix = Prefix::of(&[self], bytes, size)?;
         let made = fork(self.core(), &[self], prefix, wait)?;
-        Ok(made.into_iter().next().ok_or_else(gone)?)
+        made.into_iter().next().ok_or_else(gone)
     }
 
     /// How many of its first bytes must not be written: those that it shows together with its
@@ -211,21 +206,14 @@ impl Block {
 }
 
 impl Prefix {
-    fn of(blocks: &[&Block], bytes: u64, size: u64) -> Result<Self, ForkBlocksError> {
-        if bytes == 0 {
-            return Err(ForkBlocksError::NoPrefix);
-        }
-        if size < bytes {
-            return Err(ForkBlocksError::LessThanPrefix { bytes, size });
-        }
-        for (index, block) in blocks.iter().enumerate() {
+    fn of(blocks: &[&Block], bytes: u64, size: u64) -> Result<Self, BlockError> {
+        let what = "bytes that a fork begins with";
+        ArgumentError::not_zero(what, bytes)?;
+        ArgumentError::at_most(what, bytes, size)?;
+        for block in blocks {
             let (has, capacity) = (block.size(), block.capacity());
-            if bytes > has {
-                return Err(ForkBlocksError::TooLong { index, bytes, has });
-            }
-            if size > capacity {
-                return Err(AllocateError::OverCapacity { size, capacity }.into());
-            }
+            ArgumentError::at_most(what, bytes, has)?;
+            ArgumentError::at_most(BYTES, size, capacity)?;
         }
         Ok(Self { bytes, size })
     }
@@ -253,7 +241,7 @@ impl Locked<'_> {
         &mut self,
         blocks: &[BlockPlace],
         prefix: Prefix,
-    ) -> Result<Vec<BlockPlace>, AllocateError> {
+    ) -> Result<Vec<BlockPlace>, BlockError> {
         let take = |block: &BlockPlace| Some((block.slot, self.take_out(block.slot)?));
         let mut sources: Sources = blocks.iter().filter_map(take).collect();
         let mut made: Vec<Forked> = Vec::with_capacity(blocks.len());
@@ -281,7 +269,7 @@ impl Locked<'_> {
         prefix: Prefix,
         sources: &mut Sources,
         made: &mut Vec<Forked>,
-    ) -> Result<(), AllocateError> {
+    ) -> Result<(), BlockError> {
         let mut left = blocks;
         while let Some(first) = left.first() {
             let guards = self.guard().saturating_mul(2);
@@ -301,7 +289,7 @@ impl Locked<'_> {
         prefix: Prefix,
         sources: &mut Sources,
         made: &mut Vec<Forked>,
-    ) -> Result<(), AllocateError> {
+    ) -> Result<(), BlockError> {
         let Some(&BlockPlace { slot, .. }) = blocks.first() else {
             return Ok(());
         };
@@ -334,7 +322,7 @@ impl Locked<'_> {
         mut slot: Box<Slot>,
         prefix: Prefix,
         sources: &mut Sources,
-    ) -> Result<Forked, AllocateError> {
+    ) -> Result<Forked, BlockError> {
         let mut change = Change::of(&slot, slot.place(block.capacity));
         change.new = true;
         let source = sources.get_mut(&block.slot).ok_or_else(gone);
@@ -356,14 +344,14 @@ impl Locked<'_> {
     }
 
     /// What a fork of so many bytes takes in whole granules, if the block can be forked.
-    fn room_for_fork(&self, source: &Slot, size: u64) -> Result<u64, AllocateError> {
+    fn room_for_fork(&self, source: &Slot, size: u64) -> Result<u64, BlockError> {
         let block = source.block.as_ref().ok_or_else(gone)?;
         if !source.sleep_state.is_awake() {
             let size = block.requested;
-            return Err(AllocateError::Asleep { size });
+            return Err(MemoryError::Asleep { size }.into());
         }
         let used = self.device.granule().round_up(size);
-        used.ok_or(AllocateError::TooLarge { size })
+        used.ok_or(ArgumentError::too_large(BYTES, size).into())
     }
 
     /// Puts whole extents of another slot's prefix under a new one, memory of its own behind them, and
@@ -373,7 +361,7 @@ impl Locked<'_> {
         source: &mut Slot,
         slot: &mut Slot,
         prefix: Prefix,
-    ) -> Result<Furnished, AllocateError> {
+    ) -> Result<Furnished, BlockError> {
         let used = self.room_for_fork(source, prefix.size)?;
         let (id, parts) = (slot.id.tenant, whole_parts(source, prefix.bytes));
         let count = parts.len() as u64;
@@ -430,7 +418,7 @@ impl Locked<'_> {
         forked: &mut Forked,
         bytes: u64,
         sources: &mut Sources,
-    ) -> Result<(), AllocateError> {
+    ) -> Result<(), BlockError> {
         let Some(rest) = bytes.checked_sub(forked.shared).filter(|&rest| rest > 0) else {
             return Ok(());
         };
@@ -441,7 +429,7 @@ impl Locked<'_> {
             .map_err(Unfinished::from)
             .and_then(|capturing| match capturing || self.capturing > 0 {
                 // It would become part of the graph, and not run now.
-                true => Err(AllocateError::Capturing(self.shortage(id, rest, 0)).into()),
+                true => Err(BlockError::Capturing(self.shortage(id, rest, 0)).into()),
                 false => {
                     let range = (forked.shared, rest);
                     self.copy_between(source, slot, range, home.as_ref())

@@ -2,33 +2,30 @@
 //! fills of a [hardened](super::hardened) pool, and looked after [later](super::purge).
 
 use super::budget::TenantId;
+use super::ids::BYTES;
 use super::ids::SlotId;
 use super::sleep_state::SleepState;
 use super::slot::Slot;
 use super::state::State;
 use super::tenancy::FreedBlock;
-use crate::error::{CallError, ShrinkError};
+use crate::error::{ArgumentError, BlockError, CallError, MemoryError};
 use crate::own::Stream;
 use crate::region::Fence;
 
 impl State {
     /// Why a block cannot shrink to a size, if it cannot.
-    pub(super) fn may_shrink(&self, id: SlotId, wanted: u64) -> Result<(), ShrinkError> {
-        if wanted == 0 {
-            return Err(ShrinkError::ZeroSize);
-        }
+    pub(super) fn may_shrink(&self, id: SlotId, wanted: u64) -> Result<(), BlockError> {
+        ArgumentError::not_zero(BYTES, wanted)?;
         let Some(slot) = self.slot(id) else {
             return Ok(());
         };
         if !slot.sleep_state.is_awake() {
-            return Err(ShrinkError::Asleep);
+            let size = slot.block.as_ref().map_or(0, |block| block.requested);
+            return Err(MemoryError::Asleep { size }.into());
         }
         match &slot.block {
-            Some(block) if wanted > block.requested => Err(ShrinkError::WouldGrow {
-                size: block.requested,
-                wanted,
-            }),
-            _ => Ok(()),
+            Some(block) => Ok(ArgumentError::at_most(BYTES, wanted, block.requested)?),
+            None => Ok(()),
         }
     }
 

@@ -14,7 +14,7 @@ use super::core::Locked;
 use super::ids::BlockPlace;
 use super::slot::Slot;
 use super::state::State;
-use crate::error::{BlockRefusal, SealError};
+use crate::error::{MemoryError, ShareError};
 use crate::own::Access;
 
 /// What the memory of a block is wanted for.
@@ -44,7 +44,7 @@ impl State {
         place: &BlockPlace,
         wanted: Use,
         range: &Range<u64>,
-    ) -> Result<(), BlockRefusal> {
+    ) -> Result<(), MemoryError> {
         self.check(place, wanted, range)?;
         self.take_lease(place.slot);
         if wanted == Use::Export
@@ -62,35 +62,34 @@ impl State {
         place: &BlockPlace,
         wanted: Use,
         range: &Range<u64>,
-    ) -> Result<(), BlockRefusal> {
+    ) -> Result<(), MemoryError> {
         if self.capturing > 0 && matches!(wanted, Use::Copy(_)) {
-            return Err(BlockRefusal::Capturing);
+            return Err(MemoryError::Capturing);
         }
-        let unmapped = BlockRefusal::Unmapped {
-            offset: range.start,
-            size: range.end.saturating_sub(range.start),
+
+        let Some(slot) = self.slot(place.slot) else {
+            return Err(MemoryError::not_committed(range));
         };
-        let slot = self.slot(place.slot).ok_or(unmapped)?;
         if !slot.sleep_state.is_awake() {
             let size = slot.block.as_ref().map_or(0, |block| block.requested);
-            return Err(BlockRefusal::Asleep { size });
+            return Err(MemoryError::Asleep { size });
         }
         if !slot.has(range) {
-            return Err(unmapped);
+            return Err(MemoryError::not_committed(range));
         }
         let bytes = slot.bound();
         if wanted.writes() && !range.is_empty() && range.start < bytes {
-            return Err(BlockRefusal::Shared { bytes });
+            return Err(MemoryError::read_only(&(0..bytes)));
         }
         Ok(())
     }
 
     /// Checks that a block is leased by none but its `own` leases: what others hold may write.
-    pub(super) fn check_unlent(&self, place: &BlockPlace, own: u64) -> Result<(), BlockRefusal> {
+    pub(super) fn check_unlent(&self, place: &BlockPlace, own: u64) -> Result<(), MemoryError> {
         let slot = self.slot(place.slot);
         match slot.map_or(0, |slot| slot.leases.saturating_sub(own)) {
             0 => Ok(()),
-            leases => Err(BlockRefusal::Lent { leases }),
+            leases => Err(MemoryError::Leased { leases }),
         }
     }
 }
@@ -116,7 +115,7 @@ impl State {
 
 impl Locked<'_> {
     /// Makes the extents of a block read-only, for good. One lease is the publication's own.
-    pub(super) fn seal(&mut self, place: &BlockPlace) -> Result<(), SealError> {
+    pub(super) fn seal(&mut self, place: &BlockPlace) -> Result<(), ShareError> {
         self.check_unlent(place, 1)?;
         let sealed = self.with_slot_out(place.slot, |state, slot| {
             state.unlocked(|| slot.space.cap_all(Access::Read))

@@ -8,15 +8,17 @@ use super::change::Change;
 use super::commit::{Fit, Furnished};
 use super::core::{Core, Locked};
 use super::fills::is_capturing;
+use super::ids::BYTES;
 use super::ids::BlockPlace;
-use super::pace::{Growth, Precommit};
+use super::pace::Precommit;
 use super::relief::Demand;
 use super::slot::Slot;
 use super::state::{State, gone};
 use super::tenancy::Tenancy;
 use super::unshare::Refused;
 use super::wait::{Attempt, Wait};
-use crate::error::{AllocateError, CallError};
+use crate::error::{ArgumentError, BlockError, CallError, MemoryError};
+use crate::growth::Steps;
 use crate::own::Stream;
 
 impl Slot {
@@ -59,9 +61,7 @@ struct Need {
     to: u64,
     zeroed: bool,
     home: Option<Stream>,
-    growth: Growth,
-    /// The largest extent in bytes.
-    largest: u64,
+    steps: Steps,
     /// Up to where memory may have been written to.
     reach: u64,
     most: u64,
@@ -134,26 +134,19 @@ impl Locked<'_> {
         slot: &mut Slot,
         capacity: u64,
         size: u64,
-    ) -> Result<Furnished, AllocateError> {
-        if size > capacity {
-            return Err(AllocateError::OverCapacity { size, capacity });
-        }
+    ) -> Result<Furnished, BlockError> {
+        ArgumentError::at_most(BYTES, size, capacity)?;
         let Some(used) = self.device.granule().round_up(size) else {
-            return Err(AllocateError::TooLarge { size });
+            return Err(ArgumentError::too_large(BYTES, size).into());
         };
         let Some(block) = &slot.block else {
             return Err(gone());
         };
         if !slot.sleep_state.is_awake() {
             let size = block.requested;
-            return Err(AllocateError::Asleep { size });
+            return Err(MemoryError::Asleep { size }.into());
         }
-        if size < block.requested {
-            return Err(AllocateError::WouldShrink {
-                size: block.requested,
-                wanted: size,
-            });
-        }
+        ArgumentError::at_least(BYTES, size, block.requested)?;
         let stale = block.stale(size);
         if block.zeroed && !stale.is_empty() {
             self.check_usable(slot.id.tenant)?;
@@ -168,7 +161,7 @@ impl Locked<'_> {
         slot: &mut Slot,
         size: u64,
         used: u64,
-    ) -> Result<Furnished, AllocateError> {
+    ) -> Result<Furnished, BlockError> {
         let bytes = slot.space.bytes();
         let Some(block) = &mut slot.block else {
             return Err(gone());
@@ -196,13 +189,13 @@ impl Locked<'_> {
     }
 
     /// Zeroes what a block would show of what it gave up, behind the work that may still write there.
-    fn blank(&mut self, slot: &mut Slot, stale: Range<u64>) -> Result<(), AllocateError> {
+    fn blank(&mut self, slot: &mut Slot, stale: Range<u64>) -> Result<(), BlockError> {
         let home = slot.home().cloned();
         let bytes = stale.end - stale.start;
         self.settle_before(slot, home.as_ref(), bytes)?;
         if self.capturing > 0 || is_capturing(home.as_ref())? {
             let shortage = self.shortage(slot.id.tenant, bytes, 0);
-            return Err(AllocateError::Capturing(shortage));
+            return Err(BlockError::Capturing(shortage));
         }
         let zeroed = self.zero(slot, stale.start, bytes, home.as_ref());
         zeroed.map_err(|unfinished| {
@@ -214,7 +207,7 @@ impl Locked<'_> {
 
     /// Gets memory under the first `to` bytes of a block's slot, which is out, and precommitted
     /// memory behind them if there is enough for that.
-    fn extend(&mut self, slot: &mut Slot, to: u64) -> Result<Furnished, AllocateError> {
+    fn extend(&mut self, slot: &mut Slot, to: u64) -> Result<Furnished, BlockError> {
         let Some(block) = &slot.block else {
             return Err(gone());
         };
@@ -223,8 +216,7 @@ impl Locked<'_> {
             to,
             zeroed: block.zeroed,
             home: block.home.clone(),
-            growth: block.growth,
-            largest: slot.class.largest,
+            steps: Steps::of_block(self.device.granule(), block.growth, slot.class.largest),
             reach: block.reach.max(block.used),
             most: block.most,
         };
@@ -234,42 +226,30 @@ impl Locked<'_> {
             self.settle_before(slot, step.home.as_ref(), to - step.from)?;
         }
         let begun = slot.space.bytes();
-        let end = begun + self.step_of(slot.id.tenant, begun, &step);
+        let end = self.end_of(slot.id.tenant, begun, &step);
         let fit = Fit {
             zeros: step.zeroed.then_some((step.from, to.min(step.reach))),
             ..Fit::new(to, step.home.as_ref(), step.zeroed)
         };
-        match self.furnish(
-            slot,
-            &Fit {
-                end: end.max(to),
-                ..fit
-            },
-        ) {
+        match self.furnish(slot, &Fit { end, ..fit }) {
             // It was more than was asked for: without it there may be enough.
             Err(error) if end > to && error.is_shortage() => self.furnish(slot, &fit),
             outcome => outcome,
         }
     }
 
-    /// How much memory to put behind a block's, `begun` bytes, whose growth asks for a step.
-    fn step_of(&self, id: TenantId, begun: u64, step: &Need) -> u64 {
-        let need = step.to.saturating_sub(begun);
-        let Growth::Part(part) = step.growth else {
-            return need;
-        };
-        if need == 0 {
-            return 0;
+    /// Where a block's memory, `begun` bytes, is to end.
+    fn end_of(&self, id: TenantId, begun: u64, need: &Need) -> u64 {
+        let to = need.to;
+        if begun >= to {
+            return begun;
         }
-        let granule = self.device.granule();
-        let precommit = granule.step(step.to / part.max(1), step.largest);
-        let room = step.most.saturating_sub(begun);
-        let wished = need.max(precommit).min(room);
+        let wished = need.steps.end(to, begun, to, need.most);
         // Precommitted memory is made of what nobody else has.
-        if wished > need && wished <= self.budget.available_to(id) {
+        if wished > to && wished - begun <= self.budget.available_to(id) {
             wished
         } else {
-            need
+            to
         }
     }
 
@@ -280,13 +260,13 @@ impl Locked<'_> {
         slot: &mut Slot,
         home: Option<&Stream>,
         bytes: u64,
-    ) -> Result<(), AllocateError> {
+    ) -> Result<(), BlockError> {
         if slot.is_before(home) {
             return Ok(());
         }
         let id = slot.id.tenant;
         if self.capturing > 0 {
-            return Err(AllocateError::Capturing(self.shortage(id, bytes, 0)));
+            return Err(BlockError::Capturing(self.shortage(id, bytes, 0)));
         }
         let ordered = match home {
             Some(home) => slot.fence.order_before(home)?,
@@ -296,7 +276,7 @@ impl Locked<'_> {
         if ordered || State::poll(0, needs, &mut slot.fence)? {
             return Ok(());
         }
-        Err(AllocateError::OutOfMemory(self.shortage(id, bytes, 0)))
+        Err(BlockError::OutOfMemory(self.shortage(id, bytes, 0)))
     }
 }
 
@@ -307,7 +287,7 @@ impl Core {
         place: &BlockPlace,
         size: u64,
         wait: impl FnOnce() -> Wait,
-    ) -> Result<(), AllocateError> {
+    ) -> Result<(), BlockError> {
         let mut state = self.lock();
         let grown = state.grow_within(place, size);
         Self::let_go(state);
@@ -386,7 +366,7 @@ impl Locked<'_> {
     }
 
     /// Grows a block, whose slot is in its place, whatever it takes.
-    fn step_far(&mut self, (place, size): &Step) -> Result<Change, AllocateError> {
+    fn step_far(&mut self, (place, size): &Step) -> Result<Change, BlockError> {
         let grown = self.with_slot_out(place.slot, |state, slot| {
             let mut change = Change::of(slot, *place);
             change.given = Some(state.grow_slot(slot, place.capacity, *size)?);

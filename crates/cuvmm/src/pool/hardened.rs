@@ -10,6 +10,7 @@
 //! ([`commit`](super::commit)), so that a new block never shows what an earlier one held.
 
 use super::resting::Resting;
+use crate::error::ArgumentError;
 use crate::size::Granularity;
 
 /// How a pool makes use after free and running over an end fault; see
@@ -67,16 +68,15 @@ impl Hardened {
     }
 
     /// With guards in whole granules, if these and a granule between them fit in `addresses`.
-    pub(super) fn checked(mut self, granule: Granularity, addresses: u64) -> Result<Self, u64> {
-        let given = self.guard;
-        let rounded = granule.round_up(given).ok_or(given)?;
-        let least = rounded
-            .checked_mul(2)
-            .and_then(|both| both.checked_add(granule.bytes()));
-        if least.is_none_or(|least| least > addresses) {
-            return Err(given);
-        }
-        self.guard = rounded;
+    pub(super) fn checked(
+        mut self,
+        granule: Granularity,
+        addresses: u64,
+    ) -> Result<Self, ArgumentError> {
+        let most = addresses.saturating_sub(granule.bytes()).checked_div(2);
+        let most = granule.round_down(most.unwrap_or(0));
+        ArgumentError::at_most("bytes of a guard", self.guard, most)?;
+        self.guard = granule.round_up(self.guard).unwrap_or(most);
         Ok(self)
     }
 }
@@ -122,8 +122,15 @@ mod tests {
         assert_eq!(checked(0, G), Ok(0));
         assert_eq!(checked(1, 3 * G), Ok(G));
         assert_eq!(checked(G + 1, 5 * G), Ok(2 * G));
-        assert_eq!(checked(G, 3 * G - 1), Err(G));
-        assert_eq!(checked(u64::MAX, u64::MAX), Err(u64::MAX));
-        assert_eq!(checked(u64::MAX / 2, u64::MAX), Err(u64::MAX / 2));
+        for (given, addresses) in [
+            (G, 3 * G - 1),
+            (u64::MAX, u64::MAX),
+            (u64::MAX / 2, u64::MAX),
+        ] {
+            let refused = checked(given, addresses);
+            assert!(
+                matches!(refused, Err(ArgumentError::TooLarge { value, .. }) if value == given)
+            );
+        }
     }
 }

@@ -8,7 +8,7 @@ use super::core::Core;
 use super::gate::Use;
 use super::ids::BlockPlace;
 use crate::device::Device;
-use crate::error::{BlockRefusal, CallError, DmaBufError};
+use crate::error::{CallError, MemoryError};
 use crate::own::{Access, ExportMark, Stream};
 use crate::region::{Extent, Keeper, Registration};
 
@@ -77,9 +77,9 @@ impl Lease {
     /// of the extents that are there now. What the block grows by later needs another.
     ///
     /// # Errors
-    /// [`BlockRefusal`] when the block sleeps or has lost memory, when the context is lost, and in a
+    /// [`MemoryError`] when the block sleeps or has lost memory, when the context is lost, and in a
     /// forked child. The lease ends then.
-    pub fn register(self) -> Result<Registration, BlockRefusal> {
+    pub fn register(self) -> Result<Registration, MemoryError> {
         let kept = self.admit(Use::Lend(Access::Read), 0..self.size)?;
         Ok(kept.registered())
     }
@@ -127,7 +127,7 @@ impl Core {
         (place, size): (BlockPlace, u64),
         wanted: Use,
         range: Range<u64>,
-    ) -> Result<Lease, BlockRefusal> {
+    ) -> Result<Lease, MemoryError> {
         self.device.usable()?;
         self.lock_with(place.slot).admit(&place, wanted, &range)?;
         Ok(Lease::counted(Arc::clone(self), place, size))
@@ -152,7 +152,7 @@ impl Core {
 
 impl Lease {
     /// Another lease, for a use of a range of the memory.
-    pub(crate) fn admit(&self, wanted: Use, range: Range<u64>) -> Result<Self, BlockRefusal> {
+    pub(crate) fn admit(&self, wanted: Use, range: Range<u64>) -> Result<Self, MemoryError> {
         let of = (*self.place(), self.size());
         self.core().admit(of, wanted, range)
     }
@@ -168,7 +168,7 @@ impl Keeper for Lease {
         Self::record_use(self, stream)
     }
 
-    fn may_export(&self, range: &Range<u64>) -> Result<(), DmaBufError> {
+    fn may_export(&self, range: &Range<u64>) -> Result<(), MemoryError> {
         // This lease keeps the mark that the gate makes.
         drop(self.admit(Use::Export, range.clone())?);
         Ok(())

@@ -10,8 +10,11 @@ use super::reclaim::Plan;
 use super::state::State;
 use super::tenancy::Give;
 use crate::device::Device;
-use crate::error::{CallError, LimitError};
+use crate::error::{ArgumentError, CallError, PoolError};
 use crate::region::Urgency;
+
+/// What an error calls a guarantee that the tenant's own limit does not allow.
+const GUARANTEE: &str = "bytes of a guarantee, which the tenant's own limit bounds";
 
 /// How much physical memory a pool may hold. What it has released counts no more, even if a process
 /// that imported it still has it, which only the driver knows.
@@ -41,27 +44,21 @@ pub struct LimitChange {
 
 impl Limit {
     /// The limit in bytes, in whole granules, and how much it leaves free.
-    pub(super) fn of(self, device: &Device) -> Result<(u64, u64), LimitError> {
+    pub(super) fn of(self, device: &Device) -> Result<(u64, u64), PoolError> {
         let (granule, total) = (device.granule(), device.total_memory());
         let (limit, leave_free) = match self {
             Self::Bytes(limit) => (limit, 0),
             Self::LeaveFree(bytes) => (total.saturating_sub(bytes), bytes),
         };
-        if limit > total {
-            return Err(LimitError::TooLarge { limit, total });
-        }
-        match granule.round_down(limit) {
-            0 => Err(LimitError::TooSmall {
-                limit,
-                granularity: granule.bytes(),
-            }),
-            bytes => Ok((bytes, leave_free)),
-        }
+        let what = "bytes of a pool's limit";
+        ArgumentError::at_most(what, limit, total)?;
+        ArgumentError::at_least(what, limit, granule.bytes())?;
+        Ok((granule.round_down(limit), leave_free))
     }
 }
 
 impl Core {
-    pub(super) fn set_limit(&self, limit: Limit) -> Result<LimitChange, LimitError> {
+    pub(super) fn set_limit(&self, limit: Limit) -> Result<LimitChange, PoolError> {
         self.device.own_process()?;
         self.device.usable()?;
         let (bytes, leave_free) = limit.of(&self.device)?;
@@ -69,13 +66,14 @@ impl Core {
         let guaranteed = state.budget.guaranteed();
         if bytes < guaranteed {
             let limit = bytes;
-            return Err(LimitError::BelowGuarantees { limit, guaranteed });
+            return Err(PoolError::BelowGuarantees { limit, guaranteed });
         }
         let free_target = state.precommit.as_ref().map_or(0, |it| it.free_target);
-        if bytes < free_target {
-            let limit = bytes;
-            return Err(LimitError::BelowFreeTarget { limit, free_target });
-        }
+        ArgumentError::at_least(
+            "bytes of a limit, of which some are kept ready",
+            bytes,
+            free_target,
+        )?;
         let before = state.budget.given_back();
         state.policy.leave_free = leave_free;
         state.budget.set_limit(bytes);
@@ -94,14 +92,11 @@ impl Core {
         &self,
         id: TenantId,
         limit: u64,
-    ) -> Result<LimitChange, LimitError> {
+    ) -> Result<LimitChange, PoolError> {
         let mut state = self.lock();
         state.check_registered(id)?;
         let account = state.budget.account(id);
-        if account.guarantee > limit {
-            let guarantee = account.guarantee;
-            return Err(LimitError::GuaranteeOverLimit { guarantee, limit });
-        }
+        ArgumentError::at_most(GUARANTEE, account.guarantee, limit)?;
         state.budget.set_tenant_limit(id, limit);
         let outcome = state.after_limit();
         self.changed(state);
@@ -114,7 +109,7 @@ impl Core {
         })
     }
 
-    pub(super) fn set_guarantee(&self, id: TenantId, guarantee: u64) -> Result<(), LimitError> {
+    pub(super) fn set_guarantee(&self, id: TenantId, guarantee: u64) -> Result<(), PoolError> {
         let mut state = self.lock();
         state.check_registered(id)?;
         let account = state.budget.account(id);
@@ -126,7 +121,7 @@ impl Core {
         Ok(())
     }
 
-    pub(super) fn set_priority(&self, id: TenantId, priority: i32) -> Result<(), LimitError> {
+    pub(super) fn set_priority(&self, id: TenantId, priority: i32) -> Result<(), PoolError> {
         let mut state = self.lock();
         state.check_registered(id)?;
         if let Some(tenancy) = state.tenants.get_mut(&id) {
@@ -149,14 +144,14 @@ impl State {
         tenant: Option<TenantId>,
         guarantee: u64,
         limit: u64,
-    ) -> Result<(), LimitError> {
+    ) -> Result<(), PoolError> {
         let pool = self.budget.limits().bytes;
-        if guarantee > limit && limit < pool {
-            return Err(LimitError::GuaranteeOverLimit { guarantee, limit });
+        if limit < pool {
+            ArgumentError::at_most(GUARANTEE, guarantee, limit)?;
         }
         let left = self.guaranteeable(tenant);
         if guarantee > left {
-            return Err(LimitError::GuaranteeTooLarge {
+            return Err(PoolError::GuaranteeTooLarge {
                 guarantee,
                 left,
                 limit: pool,
@@ -165,12 +160,12 @@ impl State {
         Ok(())
     }
 
-    fn check_registered(&self, id: TenantId) -> Result<(), LimitError> {
+    fn check_registered(&self, id: TenantId) -> Result<(), PoolError> {
         self.device.own_process()?;
         let tenancy = self.tenants.get(&id);
         match tenancy.is_some_and(|tenancy| tenancy.registered) {
             true => Ok(()),
-            false => Err(LimitError::Unregistered {
+            false => Err(PoolError::Unregistered {
                 tenant: tenancy.map_or_else(String::new, |it| it.name.clone()),
             }),
         }

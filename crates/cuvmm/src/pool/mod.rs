@@ -131,10 +131,11 @@ use self::hardened::Hardening;
 use self::state::{Policy, State};
 use crate::calls::CallCounts;
 use crate::device::Device;
-use crate::error::{BuildPoolError, CallError, CompactError, LimitError, ProbeError};
+use crate::error::{ArgumentError, BlockError, CallError, MemoryError, PoolError};
 use crate::own::{CloseError, CloseRefusal, creatable_as, nccl_wishes};
 use crate::region::{DEFAULT_LARGEST_EXTENT, Mapper};
 
+pub use crate::growth::Growth;
 pub use block::Block;
 pub use builder::BlockBuilder;
 pub use capture::CaptureGuard;
@@ -148,7 +149,6 @@ pub use headroom::Headroom;
 pub use lease::Lease;
 pub use limits::{Limit, LimitChange};
 pub(crate) use moving::{Choice, MovingBlock};
-pub use pace::Growth;
 pub use pressure::{Pressure, PressureHook};
 pub(crate) use sleep::ToSleep;
 pub use state::Scrub;
@@ -224,9 +224,9 @@ impl<'a> PoolBuilder<'a> {
     /// Tries [exporting](crate::Physical::probe_export) on a granule for each.
     ///
     /// # Errors
-    /// [`ProbeError`] when memory cannot even be exported as a descriptor, or the device does not
+    /// [`MemoryError`] when memory cannot even be exported as a descriptor, or the device does not
     /// answer.
-    pub fn for_nccl(self) -> Result<Self, ProbeError> {
+    pub fn for_nccl(self) -> Result<Self, MemoryError> {
         let (types, rdma) = nccl_wishes(self.device)?;
         Ok(self.shareable(types).rdma_capable(rdma))
     }
@@ -274,8 +274,8 @@ impl<'a> PoolBuilder<'a> {
     /// Builds the pool. Takes no memory yet.
     ///
     /// # Errors
-    /// [`BuildPoolError`] when a limit cannot be, or no memory can be made for a handle type.
-    pub fn build(self) -> Result<Pool, BuildPoolError> {
+    /// [`PoolError`] when a limit cannot be, or no memory can be made for a handle type.
+    pub fn build(self) -> Result<Pool, PoolError> {
         let Self {
             device,
             limit,
@@ -291,33 +291,19 @@ impl<'a> PoolBuilder<'a> {
         let granule = device.granule();
         let (bytes, leave_free) = limit.of(device)?;
         policy.leave_free = leave_free;
-        let bad = |option, value| Err(BuildPoolError::BadOption { option, value });
-        if mappings == 0 {
-            return bad("mapping_limit", mappings);
-        }
-        if addresses < granule.bytes() {
-            return bad("address_limit", addresses);
-        }
-        let largest = policy.largest_extent;
-        if !(largest.is_power_of_two() && granule.divides(largest)) {
-            return bad("largest_extent", largest);
-        }
-        if free_target > bytes {
-            return bad("free_target", free_target);
-        }
+        ArgumentError::not_zero("mappings of a pool", mappings)?;
+        ArgumentError::at_least("bytes of a pool's addresses", addresses, granule.bytes())?;
+        ArgumentError::extent(policy.largest_extent, granule.bytes())?;
+        ArgumentError::at_most("bytes that are kept ready", free_target, bytes)?;
         if mapper.is_some_and(|mapper| !mapper.device().is_same(device)) {
-            return Err(BuildPoolError::WrongMapper);
+            return Err(ArgumentError::WrongDevice { what: "the mapper" }.into());
         }
         if policy.props.rdma_capable && !device.has_rdma()? {
-            return Err(BuildPoolError::NoRdma {
-                device: device.location(),
-            });
+            return Err(MemoryError::no_rdma(device.location()).into());
         }
-        let hardened = match hardened.map(|it| it.checked(granule, addresses)) {
-            Some(Err(guard)) => return bad("guard", guard),
-            Some(Ok(hardened)) => Some(hardened),
-            None => None,
-        };
+        let hardened = hardened
+            .map(|it| it.checked(granule, addresses))
+            .transpose()?;
         if hardened.is_some() {
             // Precommitted memory is mapped memory behind a block's end.
             policy.growth = Growth::Exact;
@@ -382,11 +368,11 @@ impl Pool {
     /// Never waits and calls no hook: to have memory come free, ask the tenants.
     ///
     /// # Errors
-    /// [`LimitError`] with the figures when the limit is less than a granule, than the guarantees of
+    /// [`PoolError`] with the figures when the limit is less than a granule, than the guarantees of
     /// the tenants, or than what the mapper keeps ready, or more than the device has: nothing has
     /// changed. Where the driver fails the new limit stands.
     #[doc(alias = "quota")]
-    pub fn set_limit(&self, limit: Limit) -> Result<LimitChange, LimitError> {
+    pub fn set_limit(&self, limit: Limit) -> Result<LimitChange, PoolError> {
         self.core.set_limit(limit)
     }
 
@@ -447,11 +433,11 @@ impl Pool {
     /// safe meanwhile.
     ///
     /// # Errors
-    /// [`CompactError`]; what was done until then stays.
+    /// [`BlockError`]; what was done until then stays.
     pub fn compact(
         &self,
         go_on: impl FnMut(&Compaction) -> bool,
-    ) -> Result<Compaction, CompactError> {
+    ) -> Result<Compaction, BlockError> {
         self.core.device.own_process()?;
         self.core.compact(go_on)
     }

@@ -1,4 +1,4 @@
-//! How far blocks grow at once, how fast they do, and who is told when one runs out of precommitted memory.
+//! How fast blocks grow, and who is told when one runs out of precommitted memory.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -8,25 +8,6 @@ use crate::region::{Urgency, Waker};
 
 /// The mapper is called when a block has less precommitted memory than it uses up in so long.
 const LEAD: Duration = Duration::from_millis(20);
-
-/// How much memory a block that outgrows what it has gets at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Growth {
-    /// What it asks for and no more: an extent a granule for a block that grows by granules.
-    Exact,
-    /// Up to one nth of its size, rounded down to a power of two, if that is more than it asks
-    /// for: 8 by default. With a mapper up to twice that lies ahead. What is ahead of its use is
-    /// precommitted memory: charged to the tenant, counted apart, never taken from others, and given up before
-    /// anybody is refused.
-    Part(u64),
-}
-
-impl Default for Growth {
-    fn default() -> Self {
-        Self::Part(8)
-    }
-}
 
 /// What a pool has for its mapper.
 #[derive(Debug)]

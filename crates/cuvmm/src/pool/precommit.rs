@@ -11,9 +11,10 @@ use std::time::Duration;
 use super::budget::{Amount, Charge, TenantId};
 use super::core::{Core, Locked};
 use super::ids::SlotId;
-use super::pace::{Growth, Precommit};
+use super::pace::Precommit;
 use super::state::{Policy, State};
-use crate::error::CreateError;
+use crate::error::MemoryError;
+use crate::growth::Steps;
 use crate::region::{MapperWork, PlaceFailure, Placed, Target, Unmapped, Waker};
 use crate::sync::atomic::{AtomicBool, Ordering};
 
@@ -58,16 +59,11 @@ impl State {
         let largest = slot.class.largest;
         let block = slot.block.as_mut()?;
         block.pace.called = false;
-        let Growth::Part(part) = block.growth else {
-            return None;
-        };
-        if busy || !registered || offset >= block.most {
+        if busy || !registered {
             return None;
         }
-        let step = granule
-            .step(block.used / part.max(1), largest)
-            .max(granule.bytes())
-            .min(granule.extent_within(block.most - offset, largest));
+        let steps = Steps::of_block(granule, block.growth, largest);
+        let step = steps.extent(block.used, offset, block.most)?;
         block.pace.learn(block.used, step);
         let precommitted = offset.saturating_sub(block.used);
         if precommitted >= block.pace.low || slot.stuck_at(offset, step) {
@@ -196,7 +192,7 @@ impl Locked<'_> {
 
 /// Why nothing was placed.
 enum Failure {
-    Create(CreateError),
+    Create(MemoryError),
     Place(Box<PlaceFailure>),
 }
 

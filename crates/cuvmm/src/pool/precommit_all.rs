@@ -7,11 +7,11 @@ use super::block::Block;
 use super::commit::Fit;
 use super::core::{Core, Locked};
 use super::ids::BlockPlace;
-use super::pace::Growth;
 use super::slot::Slot;
 use super::state::State;
 use super::tenant::Tenant;
-use crate::error::AllocateError;
+use crate::error::BlockError;
+use crate::growth::Steps;
 
 impl Tenant {
     /// Puts a step of memory behind each of several of the tenant's blocks that have none ahead of
@@ -53,7 +53,7 @@ impl Locked<'_> {
         !matches!(outcome, Some(Err(_)))
     }
 
-    fn place_precommit(&mut self, slot: &mut Slot, step: u64) -> Result<(), AllocateError> {
+    fn place_precommit(&mut self, slot: &mut Slot, step: u64) -> Result<(), BlockError> {
         let home = slot.home().cloned();
         let zeroed = slot.block.as_ref().is_some_and(|block| block.zeroed);
         let begun = slot.space.bytes();
@@ -76,18 +76,13 @@ impl State {
         let granule = self.device.granule();
         let slot = self.slot(place.slot)?;
         let block = slot.block.as_ref()?;
-        let Growth::Part(part) = block.growth else {
-            return None;
-        };
         let bytes = slot.space.bytes();
         let settled =
             slot.sleep_state.is_awake() && !slot.is_busy() && !slot.broken && !slot.is_cut();
-        if !settled || block.used < bytes || bytes >= block.most {
+        if !settled || block.used < bytes {
             return None;
         }
-        let largest = slot.class.largest;
-        let step = granule.step(bytes / part.max(1), largest);
-        let least = step.max(granule.bytes());
-        Some(least.min(granule.extent_within(block.most - bytes, largest)))
+        let steps = Steps::of_block(granule, block.growth, slot.class.largest);
+        steps.extent(bytes, bytes, block.most)
     }
 }

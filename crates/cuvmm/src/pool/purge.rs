@@ -16,7 +16,7 @@ use super::ids::SlotId;
 use super::slot::Slot;
 use super::state::State;
 use super::tenancy::Tenancy;
-use crate::error::{CallError, ReserveError};
+use crate::error::{CallError, MemoryError};
 use crate::region::{Round, Space, Urgency};
 
 /// Slots that one operation looks at. A free adds one, so that what has passed is caught up with.
@@ -237,12 +237,12 @@ impl Locked<'_> {
         size: u64,
         guard: u64,
         count: u64,
-    ) -> Result<Vec<Space>, ReserveError> {
+    ) -> Result<Vec<Space>, MemoryError> {
         let core = self.core();
         loop {
             let reserved = self.unlocked(|| Space::row(&core.device, size, guard, count));
             match reserved {
-                Err(ReserveError::Call { cause, .. })
+                Err(MemoryError::Range { cause, .. })
                     if cause.is_out_of_memory() && self.return_oldest_resting() => {}
                 outcome => return outcome,
             }

@@ -14,7 +14,7 @@ use super::ids::SlotId;
 use super::slot::Slot;
 use super::state::State;
 use super::tenancy::{Aged, Give};
-use crate::error::{AllocateError, CallError};
+use crate::error::{BlockError, CallError};
 use crate::region::Round;
 
 /// One extent to be taken.
@@ -67,7 +67,7 @@ impl Plan {
 impl Locked<'_> {
     /// Makes room for `bytes` more charged to a tenant, who is charged before the lock is let go
     /// again.
-    pub(crate) fn make_room(&mut self, id: TenantId, bytes: u64) -> Result<(), AllocateError> {
+    pub(crate) fn make_room(&mut self, id: TenantId, bytes: u64) -> Result<(), BlockError> {
         while self.budget.missing(id, bytes).1 > 0 {
             // This may let the lock go, and what is missing may come free.
             self.gather_idle();
@@ -84,13 +84,13 @@ impl Locked<'_> {
 
     /// Makes sure that a tenant may use `bytes` of its own idle memory again. They are charged to
     /// it, but may have been promised to another since: then others give first.
-    pub(crate) fn permit_reuse(&mut self, slot: SlotId, bytes: u64) -> Result<(), AllocateError> {
+    pub(crate) fn permit_reuse(&mut self, slot: SlotId, bytes: u64) -> Result<(), BlockError> {
         let id = slot.tenant;
         let beyond = self.tenants.get(&id).is_some_and(|tenancy| tenancy.beyond);
         if bytes > 0 && beyond {
             let limit = self.budget.account(id).limit;
             if self.kept_by(id).saturating_add(bytes) > limit {
-                return Err(AllocateError::OutOfMemory(self.shortage(id, bytes, 0)));
+                return Err(BlockError::OutOfMemory(self.shortage(id, bytes, 0)));
             }
         }
         while bytes > 0 && self.budget.is_overdrawn() {
@@ -119,7 +119,7 @@ impl Locked<'_> {
         bytes: u64,
         total: u64,
         plan: &Plan,
-    ) -> Result<(), AllocateError> {
+    ) -> Result<(), BlockError> {
         let mut reclaimable = plan.gained;
         if plan.gained >= total {
             let before = self.budget.quarantined();
@@ -133,9 +133,9 @@ impl Locked<'_> {
         }
         let shortage = self.shortage(id, bytes, reclaimable);
         Err(if self.capturing > 0 && shortage.pending_free > 0 {
-            AllocateError::Capturing(shortage)
+            BlockError::Capturing(shortage)
         } else {
-            AllocateError::OutOfMemory(shortage)
+            BlockError::OutOfMemory(shortage)
         })
     }
 
@@ -438,9 +438,9 @@ mod tests {
         state.budget.account(tenant.id()).held / G
     }
 
-    fn shortage(outcome: Result<(), AllocateError>) -> Box<Shortage> {
+    fn shortage(outcome: Result<(), BlockError>) -> Box<Shortage> {
         match outcome {
-            Err(AllocateError::OutOfMemory(shortage)) => shortage,
+            Err(BlockError::OutOfMemory(shortage)) => shortage,
             other => panic!("{other:?}"),
         }
     }
@@ -700,11 +700,11 @@ mod tests {
         assert_eq!(refused.pending_free, 2 * G);
         let guard = pool.capture_guard();
         let captured = pool.core.lock().make_room(me.id(), G);
-        assert!(matches!(captured, Err(AllocateError::Capturing(_))));
+        assert!(matches!(captured, Err(BlockError::Capturing(_))));
         rig.finish(&stream);
         let captured = pool.core.lock().make_room(me.id(), G);
         assert!(
-            matches!(captured, Err(AllocateError::Capturing(_))),
+            matches!(captured, Err(BlockError::Capturing(_))),
             "nothing is asked"
         );
         drop(guard);
@@ -746,7 +746,7 @@ mod tests {
         let late = tenant(&pool, "late", 4, 0);
         assert!(pool.core.lock().budget.is_overdrawn());
         let five = me.try_allocate(5 * G);
-        assert!(matches!(five, Err(AllocateError::OutOfMemory(_))));
+        assert!(matches!(five, Err(BlockError::OutOfMemory(_))));
         assert_eq!(
             held(&pool.core.lock(), &other),
             1,

@@ -12,7 +12,7 @@ use super::ids::BlockPlace;
 use super::pressure::{Pressure, PressureHook};
 use super::reclaim::Plan;
 use super::state::State;
-use crate::error::{AllocateError, Shortage};
+use crate::error::{BlockError, Shortage};
 
 /// What a request asks for.
 #[derive(Clone, Copy, Debug)]
@@ -75,11 +75,11 @@ impl Locked<'_> {
         &mut self,
         id: TenantId,
         demand: Demand<'_>,
-        mut error: AllocateError,
-    ) -> AllocateError {
+        mut error: BlockError,
+    ) -> BlockError {
         self.count_refusal(id, &error);
         let asked = self.asked(demand);
-        let of_driver = matches!(error, AllocateError::DriverOutOfMemory { .. });
+        let of_driver = matches!(error, BlockError::DriverOutOfMemory { .. });
         if let Some(shortage) = shortage_of(&mut error) {
             shortage.wanted = asked.more;
             let (own, others) = self.reach(id);
@@ -98,7 +98,7 @@ impl Locked<'_> {
         &mut self,
         id: TenantId,
         demand: Demand<'_>,
-        error: &AllocateError,
+        error: &BlockError,
         deadline: Option<Instant>,
         asked: &[TenantId],
     ) -> Option<Appeal> {
@@ -138,11 +138,11 @@ impl Locked<'_> {
     }
 
     /// What is missing, and the tenants whose hooks could give some of it.
-    fn relief(&mut self, id: TenantId, demand: Demand<'_>, error: &AllocateError) -> Relief {
+    fn relief(&mut self, id: TenantId, demand: Demand<'_>, error: &BlockError) -> Relief {
         let mut relief = Relief::default();
-        let of_driver = matches!(error, AllocateError::DriverOutOfMemory { .. });
+        let of_driver = matches!(error, BlockError::DriverOutOfMemory { .. });
         match *error {
-            AllocateError::OutOfMemory(_) | AllocateError::DriverOutOfMemory { .. } => {
+            BlockError::OutOfMemory(_) | BlockError::DriverOutOfMemory { .. } => {
                 let asked = self.asked(demand);
                 let (own, others) = self.reach(id);
                 let own = State::own_of(demand, asked, &own);
@@ -162,7 +162,7 @@ impl Locked<'_> {
                 }
                 relief.givers = self.givers(id, |state, other| state.spare_of(other, &others));
             }
-            AllocateError::OutOfMappings {
+            BlockError::OutOfMappings {
                 wanted,
                 held,
                 limit,
@@ -175,7 +175,7 @@ impl Locked<'_> {
                     u64::from(gives) * state.budget.account(other).mappings
                 });
             }
-            AllocateError::OutOfAddresses {
+            BlockError::OutOfAddresses {
                 wanted,
                 held,
                 limit,
@@ -199,23 +199,23 @@ impl State {
         &self,
         id: TenantId,
         demand: Demand<'_>,
-        error: &AllocateError,
+        error: &BlockError,
     ) -> bool {
         self.fits(demand, error, self.budget.most_for(id))
     }
 
     /// Whether such a request could be met if the tenant were alone: for that one can wait.
-    pub(super) fn can_ever(&self, id: TenantId, demand: Demand<'_>, error: &AllocateError) -> bool {
+    pub(super) fn can_ever(&self, id: TenantId, demand: Demand<'_>, error: &BlockError) -> bool {
         self.fits(demand, error, self.budget.most_alone(id))
     }
 
-    fn fits(&self, demand: Demand<'_>, error: &AllocateError, most: u64) -> bool {
+    fn fits(&self, demand: Demand<'_>, error: &BlockError, most: u64) -> bool {
         match error {
-            AllocateError::OutOfMemory(_)
-            | AllocateError::DriverOutOfMemory { .. }
-            | AllocateError::Capturing(_) => self.asked(demand).least <= most,
-            AllocateError::OutOfMappings { wanted, limit, .. }
-            | AllocateError::OutOfAddresses { wanted, limit, .. } => wanted <= limit,
+            BlockError::OutOfMemory(_)
+            | BlockError::DriverOutOfMemory { .. }
+            | BlockError::Capturing(_) => self.asked(demand).least <= most,
+            BlockError::OutOfMappings { wanted, limit, .. }
+            | BlockError::OutOfAddresses { wanted, limit, .. } => wanted <= limit,
             _ => true,
         }
     }
@@ -285,7 +285,7 @@ impl State {
         )
     }
 
-    fn count_refusal(&mut self, id: TenantId, error: &AllocateError) {
+    fn count_refusal(&mut self, id: TenantId, error: &BlockError) {
         if error.is_shortage() {
             self.refusals += 1;
             if let Some(tenancy) = self.tenants.get_mut(&id) {
@@ -295,11 +295,11 @@ impl State {
     }
 }
 
-fn shortage_of(error: &mut AllocateError) -> Option<&mut Shortage> {
+fn shortage_of(error: &mut BlockError) -> Option<&mut Shortage> {
     match error {
-        AllocateError::OutOfMemory(shortage)
-        | AllocateError::DriverOutOfMemory { shortage, .. }
-        | AllocateError::Capturing(shortage) => Some(shortage),
+        BlockError::OutOfMemory(shortage)
+        | BlockError::DriverOutOfMemory { shortage, .. }
+        | BlockError::Capturing(shortage) => Some(shortage),
         _ => None,
     }
 }

@@ -16,7 +16,7 @@ use super::sleep_state::SleepState;
 use super::slot::Slot;
 use super::state::State;
 use super::tenant::Tenant;
-use crate::error::{CallError, SleepError};
+use crate::error::{CallError, MemoryError, SleepError};
 use crate::own::Stream;
 use crate::store::Saved;
 
@@ -125,7 +125,7 @@ impl State {
         choice: Choice<'_>,
     ) -> Result<Vec<Chosen>, SleepError> {
         if self.capturing > 0 {
-            return Err(SleepError::Capturing);
+            return Err(MemoryError::Capturing.into());
         }
         self.check_alive()?;
         // A block in a stream cache is handed on as it is: none must come there while it sleeps.

@@ -10,9 +10,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::ids::{BlockPlace, SlotId};
-use super::pace::{Growth, Pace};
+use super::pace::Pace;
 use super::sleep_state::SleepState;
 use crate::error::CallError;
+use crate::growth::Growth;
 use crate::own::{Physical, Stream};
 use crate::region::{Completed, Extent, Fence, Space, Uses};
 

@@ -12,13 +12,14 @@ use super::budget::{Amount, Budget, Charge, TenantId};
 use super::free_list::FreeList;
 use super::hardened::Hardening;
 use super::ids::{BlockPlace, SlotId};
-use super::pace::{Growth, Precommit};
+use super::pace::Precommit;
 use super::slot::Freed;
 use super::slot::Slot;
 use super::tenancy::FreedBlock;
 use super::tenancy::Tenancy;
 use crate::device::Device;
-use crate::error::{AllocateError, CallError, Shortage};
+use crate::error::{BlockError, CallError, Shortage};
+use crate::growth::Growth;
 use crate::own::{Physical, Stream};
 use crate::region::{Fence, Poll, Round, Space, Unmapped};
 
@@ -333,7 +334,7 @@ impl State {
         tenants.for_each(|tenancy| tenancy.lose(flight));
     }
 
-    pub(crate) fn check_usable(&self, id: TenantId) -> Result<(), AllocateError> {
+    pub(crate) fn check_usable(&self, id: TenantId) -> Result<(), BlockError> {
         if let Some(error) = self.device.lost() {
             return Err(CallError::ContextLost(error).into());
         }
@@ -342,7 +343,7 @@ impl State {
         }
         match self.tenants.get(&id) {
             Some(tenancy) if tenancy.registered => Ok(()),
-            tenancy => Err(AllocateError::Unregistered {
+            tenancy => Err(BlockError::Unregistered {
                 tenant: tenancy
                     .map(|tenancy| tenancy.name.clone())
                     .unwrap_or_default(),
@@ -491,8 +492,8 @@ impl State {
 }
 
 /// A block whose tenant has gone.
-pub(super) fn gone() -> AllocateError {
-    AllocateError::Unregistered {
+pub(super) fn gone() -> BlockError {
+    BlockError::Unregistered {
         tenant: String::new(),
     }
 }

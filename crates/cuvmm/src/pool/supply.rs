@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 use super::budget::TenantId;
 use super::core::{Core, Locked};
 use super::state::{Policy, Scrub};
-use crate::error::{AllocateError, CreateError};
+use crate::error::{BlockError, MemoryError};
 use crate::own::Physical;
 use crate::region::Unmapped;
 
@@ -24,7 +24,7 @@ impl Locked<'_> {
         bytes: u64,
         largest: u64,
         claims: bool,
-    ) -> Result<Vec<Unmapped>, AllocateError> {
+    ) -> Result<Vec<Unmapped>, BlockError> {
         let mut physicals = vec![];
         let mut left = bytes;
         while left > 0 {
@@ -49,7 +49,7 @@ impl Locked<'_> {
         left: u64,
         largest: u64,
         claims: bool,
-    ) -> Result<Unmapped, AllocateError> {
+    ) -> Result<Unmapped, BlockError> {
         let want = self.device.granule().extent_within(left, largest);
         // During a capture nothing can be scrubbed: then only what may be had as it is.
         let foreign = self.capturing == 0 || self.policy.scrub == Scrub::Never;
@@ -64,7 +64,7 @@ impl Locked<'_> {
             if self.budget.creatable() >= want {
                 match self.create(want) {
                     Ok(unmapped) => return Ok(unmapped),
-                    Err(CreateError::Call { cause, .. }) if cause.is_out_of_memory() => {
+                    Err(MemoryError::Create { cause, .. }) if cause.is_out_of_memory() => {
                         refused = Some(cause);
                     }
                     Err(error) => return Err(error.into()),
@@ -79,13 +79,13 @@ impl Locked<'_> {
                 continue;
             }
             let Some(cause) = refused else {
-                return Err(AllocateError::OutOfMemory(self.shortage(id, left, 0)));
+                return Err(BlockError::OutOfMemory(self.shortage(id, left, 0)));
             };
             // Below our own limit, and yet the driver has no more: others have it. What lies
             // idle with us is worth more in use.
             if !claims || self.take_back_any(id, want)? == 0 {
                 let shortage = self.shortage(id, left, 0);
-                return Err(AllocateError::DriverOutOfMemory { cause, shortage });
+                return Err(BlockError::DriverOutOfMemory { cause, shortage });
             }
         }
     }
@@ -112,7 +112,7 @@ impl Locked<'_> {
         }
     }
 
-    fn create(&mut self, size: u64) -> Result<Unmapped, CreateError> {
+    fn create(&mut self, size: u64) -> Result<Unmapped, MemoryError> {
         // Nobody else creates what this is about to.
         self.budget.created(size);
         let core = self.core();
@@ -127,8 +127,8 @@ impl Locked<'_> {
 
 impl Core {
     /// Creates memory of the pool's kind, unless that would leave less free than it promised.
-    pub(super) fn create(&self, policy: &Policy, size: u64) -> Result<Physical, CreateError> {
-        let refuse = |cause| CreateError::Call {
+    pub(super) fn create(&self, policy: &Policy, size: u64) -> Result<Physical, MemoryError> {
+        let refuse = |cause| MemoryError::Create {
             size,
             location: policy.props.location,
             cause,

@@ -3,7 +3,7 @@
 use super::budget::Amount;
 use super::core::Locked;
 use super::slot::Slot;
-use crate::error::{CallError, CommitError};
+use crate::error::{CallError, MemoryError};
 use crate::region::{Fence, NotPutBack, TakenOut};
 
 impl Locked<'_> {
@@ -20,7 +20,7 @@ impl Locked<'_> {
     }
 
     /// Books extents that a slot, which is out, has lost since a roll-back failed; returns why.
-    pub(super) fn lose(&mut self, slot: &mut Slot, lost: NotPutBack) -> CommitError {
+    pub(super) fn lose(&mut self, slot: &mut Slot, lost: NotPutBack) -> MemoryError {
         let stuck = lost.stuck.into_iter();
         stuck.for_each(|stuck| self.stuck(slot, stuck));
         self.abandon(slot, lost.rest);

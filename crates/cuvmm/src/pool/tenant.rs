@@ -13,7 +13,7 @@ use super::stats::TenantStats;
 use super::stream_cache::{Owner, StreamCaches};
 use super::tenancy::Tenancy;
 use crate::device::Device;
-use crate::error::{AllocateError, LimitError, RegisterError};
+use crate::error::{ArgumentError, BlockError, PoolError};
 use crate::own::Stream;
 
 /// Slots that are looked at before the lock is let go of.
@@ -93,8 +93,8 @@ impl<'a> TenantBuilder<'a> {
     /// Registers the tenant. Makes no driver call.
     ///
     /// # Errors
-    /// [`RegisterError`] when the name is empty or taken, or the guarantee does not fit.
-    pub fn register(self) -> Result<Tenant, RegisterError> {
+    /// [`PoolError`] when the name is empty or taken, or the guarantee does not fit.
+    pub fn register(self) -> Result<Tenant, PoolError> {
         let Self {
             core,
             name,
@@ -106,7 +106,8 @@ impl<'a> TenantBuilder<'a> {
         } = self;
         core.device.own_process()?;
         if name.is_empty() {
-            return Err(RegisterError::NoName);
+            let what = "bytes of a tenant's name";
+            return Err(ArgumentError::Zero { what }.into());
         }
         let mut state = core.lock();
         state.check_guarantee(None, guarantee, limit)?;
@@ -115,7 +116,7 @@ impl<'a> TenantBuilder<'a> {
             .values()
             .any(|tenancy| tenancy.registered && tenancy.name == name)
         {
-            return Err(RegisterError::NameTaken { name });
+            return Err(PoolError::NameTaken { name });
         }
         let stream_caches = Arc::new(StreamCaches::new(Arc::clone(&state.clock)));
         let unswept = Arc::clone(&stream_caches);
@@ -204,7 +205,7 @@ impl Tenant {
     ///
     /// # Errors
     /// As [`BlockBuilder::allocate`].
-    pub fn allocate(&self, size: u64) -> Result<Block, AllocateError> {
+    pub fn allocate(&self, size: u64) -> Result<Block, BlockError> {
         self.block(size).allocate()
     }
 
@@ -212,7 +213,7 @@ impl Tenant {
     ///
     /// # Errors
     /// As [`BlockBuilder::allocate`].
-    pub fn allocate_on(&self, stream: &Stream, size: u64) -> Result<Block, AllocateError> {
+    pub fn allocate_on(&self, stream: &Stream, size: u64) -> Result<Block, BlockError> {
         self.block(size).home_stream(stream).allocate()
     }
 
@@ -220,7 +221,7 @@ impl Tenant {
     ///
     /// # Errors
     /// As [`BlockBuilder::try_allocate`].
-    pub fn try_allocate(&self, size: u64) -> Result<Block, AllocateError> {
+    pub fn try_allocate(&self, size: u64) -> Result<Block, BlockError> {
         self.block(size).try_allocate()
     }
 
@@ -231,11 +232,11 @@ impl Tenant {
     /// back when this tenant wants it, and what they use is not.
     ///
     /// # Errors
-    /// [`LimitError`] with the figures when it is more than the tenant's own limit, or than what
+    /// [`PoolError`] with the figures when it is more than the tenant's own limit, or than what
     /// other guarantees and memory in use leave of the pool's; and when the tenant has been
     /// unregistered. Nothing has changed.
     #[doc(alias = "quota")]
-    pub fn set_guarantee(&self, bytes: u64) -> Result<(), LimitError> {
+    pub fn set_guarantee(&self, bytes: u64) -> Result<(), PoolError> {
         self.core().set_guarantee(self.id(), bytes)
     }
 
@@ -246,18 +247,18 @@ impl Tenant {
     /// holds less than the limit, and what it gives up is taken back as its work passes.
     ///
     /// # Errors
-    /// [`LimitError`] when it is less than the tenant's guarantee, or the tenant has been
+    /// [`PoolError`] when it is less than the tenant's guarantee, or the tenant has been
     /// unregistered: nothing has changed. Where the driver fails the new limit stands.
     #[doc(alias = "quota")]
-    pub fn set_limit(&self, bytes: u64) -> Result<LimitChange, LimitError> {
+    pub fn set_limit(&self, bytes: u64) -> Result<LimitChange, PoolError> {
         self.core().set_tenant_limit(self.id(), bytes)
     }
 
     /// Changes who gives first; see [`TenantBuilder::priority`].
     ///
     /// # Errors
-    /// [`LimitError`] when the tenant has been unregistered.
-    pub fn set_priority(&self, priority: i32) -> Result<(), LimitError> {
+    /// [`PoolError`] when the tenant has been unregistered.
+    pub fn set_priority(&self, priority: i32) -> Result<(), PoolError> {
         self.core().set_priority(self.id(), priority)
     }
 

@@ -15,7 +15,7 @@ use super::ids::{BlockPlace, SlotId};
 use super::slot::Slot;
 use super::state::State;
 use super::wait::{Attempt, Wait};
-use crate::error::{AllocateError, CallError, CommitError, GrowAllError};
+use crate::error::{BlockError, CallError, MemoryError};
 use crate::own::Access;
 use crate::region::{Extent, Fence, TakenOut};
 
@@ -30,15 +30,16 @@ pub(super) struct Step {
 #[derive(Debug)]
 pub(super) struct Refused {
     pub(super) index: usize,
-    pub(super) cause: AllocateError,
+    pub(super) cause: BlockError,
 }
 
 impl Refused {
     /// The error for users, who gave a size with each block.
-    pub(super) fn with_size(self, size: impl Fn(usize) -> Option<u64>) -> GrowAllError {
+    pub(super) fn with_size(self, size: impl Fn(usize) -> Option<u64>) -> BlockError {
         let Self { index, cause } = self;
         let size = size(index).unwrap_or(0);
-        GrowAllError::Refused { index, size, cause }
+        let cause = Box::new(cause);
+        BlockError::Refused { index, size, cause }
     }
 }
 
@@ -143,7 +144,7 @@ impl Core {
 impl State {
     /// From where on a block that can grow to so many bytes has to get memory of its own before.
     /// One that is just falling asleep does not grow: it may stay awake, and show the same as before.
-    fn cut_in(&self, place: &BlockPlace, size: u64) -> Result<Option<Step>, AllocateError> {
+    fn cut_in(&self, place: &BlockPlace, size: u64) -> Result<Option<Step>, BlockError> {
         let slot = self.slot(place.slot);
         let Some((slot, block)) = slot.and_then(|slot| Some((slot, slot.block.as_ref()?))) else {
             return Ok(None);
@@ -157,7 +158,7 @@ impl State {
                 slot: place.slot,
                 from,
             })),
-            false => Err(AllocateError::Asleep { size: from }),
+            false => Err(MemoryError::Asleep { size: from }.into()),
         }
     }
 
@@ -183,7 +184,7 @@ impl State {
     }
 
     /// Whether it has, and no lease keeps the memory where it is.
-    fn check_unused(&mut self, step: &Step) -> Result<(), AllocateError> {
+    fn check_unused(&mut self, step: &Step) -> Result<(), BlockError> {
         let (capturing, needs) = (self.capturing, &mut self.needs_synchronise);
         let tenancy = self.tenants.get_mut(&step.slot.tenant);
         let slot = tenancy.and_then(|tenancy| tenancy.slot_mut(step.slot.index));
@@ -196,10 +197,10 @@ impl State {
         let bytes = slot.bound() - step.from;
         if capturing > 0 {
             let shortage = self.shortage(step.slot.tenant, bytes, 0);
-            return Err(AllocateError::Capturing(shortage));
+            return Err(BlockError::Capturing(shortage));
         }
         let slot = self.slot(step.slot);
-        Err(AllocateError::SharedInUse {
+        Err(BlockError::SharedInUse {
             offset: step.from,
             bytes,
             others: slot.map_or(0, |slot| self.count_others(slot, step.from)),
@@ -210,14 +211,14 @@ impl State {
 impl Locked<'_> {
     /// Makes memory of a slot, which is in its place, its own. False if other operations have all
     /// slots that it could be copied from.
-    fn unshare_slot(&mut self, step: &Step) -> Result<bool, AllocateError> {
+    fn unshare_slot(&mut self, step: &Step) -> Result<bool, BlockError> {
         self.check_usable(step.slot.tenant)?;
         let made = self.with_slot_out(step.slot, |state, slot| state.own_from(slot, step.from));
         made.unwrap_or(Ok(true))
     }
 
     /// The same with a slot that is out. Its fence has passed.
-    fn own_from(&mut self, slot: &mut Slot, from: u64) -> Result<bool, AllocateError> {
+    fn own_from(&mut self, slot: &mut Slot, from: u64) -> Result<bool, BlockError> {
         if slot.bound() <= from {
             return Ok(true);
         }
@@ -236,7 +237,7 @@ impl Locked<'_> {
         // The copy would become a part of the graph, and nothing would have been copied. The lock may
         // have been let go since the fence was asked.
         if self.capturing > 0 || is_capturing(slot.home())? {
-            return Err(AllocateError::Capturing(self.shortage(id, bytes, 0)));
+            return Err(BlockError::Capturing(self.shortage(id, bytes, 0)));
         }
         self.make_room(id, bytes)?;
         let others = self.others_of(slot, extent);
@@ -277,7 +278,7 @@ impl Locked<'_> {
         slot: &mut Slot,
         (extent, to): (Extent, u64),
         source: &mut Slot,
-    ) -> Result<(), AllocateError> {
+    ) -> Result<(), BlockError> {
         let (offset, mut old) = (extent.offset, TakenOut::default());
         self.unlocked(|| slot.completed()?.take_out([offset], &mut old))?;
         let shared = std::mem::replace(&mut slot.shared, offset);
@@ -310,7 +311,7 @@ impl Locked<'_> {
     }
 
     /// Puts a shared extent back where it was. If even that fails, the block has lost it.
-    fn put_shared_back(&mut self, slot: &mut Slot, old: TakenOut) -> Result<(), AllocateError> {
+    fn put_shared_back(&mut self, slot: &mut Slot, old: TakenOut) -> Result<(), BlockError> {
         let bytes = old.bytes();
         let Err(lost) = self.unlocked(|| slot.space.put_back(old)) else {
             return Ok(());
@@ -318,7 +319,7 @@ impl Locked<'_> {
         let offset = lost.offset;
         let cause = self.lose(slot, lost);
         slot.broken = true;
-        Err(AllocateError::Lost {
+        Err(BlockError::Lost {
             address: slot.space.address(),
             offset,
             bytes,
@@ -327,9 +328,9 @@ impl Locked<'_> {
     }
 
     /// Opens an extent that a slot has alone.
-    fn open(&mut self, slot: &mut Slot, extent: Extent) -> Result<bool, AllocateError> {
+    fn open(&mut self, slot: &mut Slot, extent: Extent) -> Result<bool, BlockError> {
         let opened = self.unlocked(|| slot.space.cap(extent.offset, Access::ReadWrite));
-        opened.map_err(CommitError::Access)?;
+        opened?;
         slot.lent = slot.lent.min(extent.offset);
         Ok(true)
     }

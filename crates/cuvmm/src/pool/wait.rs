@@ -8,7 +8,7 @@ use super::core::{Core, Locked};
 use super::relief::{Appeal, Demand};
 use super::state::State;
 use crate::deferred;
-use crate::error::{AllocateError, CallError};
+use crate::error::{BlockError, CallError};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// How long a waiting request sleeps before it asks the fences again for the first time. The pause
@@ -38,7 +38,7 @@ pub(crate) fn after(wait: Duration) -> Instant {
 }
 
 /// What came of an attempt, and the lock it was made under.
-pub(super) type Attempt<'a, T, E = AllocateError> = (Locked<'a>, Result<T, E>);
+pub(super) type Attempt<'a, T, E = BlockError> = (Locked<'a>, Result<T, E>);
 
 impl Wait {
     /// Of a block that may wait so long, or not at all.
@@ -68,7 +68,7 @@ impl Core {
         demand: impl Into<Demand<'d>>,
         wait: Wait,
         attempt: impl Fn(Locked<'a>) -> Attempt<'a, T>,
-    ) -> Result<T, AllocateError> {
+    ) -> Result<T, BlockError> {
         let demand = demand.into();
         // A hook that waited for memory, or for other hooks, might wait for itself.
         let wait = match deferred::is_in_hook() {
@@ -85,7 +85,7 @@ impl Core {
             attempted = self.appeal(attempted, tenant, demand, wait.deadline(), &attempt);
         }
         if let Wait::Until(deadline) = wait {
-            let again = |state: &State, error: &AllocateError| {
+            let again = |state: &State, error: &BlockError| {
                 error.is_shortage() && state.can_ever(tenant, demand, error)
             };
             attempted = self.repeat(attempted, deadline, again, &attempt)?;
@@ -228,7 +228,7 @@ impl Core {
 }
 
 /// Why an attempt failed, if something was short.
-fn shortage_in<T>(outcome: &Result<T, AllocateError>) -> Option<&AllocateError> {
+fn shortage_in<T>(outcome: &Result<T, BlockError>) -> Option<&BlockError> {
     outcome.as_ref().err().filter(|error| error.is_shortage())
 }
 

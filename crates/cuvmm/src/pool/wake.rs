@@ -17,7 +17,7 @@ use super::slot::Slot;
 use super::state::State;
 use super::tenant::Tenant;
 use super::wait::Wait;
-use crate::error::{AllocateError, WakeError};
+use crate::error::{BlockError, MemoryError, SleepError};
 use crate::own::Stream;
 use crate::region::{Fence, wait_for};
 use crate::store::{HostStore, Saved};
@@ -41,7 +41,7 @@ impl Tenant {
         &self,
         choice: Choice<'_>,
         until: Option<Instant>,
-    ) -> Result<Vec<ToWake>, WakeError> {
+    ) -> Result<Vec<ToWake>, SleepError> {
         let owner = self.owner();
         let (core, id) = (&owner.core, owner.tenant);
         core.device.own_process()?;
@@ -54,7 +54,7 @@ impl Tenant {
             let outcome = state.mark_for_wake(id, choice);
             (state, outcome)
         });
-        let chosen = chosen.map_err(|cause| WakeError::Memory { bytes, cause })??;
+        let chosen = chosen.map_err(|cause| SleepError::Block { bytes, cause })??;
         let to_wake = chosen.into_iter().map(|(chosen, mut to_wake)| {
             to_wake.moving = Some(MovingBlock::of(core, chosen));
             to_wake
@@ -90,7 +90,7 @@ impl ToWake {
     }
 
     /// Places all that it lacks where nothing was kept.
-    pub(crate) fn furnish(&mut self) -> Result<(), AllocateError> {
+    pub(crate) fn furnish(&mut self) -> Result<(), BlockError> {
         let (zeroed, home) = (self.zeroed, self.home.clone());
         let Some(moving) = &self.moving else {
             return Ok(());
@@ -114,7 +114,7 @@ impl ToWake {
 impl MovingBlock {
     /// Places the next extent of a block that wakes, to be copied to at once; returns up to where
     /// there is memory.
-    pub(crate) fn furnish_next(&self) -> Result<u64, AllocateError> {
+    pub(crate) fn furnish_next(&self) -> Result<u64, BlockError> {
         let mut state = self.lock();
         let largest = state.largest_under(self.place().slot);
         let step = (self.used, largest);
@@ -165,12 +165,12 @@ impl Locked<'_> {
         &mut self,
         id: TenantId,
         choice: Choice<'_>,
-    ) -> Result<Result<Vec<(Chosen, ToWake)>, WakeError>, AllocateError> {
+    ) -> Result<Result<Vec<(Chosen, ToWake)>, SleepError>, BlockError> {
         // The lock may be let go while room is made: then everything is asked again.
         let mut total = None;
         loop {
             if self.capturing > 0 {
-                return Ok(Err(WakeError::Capturing));
+                return Ok(Err(MemoryError::Capturing.into()));
             }
             self.check_usable(id)?;
             let mut busy = self.busy(id, choice, false);
@@ -182,7 +182,7 @@ impl Locked<'_> {
             }
             if busy.blocks > 0 {
                 let Tally { blocks, bytes } = busy;
-                return Ok(Err(WakeError::Busy { blocks, bytes }));
+                return Ok(Err(SleepError::Busy { blocks, bytes }));
             }
             let asleep = self.asleep(id, choice);
             let has_room = total == Some(asleep) && self.budget.missing(id, asleep).1 == 0;
@@ -231,7 +231,7 @@ impl Locked<'_> {
         (used, most): (u64, u64),
         home: Option<&Stream>,
         zeroed: bool,
-    ) -> Result<(u64, bool), AllocateError> {
+    ) -> Result<(u64, bool), BlockError> {
         let furnished = self.with_slot_out(id, |state, slot| {
             let left = used.saturating_sub(slot.space.bytes());
             let bytes = match most {
@@ -252,7 +252,7 @@ impl Locked<'_> {
         bytes: u64,
         home: Option<&Stream>,
         zeroed: bool,
-    ) -> Result<bool, AllocateError> {
+    ) -> Result<bool, BlockError> {
         if bytes == 0 {
             return Ok(false);
         }

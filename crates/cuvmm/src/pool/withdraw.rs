@@ -5,12 +5,12 @@ use super::budget::TenantId;
 use super::core::{Core, Locked};
 use super::ids::{BlockPlace, SlotId};
 use crate::deferred::defer;
-use crate::error::ShrinkError;
+use crate::error::BlockError;
 
 impl Locked<'_> {
     /// Shrinks blocks, whose slots are in their places, to the sizes given with them: all of them or
     /// none.
-    pub(crate) fn shrink(&mut self, steps: &[(BlockPlace, u64)]) -> Result<(), ShrinkError> {
+    pub(crate) fn shrink(&mut self, steps: &[(BlockPlace, u64)]) -> Result<(), BlockError> {
         for (place, size) in steps {
             self.may_shrink(place.slot, *size)?;
         }
@@ -82,7 +82,7 @@ impl Core {
     }
 
     /// Shrinks blocks to the sizes given with them: all of them or none.
-    pub(crate) fn shrink(&self, steps: &[(BlockPlace, u64)]) -> Result<(), ShrinkError> {
+    pub(crate) fn shrink(&self, steps: &[(BlockPlace, u64)]) -> Result<(), BlockError> {
         self.device.own_process()?;
         let wanted = steps.iter().map(|(place, _)| (place.slot, 0));
         let mut state = self.await_slots(self.lock(), wanted);

@@ -9,12 +9,12 @@ use super::layout::reachable;
 use super::place::opened_to;
 use super::space::Space;
 use crate::device::Device;
-use crate::error::{AccessError, GrantError, SealError};
+use crate::error::{ArgumentError, MemoryError, ShareError};
 use crate::own::{Access, AccessGrant, Place};
 
 impl Space {
     /// Gives a device a right on all extents that are here and that will come: all or none.
-    pub(super) fn let_in(&mut self, guest: AccessGrant) -> Result<(), AccessError> {
+    pub(super) fn let_in(&mut self, guest: AccessGrant) -> Result<(), MemoryError> {
         let named = guest.location();
         let before = self.position(named).map(|at| self.access.remove(at));
         let opened = self.open_all(&guest);
@@ -34,7 +34,7 @@ impl Space {
     }
 
     /// Takes a device's right on all extents: all or none.
-    pub(super) fn shut_out(&mut self, device: &Device) -> Result<(), AccessError> {
+    pub(super) fn shut_out(&mut self, device: &Device) -> Result<(), MemoryError> {
         let Some(at) = self.position(device.location()) else {
             return Ok(());
         };
@@ -50,7 +50,7 @@ impl Space {
     }
 
     /// Lets nobody do more than `most` with an extent from now on.
-    pub(crate) fn cap(&mut self, offset: u64, most: Access) -> Result<(), AccessError> {
+    pub(crate) fn cap(&mut self, offset: u64, most: Access) -> Result<(), MemoryError> {
         if let Some(placed) = self.extents.get_mut(&offset) {
             let physical = placed.mapping.physical();
             let access = opened_to(&self.access, physical, most);
@@ -61,7 +61,7 @@ impl Space {
     }
 
     /// The same with all extents: all or none.
-    pub(crate) fn cap_all(&mut self, most: Access) -> Result<(), AccessError> {
+    pub(crate) fn cap_all(&mut self, most: Access) -> Result<(), MemoryError> {
         let before: Vec<(u64, Access)> = self
             .extents
             .iter()
@@ -86,7 +86,7 @@ impl Space {
             .position(|access| access.location() == named)
     }
 
-    fn open_all(&self, access: &AccessGrant) -> Result<(), AccessError> {
+    fn open_all(&self, access: &AccessGrant) -> Result<(), MemoryError> {
         self.extents
             .values()
             .try_for_each(|placed| placed.mapping.set_access(&[access.at_most(placed.most)]))
@@ -112,12 +112,13 @@ impl Region {
     /// On an H200 a grant costs 0.8 ms for an extent of 2 MiB and 10 ms for one of 2 GiB.
     ///
     /// # Errors
-    /// [`GrantError`] when the device is another driver's, cannot reach the memory, has a higher
+    /// [`MemoryError`] when the device is another driver's, cannot reach the memory, has a higher
     /// right already ([revoke](Self::revoke) it first), or the driver refuses. Nothing has changed.
-    pub fn grant(&mut self, device: &Device, access: Access) -> Result<(), GrantError> {
+    pub fn grant(&mut self, device: &Device, access: Access) -> Result<(), MemoryError> {
         self.may_change(device)?;
         if access == Access::None || access < self.access_of(device) {
-            return Err(GrantError::Lowers);
+            let device = device.location();
+            return Err(MemoryError::Access { device });
         }
         let owners = self.space.owners();
         let to_come = self.layout.places().filter(|place| !owners.contains(place));
@@ -133,14 +134,14 @@ impl Region {
     }
 
     /// Whether no registration of it may write.
-    pub(crate) fn may_be_sealed(&self) -> Result<(), SealError> {
+    pub(crate) fn may_be_sealed(&self) -> Result<(), ShareError> {
         Ok(self.all_unregistered()?)
     }
 
     /// Waits for the devices that have access, and lets nobody do more than read from now on what is
     /// committed (`cuMemSetAccess` for each extent). All or nothing, and an error while part of it is
     /// registered.
-    pub(crate) fn seal(&mut self) -> Result<(), SealError> {
+    pub(crate) fn seal(&mut self) -> Result<(), ShareError> {
         self.may_be_sealed()?;
         self.space.users().try_for_each(Device::synchronize)?;
         Ok(self.space.cap_all(Access::Read)?)
@@ -150,15 +151,15 @@ impl Region {
     /// extent). Never waits.
     ///
     /// # Errors
-    /// [`GrantError`] while work of the device is running or queued or part of the region is
+    /// [`MemoryError`] while work of the device is running or queued or part of the region is
     /// [registered](Self::register), or when the driver refuses; the
     /// device has its access still.
-    pub fn revoke(&mut self, device: &Device) -> Result<(), GrantError> {
+    pub fn revoke(&mut self, device: &Device) -> Result<(), MemoryError> {
         self.may_change(device)?;
         self.all_unregistered()?;
         match Fence::device(device.clone()).poll()? {
             Poll::Complete => self.shut_out(device),
-            Poll::Pending | Poll::NeedsSynchronise => Err(GrantError::InUse {
+            Poll::Pending | Poll::NeedsSynchronise => Err(MemoryError::InUse {
                 device: device.location(),
             }),
         }
@@ -168,7 +169,7 @@ impl Region {
     ///
     /// # Errors
     /// As [`Self::revoke`], save that it is never in use.
-    pub fn revoke_blocking(&mut self, device: &Device) -> Result<(), GrantError> {
+    pub fn revoke_blocking(&mut self, device: &Device) -> Result<(), MemoryError> {
         self.may_change(device)?;
         self.all_unregistered()?;
         device.synchronize()?;
@@ -186,19 +187,20 @@ impl Region {
             .map_or(Access::None, AccessGrant::access)
     }
 
-    fn shut_out(&mut self, device: &Device) -> Result<(), GrantError> {
+    fn shut_out(&mut self, device: &Device) -> Result<(), MemoryError> {
         self.space.shut_out(device)?;
         self.zeros.shut_out(device);
         Ok(())
     }
 
     /// Whether the rights of a device are ours to change.
-    fn may_change(&self, device: &Device) -> Result<(), GrantError> {
+    fn may_change(&self, device: &Device) -> Result<(), MemoryError> {
         if !device.same_driver(self.device()) {
-            return Err(GrantError::WrongDriver);
+            return Err(ArgumentError::OTHER_DRIVER.into());
         }
         if device.is_same(self.device()) {
-            return Err(GrantError::OwnDevice);
+            let device = device.location();
+            return Err(MemoryError::Access { device });
         }
         Ok(())
     }

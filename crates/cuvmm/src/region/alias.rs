@@ -5,9 +5,17 @@ use std::ops::Range;
 use super::Region;
 use super::place::{PlaceError, Unmapped};
 use super::space::Extent;
-use crate::error::AliasError;
+use crate::error::MemoryError;
 
 impl Region {
+    /// Refuses what would make two views of one memory differ.
+    pub(super) fn check_unaliased(&self) -> Result<(), MemoryError> {
+        match self.is_aliased() {
+            true => Err(MemoryError::Aliased),
+            false => Ok(()),
+        }
+    }
+
     /// Shows a committed range a second time, from `to` on: both show the same bytes from now on
     /// (`cuMemMap` and `cuMemSetAccess` for each extent). The second showing is committed then, and
     /// decommitted for itself; the memory goes with the last.
@@ -20,28 +28,19 @@ impl Region {
     /// CUDA C++ Programming Guide, "Virtual Aliasing Support").
     ///
     /// # Errors
-    /// [`AliasError`] when the range is not committed, cuts an extent or has to be
+    /// [`MemoryError`] when the range is not committed, cuts an extent or has to be
     /// [unshared](Self::unshare) first, something is at the second place, or the driver refuses.
     /// Nothing has changed.
-    pub fn alias(&mut self, range: Range<u64>, to: u64) -> Result<(), AliasError> {
+    pub fn alias(&mut self, range: Range<u64>, to: u64) -> Result<(), MemoryError> {
         self.check(&range)?;
         let (start, end) = (range.start, range.end);
         let second = to..to.saturating_add(end - start);
         self.check(&second)?;
-        if !self.is_committed(range) {
-            return Err(AliasError::NotCommitted { start, end });
-        }
+        self.check_committed(&range)?;
         let extents: Vec<Extent> = self.space.extents_in(start, end).collect();
-        if let Some(cut) = self.cut_by(&(start..end)) {
-            return Err(AliasError::CutsExtent {
-                offset: cut.offset,
-                size: cut.size,
-            });
-        }
+        self.check_whole(&range)?;
         // A second showing that could be written would change what a fork has.
-        if self.is_read_only(start..end) {
-            return Err(AliasError::ReadOnly { start, end });
-        }
+        self.check_writable(&range)?;
         let taken = self.space.extents_in(second.start, second.end).next();
         let zeros = self.zeros.meeting(&second).first().map(|zeros| zeros.start);
         let stuck = self.space.stuck_in(second.start, second.end) > 0;
@@ -50,9 +49,9 @@ impl Region {
             .or(zeros)
             .or(stuck.then_some(second.start))
         {
-            return Err(AliasError::Taken {
-                start: second.start,
-                end: second.end,
+            return Err(MemoryError::Overlap {
+                offset: to,
+                size: end - start,
                 taken,
             });
         }

@@ -11,7 +11,7 @@ use super::space::Space;
 use super::zeros::{DEFAULT_ZERO_EXTENT, Zeros};
 use super::{DEFAULT_LARGEST_EXTENT, DEFAULT_MAPPING_LIMIT, Region};
 use crate::device::Device;
-use crate::error::{ProbeError, ReserveError};
+use crate::error::{ArgumentError, MemoryError};
 use crate::own::{Access, AccessGrant, nccl_wishes};
 
 /// Options of a region.
@@ -71,9 +71,9 @@ impl<'a> RegionBuilder<'a> {
     /// NCCL lets every device of the process in, too: see [`open_to`](Self::open_to).
     ///
     /// # Errors
-    /// [`ProbeError`] when memory cannot even be exported as a descriptor, or the device does not
+    /// [`MemoryError`] when memory cannot even be exported as a descriptor, or the device does not
     /// answer.
-    pub fn for_nccl(self) -> Result<Self, ProbeError> {
+    pub fn for_nccl(self) -> Result<Self, MemoryError> {
         let (types, rdma) = nccl_wishes(self.device)?;
         Ok(self.shareable(types).rdma_capable(rdma))
     }
@@ -111,20 +111,16 @@ impl<'a> RegionBuilder<'a> {
     /// Reserves the addresses (`cuMemAddressReserve`). The size is rounded up to whole granules.
     ///
     /// # Errors
-    /// [`ReserveError`] when size or largest extent is wrong, or the driver has no such range.
-    pub fn reserve(self) -> Result<Region, ReserveError> {
+    /// [`MemoryError`] when size or largest extent is wrong, or the driver has no such range.
+    pub fn reserve(self) -> Result<Region, MemoryError> {
         let granule = self.device.granule();
         for size in [self.largest, self.zero_extent] {
-            if !(size.is_power_of_two() && granule.divides(size)) {
-                return Err(ReserveError::Misaligned {
-                    size,
-                    granularity: granule.bytes(),
-                });
-            }
+            ArgumentError::extent(size, granule.bytes())?;
         }
-        let size = granule
-            .round_up(self.size)
-            .ok_or(ReserveError::TooLarge { size: self.size })?;
+        let size = granule.round_up(self.size).ok_or(ArgumentError::too_large(
+            "bytes of a reservation",
+            self.size,
+        ))?;
         self.layout.check(self.device)?;
         if self.props.rdma_capable {
             self.layout.check_rdma()?;
@@ -144,9 +140,7 @@ impl<'a> RegionBuilder<'a> {
         };
         for guest in &self.guests {
             if let Some(device) = guest.named() {
-                region
-                    .grant(device, guest.access())
-                    .map_err(|error| ReserveError::Grant(Box::new(error)))?;
+                region.grant(device, guest.access())?;
             }
         }
         Ok(region)
@@ -155,7 +149,7 @@ impl<'a> RegionBuilder<'a> {
 
 impl Region {
     /// A region of the same shape with nothing in it, open to the same devices.
-    pub(super) fn empty_twin(&self) -> Result<Self, ReserveError> {
+    pub(super) fn empty_twin(&self) -> Result<Self, MemoryError> {
         Ok(Self {
             space: self.space.empty_twin()?,
             props: self.props,
@@ -175,7 +169,7 @@ impl Region {
     ///
     /// # Errors
     /// As [`RegionBuilder::reserve`].
-    pub fn reserve(device: &Device, size: u64) -> Result<Self, ReserveError> {
+    pub fn reserve(device: &Device, size: u64) -> Result<Self, MemoryError> {
         Self::builder(device, size).reserve()
     }
 

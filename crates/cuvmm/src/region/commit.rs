@@ -8,7 +8,7 @@ use super::layout::{Layout, reachable};
 use super::place::{PlaceError, Unmapped};
 use super::space::Extent;
 use super::zeros::beside;
-use crate::error::{CommitError, CreateError};
+use crate::error::MemoryError;
 use crate::own::{Physical, Place, Stream};
 
 /// An extent to be.
@@ -32,9 +32,9 @@ impl Region {
     /// have access has passed.
     ///
     /// # Errors
-    /// [`CommitError`]; nothing has changed, except that withdrawn memory may have been given back,
+    /// [`MemoryError`]; nothing has changed, except that withdrawn memory may have been given back,
     /// and what [`Region::quarantined`] counts if a roll-back failed as well.
-    pub fn commit(&mut self, range: Range<u64>) -> Result<(), CommitError> {
+    pub fn commit(&mut self, range: Range<u64>) -> Result<(), MemoryError> {
         let fence = self.fence_of_all();
         self.commit_with(range, None, fence)
     }
@@ -44,7 +44,7 @@ impl Region {
     ///
     /// # Errors
     /// As [`Self::commit`], and when the region's device cannot reach the place.
-    pub fn commit_at(&mut self, range: Range<u64>, place: &Place) -> Result<(), CommitError> {
+    pub fn commit_at(&mut self, range: Range<u64>, place: &Place) -> Result<(), MemoryError> {
         for user in self.space.users() {
             reachable(user, place)?;
         }
@@ -61,8 +61,8 @@ impl Region {
         &mut self,
         range: Range<u64>,
         streams: &[Stream],
-    ) -> Result<(), CommitError> {
-        let fence = self.fence_of(streams).ok_or(CommitError::WrongDevice)?;
+    ) -> Result<(), MemoryError> {
+        let fence = self.fence_of(streams)?;
         self.commit_with(range, None, fence)
     }
 
@@ -71,11 +71,11 @@ impl Region {
         range: Range<u64>,
         place: Option<&Place>,
         fence: Fence,
-    ) -> Result<(), CommitError> {
+    ) -> Result<(), MemoryError> {
         self.check(&range)?;
         let stuck = self.space.stuck_in(range.start, range.end);
         if stuck > 0 {
-            return Err(CommitError::Quarantined {
+            return Err(MemoryError::Quarantined {
                 start: range.start,
                 end: range.end,
                 bytes: stuck,
@@ -114,7 +114,7 @@ impl Region {
 
     /// Sees to it that what a commit revives in a range is this region's own: gives withdrawn extents
     /// back that are not, and refuses where part of one is committed still.
-    fn clear_for(&mut self, range: &Range<u64>) -> Result<(), CommitError> {
+    fn clear_for(&mut self, range: &Range<u64>) -> Result<(), MemoryError> {
         let revived = |extent: &Extent| {
             let part = extent.offset.max(range.start)..extent.end().min(range.end);
             !self.committed.covers(&part) && !self.space.is_own(extent.offset)
@@ -125,10 +125,7 @@ impl Region {
             .iter()
             .find(|extent| self.committed.overlaps(&(extent.offset..extent.end())))
         {
-            return Err(CommitError::Shared {
-                offset: cut.offset,
-                size: cut.size,
-            });
+            return Err(MemoryError::read_only(&(cut.offset..cut.end())));
         }
         foreign
             .iter()
@@ -157,7 +154,7 @@ impl Region {
         planned
     }
 
-    fn create(&self, planned: Vec<Planned>) -> Result<Vec<(u64, Unmapped)>, CommitError> {
+    fn create(&self, planned: Vec<Planned>) -> Result<Vec<(u64, Unmapped)>, MemoryError> {
         let one = |planned: Planned| {
             let physical = self.physical(planned.size, &planned.place)?;
             Ok((planned.offset, Unmapped::fresh(physical)))
@@ -166,7 +163,7 @@ impl Region {
     }
 
     /// New memory at a place, of the kind that the region was built for.
-    pub(super) fn physical(&self, size: u64, place: &Place) -> Result<Physical, CreateError> {
+    pub(super) fn physical(&self, size: u64, place: &Place) -> Result<Physical, MemoryError> {
         let mut props = self.props;
         props.location = place.location();
         Physical::builder(place.through(self.device()), size)
@@ -175,7 +172,7 @@ impl Region {
     }
 
     /// Places physicals, and returns where: all of them or none.
-    fn place(&mut self, physicals: Vec<(u64, Unmapped)>) -> Result<Vec<u64>, CommitError> {
+    fn place(&mut self, physicals: Vec<(u64, Unmapped)>) -> Result<Vec<u64>, MemoryError> {
         let mut placed = Vec::with_capacity(physicals.len());
         for (offset, unmapped) in physicals {
             if let Err(PlaceError { error, .. }) = self.space.place(offset, vec![unmapped]) {

@@ -8,32 +8,32 @@ use rangemap::RangeSet;
 
 use super::Region;
 
-/// The committed ranges of a region, and their bytes.
+/// Committed ranges of bytes, and how many bytes they have.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Committed {
+pub(crate) struct Committed {
     ranges: RangeSet<u64>,
     bytes: u64,
 }
 
 impl Committed {
     /// Bytes that are committed.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         debug_assert_eq!(self.bytes, sum(self.ranges.iter().cloned()));
         self.bytes
     }
 
     /// Whether a whole range is committed. An empty range is.
-    pub(super) fn covers(&self, range: &Range<u64>) -> bool {
+    pub(crate) fn covers(&self, range: &Range<u64>) -> bool {
         range.is_empty() || self.ranges.gaps(range).next().is_none()
     }
 
     /// Whether any byte of a range is committed.
-    pub(super) fn overlaps(&self, range: &Range<u64>) -> bool {
+    pub(crate) fn overlaps(&self, range: &Range<u64>) -> bool {
         self.ranges.overlaps(range)
     }
 
     /// The parts of a range that are committed, in order.
-    pub(super) fn parts(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
+    pub(crate) fn parts(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
         let (start, end) = (range.start, range.end.max(range.start));
         self.ranges
             .overlapping(start..end)
@@ -41,12 +41,12 @@ impl Committed {
             .filter(|part| !part.is_empty())
     }
 
-    pub(super) fn insert(&mut self, range: Range<u64>) {
+    pub(crate) fn insert(&mut self, range: Range<u64>) {
         self.bytes += range.end - range.start - sum(self.parts(range.clone()));
         self.ranges.insert(range);
     }
 
-    pub(super) fn remove(&mut self, range: Range<u64>) {
+    pub(crate) fn remove(&mut self, range: Range<u64>) {
         self.bytes -= sum(self.parts(range.clone()));
         self.ranges.remove(range);
     }

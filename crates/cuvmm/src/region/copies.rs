@@ -6,7 +6,7 @@
 
 use super::fence::{Fence, Poll};
 use super::space::{Extent, Space};
-use crate::error::{CallError, CopyError};
+use crate::error::{CallError, MemoryError};
 use crate::own::{Span, Stream};
 
 /// A stream that could not be waited for.
@@ -36,7 +36,7 @@ impl Space {
         offset: u64,
         byte: u8,
         size: u64,
-    ) -> Result<(), CopyError> {
+    ) -> Result<(), MemoryError> {
         let span = self.span(stream, offset, size)?;
         self.sides(offset, size)
             .into_iter()
@@ -51,7 +51,7 @@ impl Space {
         other: &Self,
         offset: u64,
         size: u64,
-    ) -> Result<(), CopyError> {
+    ) -> Result<(), MemoryError> {
         let from = other.span(stream, offset, size)?;
         let into = self.span(stream, to, size)?;
         // Where memory of several places is read or written, one copy for each run of one place.
@@ -75,7 +75,7 @@ impl Space {
         stream: &Stream,
         offset: u64,
         mut bytes: &[u8],
-    ) -> Result<(), CopyError> {
+    ) -> Result<(), MemoryError> {
         let span = self.span(stream, offset, bytes.len() as u64)?;
         for (offset, size) in self.sides(offset, bytes.len() as u64) {
             let size = usize::try_from(size).unwrap_or(usize::MAX);
@@ -92,7 +92,7 @@ impl Space {
         stream: &Stream,
         offset: u64,
         mut bytes: &mut [u8],
-    ) -> Result<(), CopyError> {
+    ) -> Result<(), MemoryError> {
         let span = self.span(stream, offset, bytes.len() as u64)?;
         for (offset, size) in self.sides(offset, bytes.len() as u64) {
             let size = usize::try_from(size).unwrap_or(usize::MAX);
@@ -134,8 +134,8 @@ impl Space {
 
     /// The whole space as a range for the stream's device to copy in, if the part that is asked
     /// for is committed.
-    fn span(&self, stream: &Stream, offset: u64, size: u64) -> Result<Span<'_>, CopyError> {
-        let uncommitted = CopyError::NotCommitted { offset, size };
+    fn span(&self, stream: &Stream, offset: u64, size: u64) -> Result<Span<'_>, MemoryError> {
+        let uncommitted = MemoryError::not_committed(&(offset..offset.saturating_add(size)));
         let Some(end) = offset.checked_add(size) else {
             return Err(uncommitted);
         };

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use cuvmm_driver::{Call, DeviceAddress};
 
 use super::registration::Registration;
-use crate::error::DmaBufError;
+use crate::error::{ArgumentError, MemoryError};
 
 /// A descriptor of a dma-buf over a range of registered memory. The range stays as it is while this
 /// lives.
@@ -35,14 +35,14 @@ impl Registration {
     /// [asked for so](crate::region::RegionBuilder::rdma_capable).
     ///
     /// # Errors
-    /// [`DmaBufError`] when the range leaves what is registered, is not whole pages, lies at several
+    /// [`MemoryError`] when the range leaves what is registered, is not whole pages, lies at several
     /// places, is shared with forks, or the driver refuses.
     #[doc(alias = "cuMemGetHandleForAddressRange")]
-    pub fn dma_buf(&self, range: Range<u64>) -> Result<DmaBuf, DmaBufError> {
+    pub fn dma_buf(&self, range: Range<u64>) -> Result<DmaBuf, MemoryError> {
         self.check(&range)?;
         self.may_export(&range)?;
         let Range { start, end } = range;
-        let failed = |cause| DmaBufError::Call { start, end, cause };
+        let failed = |cause| MemoryError::range(start, end - start, cause);
         let whole = self.range();
         let address = DeviceAddress(self.address().0.saturating_add(start - whole.start));
         let descriptor = self
@@ -61,18 +61,18 @@ impl Registration {
         })
     }
 
-    fn check(&self, range: &Range<u64>) -> Result<(), DmaBufError> {
+    fn check(&self, range: &Range<u64>) -> Result<(), MemoryError> {
         let Range { start, end } = *range;
         if start >= end {
-            return Err(DmaBufError::Empty { start, end });
+            let what = "bytes";
+            return Err(ArgumentError::Empty { what, start, end }.into());
         }
         let page = rustix::param::page_size() as u64;
-        if !start.is_multiple_of(page) || !end.is_multiple_of(page) {
-            return Err(DmaBufError::Misaligned { start, end, page });
-        }
+        ArgumentError::aligned("the first byte of a dma-buf", start, page)?;
+        ArgumentError::aligned("the end of a dma-buf in bytes", end, page)?;
         let whole = self.range();
         if start < whole.start || end > whole.end {
-            return Err(DmaBufError::NotRegistered {
+            return Err(MemoryError::NotRegistered {
                 start,
                 end,
                 registered_start: whole.start,
@@ -82,12 +82,10 @@ impl Registration {
         let mut extents = self.extents_in(range);
         let first = extents.next().map(|extent| extent.location);
         match (first, extents.find(|extent| Some(extent.location) != first)) {
-            (Some(first), Some(other)) => Err(DmaBufError::SeveralPlaces {
-                start,
-                end,
-                first,
+            (Some(wanted), Some(other)) => Err(MemoryError::Elsewhere {
                 offset: other.offset,
-                other: other.location,
+                found: other.location,
+                wanted,
             }),
             _ => Ok(()),
         }

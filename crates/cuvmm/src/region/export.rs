@@ -11,7 +11,7 @@ use cuvmm_driver::{Exported, HandleTypes};
 
 use super::Region;
 use super::space::Extent;
-use crate::error::ExportRegionError;
+use crate::error::MemoryError;
 use crate::own::{Physical, one_type};
 
 impl Region {
@@ -29,17 +29,17 @@ impl Region {
     /// type.
     ///
     /// # Errors
-    /// [`ExportRegionError`] when the range is not committed, cuts an extent or has to be
+    /// [`MemoryError`] when the range is not committed, cuts an extent or has to be
     /// [unshared](Self::unshare) first, or the driver refuses. Nothing has changed.
     #[doc(alias = "cuMemExportToShareableHandle")]
     pub fn export(
         &self,
         range: Range<u64>,
         handle_type: HandleTypes,
-    ) -> Result<Vec<(Extent, Exported)>, ExportRegionError> {
+    ) -> Result<Vec<(Extent, Exported)>, MemoryError> {
         one_type(handle_type)?;
         if !self.props.handle_types.contains(handle_type) {
-            return Err(ExportRegionError::NotShareable {
+            return Err(MemoryError::NotShareable {
                 handle_type,
                 shareable: self.props.handle_types,
             });
@@ -53,26 +53,12 @@ impl Region {
 
     /// The extents under a committed range that cuts none of them, each with its memory. Borrowed,
     /// so that a copy of somebody else's is not taken for a fork's.
-    pub(crate) fn parts(
-        &self,
-        range: Range<u64>,
-    ) -> Result<Vec<(Extent, &Physical)>, ExportRegionError> {
-        self.check(&range)?;
-        let (start, end) = (range.start, range.end);
-        if !self.is_committed(range.clone()) {
-            return Err(ExportRegionError::NotCommitted { start, end });
-        }
-        if let Some(cut) = self.cut_by(&range) {
-            return Err(ExportRegionError::CutsExtent {
-                offset: cut.offset,
-                size: cut.size,
-            });
-        }
+    pub(crate) fn parts(&self, range: Range<u64>) -> Result<Vec<(Extent, &Physical)>, MemoryError> {
+        self.check_committed(&range)?;
+        self.check_whole(&range)?;
         // So nothing that is exported is ever a fork's too, and unsharing has nothing to refuse.
-        if self.is_read_only(range) {
-            return Err(ExportRegionError::ReadOnly { start, end });
-        }
-        Ok(self.space.parts_in(start, end).collect())
+        self.check_writable(&range)?;
+        Ok(self.space.parts_in(range.start, range.end).collect())
     }
 
     /// The extents that are committed in a range, each with its memory, which counts as exported

@@ -10,7 +10,7 @@ use super::Region;
 use super::fence::{Fence, Poll, Unused};
 use super::place::Unmapped;
 use super::space::Extent;
-use crate::error::{CallError, ForkError, UnshareError};
+use crate::error::{CallError, MemoryError};
 use crate::own::{Access, Stream};
 
 impl Region {
@@ -22,26 +22,19 @@ impl Region {
     /// new region. Never waits: `streams` are those that may still write here.
     ///
     /// # Errors
-    /// [`ForkError`] while work of those streams is running or queued or part of the region is
+    /// [`MemoryError`] while work of those streams is running or queued or part of the region is
     /// [registered](Self::register), when the region shows memory twice or has
     /// [exported](Self::export) some, or the driver refuses. Nothing has changed.
-    pub fn fork(&mut self, streams: &[Stream]) -> Result<Self, ForkError> {
-        if self.is_aliased() {
-            return Err(ForkError::Aliased);
-        }
+    pub fn fork(&mut self, streams: &[Stream]) -> Result<Self, MemoryError> {
+        self.check_unaliased()?;
         self.all_unregistered()?;
-        let mut fence = self.fence_of(streams).ok_or(ForkError::WrongDevice)?;
+        let mut fence = self.fence_of(streams)?;
         let extents: Vec<Extent> = self
             .space
             .extents()
             .filter(|extent| self.committed.overlaps(&(extent.offset..extent.end())))
             .collect();
-        if let Some(kept) = self.space.exported().find(|kept| extents.contains(kept)) {
-            return Err(ForkError::Exported {
-                offset: kept.offset,
-                size: kept.size,
-            });
-        }
+        self.check_unexported(&extents)?;
         // Parts that were withdrawn may be written still.
         let withdrawn = extents
             .iter()
@@ -51,7 +44,8 @@ impl Region {
             })
             .collect::<Result<Vec<_>, _>>()?;
         if fence.poll()? != Poll::Complete || withdrawn.iter().any(|poll| *poll != Poll::Complete) {
-            return Err(ForkError::InUse);
+            let device = self.device().location();
+            return Err(MemoryError::InUse { device });
         }
         let mut fork = self.empty_twin()?;
         for extent in &extents {
@@ -75,7 +69,7 @@ impl Region {
                         tracing::error!(%error, offset, "a region stays read-only");
                     }
                 }
-                return Err(error.into());
+                return Err(error);
             }
             capped.push((extent.offset, before));
         }
@@ -106,7 +100,7 @@ impl Region {
     /// copied extent `cuMemCreate`, a copy, and unmapping and mapping twice. Copies all or nothing.
     ///
     /// # Errors
-    /// [`UnshareError`] when the range is not committed, an extent that would be copied is
+    /// [`MemoryError`] when the range is not committed, an extent that would be copied is
     /// [registered](Self::register), there is no memory for the copies, or the
     /// driver refuses.
     pub fn unshare(
@@ -114,15 +108,12 @@ impl Region {
         range: Range<u64>,
         stream: &Stream,
         streams: &[Stream],
-    ) -> Result<u64, UnshareError> {
+    ) -> Result<u64, MemoryError> {
         self.check(&range)?;
         let (start, end) = (range.start, range.end);
-        if !stream.device().is_same(self.device()) || self.fence_of(streams).is_none() {
-            return Err(UnshareError::WrongDevice);
-        }
-        if !self.is_committed(range) {
-            return Err(UnshareError::NotCommitted { start, end });
-        }
+        self.check_stream(stream)?;
+        self.fence_of(streams)?;
+        self.check_committed(&range)?;
         let copied = |extent: &Extent| {
             self.space.most_at(extent.offset) != Access::ReadWrite
                 && self.space.is_shared(extent.offset)

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use crate::device::Device;
-use crate::error::LayoutError;
+use crate::error::{ArgumentError, MemoryError};
 use crate::own::Place;
 use crate::size::Granularity;
 
@@ -79,37 +79,30 @@ impl Layout {
     }
 
     /// Refuses what no region of `home` can be laid out by.
-    pub(super) fn check(&self, home: &Device) -> Result<(), LayoutError> {
+    pub(super) fn check(&self, home: &Device) -> Result<(), MemoryError> {
         let granule = home.granule();
         if self.places().next().is_none() {
-            return Err(LayoutError::NoPlace);
+            let what = "places of a layout";
+            return Err(ArgumentError::Zero { what }.into());
         }
         let sizes = match &self.shape {
             Shape::Whole(_) => vec![],
             Shape::RoundRobin { unit, .. } => vec![*unit],
             Shape::Shares(shares) => shares.iter().map(|share| share.bytes).collect(),
         };
-        if let Some(&bytes) = sizes
-            .iter()
-            .find(|&&bytes| bytes == 0 || !granule.divides(bytes))
-        {
-            return Err(LayoutError::Misaligned {
-                bytes,
-                granularity: granule.bytes(),
-            });
+        for bytes in sizes {
+            ArgumentError::whole("bytes of a stripe or share", bytes, granule.bytes())?;
         }
         self.places().try_for_each(|place| reachable(home, place))
     }
 
     /// Refuses places that RDMA does not reach.
-    pub(super) fn check_rdma(&self) -> Result<(), LayoutError> {
+    pub(super) fn check_rdma(&self) -> Result<(), MemoryError> {
         for place in self.places() {
             if let Place::Device(device) = place
                 && !device.has_rdma()?
             {
-                return Err(LayoutError::NoRdma {
-                    place: place.location(),
-                });
+                return Err(MemoryError::no_rdma(place.location()));
             }
         }
         Ok(())
@@ -153,24 +146,22 @@ impl Layout {
 }
 
 /// Whether a device can be given access to memory at a place.
-pub(super) fn reachable(device: &Device, place: &Place) -> Result<(), LayoutError> {
+pub(super) fn reachable(device: &Device, place: &Place) -> Result<(), MemoryError> {
     let Place::Device(owner) = place else {
         return Ok(());
     };
     if !owner.same_driver(device) {
-        return Err(LayoutError::WrongDriver {
-            place: place.location(),
-        });
+        return Err(ArgumentError::OTHER_DRIVER.into());
     }
     if !fits(device.granule(), owner) {
-        return Err(LayoutError::Granularity {
+        return Err(MemoryError::Granularity {
             place: place.location(),
             granularity: owner.granularity(),
             home: device.granularity(),
         });
     }
     if !device.can_reach(owner)? {
-        return Err(LayoutError::Unreachable {
+        return Err(MemoryError::Unreachable {
             device: device.location(),
             place: place.location(),
         });

@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::device::Device;
-use crate::error::StartMapperError;
+use crate::error::DeviceError;
 use crate::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use crate::sync::thread::{self, JoinHandle, ThreadId};
 use crate::sync::{Condvar, Mutex, MutexGuard, TIMES_OUT};
@@ -164,11 +164,11 @@ impl Mapper {
     /// Starts the mapper of a device.
     ///
     /// # Errors
-    /// [`StartMapperError`] when the device has one already or the system gives no thread.
-    pub fn start(device: &Device) -> Result<Self, StartMapperError> {
+    /// [`DeviceError`] when the device has one already or the system gives no thread.
+    pub fn start(device: &Device) -> Result<Self, DeviceError> {
         device.own_process()?;
         if !device.claim_mapper() {
-            return Err(StartMapperError::Running);
+            return Err(DeviceError::MapperRunning);
         }
         let shared = Arc::new(Shared {
             state: Mutex::default(),
@@ -190,7 +190,7 @@ impl Mapper {
             }),
             Err(error) => {
                 device.disclaim_mapper();
-                Err(StartMapperError::Thread(error))
+                Err(DeviceError::Thread(error))
             }
         }
     }

@@ -17,6 +17,7 @@
 mod access;
 mod alias;
 mod builder;
+mod check;
 mod commit;
 mod committed;
 mod completed;
@@ -47,13 +48,14 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use cuvmm_driver::{DeviceAddress, LocationKind, PhysicalProps};
+use cuvmm_driver::{DeviceAddress, Location, LocationKind, PhysicalProps};
 
 use crate::device::Device;
-use crate::error::{CommitError, CopyError, RangeError};
+use crate::error::{ArgumentError, MemoryError};
 use crate::own::{Access, Stream};
 use crate::size::range_within;
-use committed::{Committed, PendingExtents};
+pub(crate) use committed::Committed;
+use committed::PendingExtents;
 use register::Register;
 use zeros::Zeros;
 
@@ -165,8 +167,8 @@ impl Region {
     /// Writes committed bytes behind what `stream` has queued, and returns when they are there.
     ///
     /// # Errors
-    /// [`CopyError`] when the range is not committed or the stream is another device's.
-    pub fn write(&self, stream: &Stream, offset: u64, bytes: &[u8]) -> Result<(), CopyError> {
+    /// [`MemoryError`] when the range is not committed or the stream is another device's.
+    pub fn write(&self, stream: &Stream, offset: u64, bytes: &[u8]) -> Result<(), MemoryError> {
         self.check_copy(offset, bytes.len() as u64)?;
         self.space.write(stream, offset, bytes)
     }
@@ -174,8 +176,8 @@ impl Region {
     /// Reads committed bytes behind what `stream` has queued.
     ///
     /// # Errors
-    /// [`CopyError`] when the range is not committed or the stream is another device's.
-    pub fn read(&self, stream: &Stream, offset: u64, bytes: &mut [u8]) -> Result<(), CopyError> {
+    /// [`MemoryError`] when the range is not committed or the stream is another device's.
+    pub fn read(&self, stream: &Stream, offset: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
         self.check_copy(offset, bytes.len() as u64)?;
         self.space.read(stream, offset, bytes)
     }
@@ -184,8 +186,8 @@ impl Region {
     /// once. Whoever decommits them names that stream, or all work.
     ///
     /// # Errors
-    /// [`CopyError`] when the range is not committed or the stream is another device's.
-    pub fn fill(&self, stream: &Stream, range: Range<u64>, byte: u8) -> Result<(), CopyError> {
+    /// [`MemoryError`] when the range is not committed or the stream is another device's.
+    pub fn fill(&self, stream: &Stream, range: Range<u64>, byte: u8) -> Result<(), MemoryError> {
         let (offset, size) = (range.start, range.end.saturating_sub(range.start));
         self.check_copy(offset, size)?;
         if size == 0 {
@@ -199,12 +201,22 @@ impl Region {
     /// all work.
     ///
     /// # Errors
-    /// [`CopyError`] when either range is not committed, they overlap, or the stream is another
+    /// [`MemoryError`] when either range is not committed, they overlap, or the stream is another
     /// device's.
-    pub fn copy_within(&self, stream: &Stream, from: Range<u64>, to: u64) -> Result<(), CopyError> {
+    pub fn copy_within(
+        &self,
+        stream: &Stream,
+        from: Range<u64>,
+        to: u64,
+    ) -> Result<(), MemoryError> {
         let (offset, size) = (from.start, from.end.saturating_sub(from.start));
         if size > 0 && offset.abs_diff(to) < size {
-            return Err(CopyError::Overlap { offset, to, size });
+            let taken = to;
+            return Err(MemoryError::Overlap {
+                offset,
+                size,
+                taken,
+            });
         }
         self.copy_from(stream, to, self, from)
     }
@@ -221,7 +233,7 @@ impl Region {
         to: u64,
         source: &Self,
         from: Range<u64>,
-    ) -> Result<(), CopyError> {
+    ) -> Result<(), MemoryError> {
         let (offset, size) = (from.start, from.end.saturating_sub(from.start));
         source.check_copy(offset, size)?;
         self.check_copy(to, size)?;
@@ -243,8 +255,8 @@ impl Region {
     /// where it is, and that no work writes there meanwhile.
     ///
     /// # Errors
-    /// [`CopyError`] when the range is not committed, or part of it lies on a device.
-    pub fn host_pointer(&self, range: Range<u64>) -> Result<*mut u8, CopyError> {
+    /// [`MemoryError`] when the range is not committed, or part of it lies on a device.
+    pub fn host_pointer(&self, range: Range<u64>) -> Result<*mut u8, MemoryError> {
         let (offset, size) = (range.start, range.end.saturating_sub(range.start));
         self.check_copy(offset, size)?;
         let elsewhere = |extent: &Extent| extent.location.kind != LocationKind::HOST_NUMA;
@@ -253,9 +265,10 @@ impl Region {
             .extents_in(range.start, range.end)
             .find(elsewhere)
         {
-            return Err(CopyError::NotOnHost {
+            return Err(MemoryError::Elsewhere {
                 offset: extent.offset,
-                location: extent.location,
+                found: extent.location,
+                wanted: Location::HOST,
             });
         }
         let address = self.address().checked_add(offset);
@@ -268,29 +281,6 @@ impl Region {
     /// All work of every device that has access.
     pub(super) fn fence_of_all(&self) -> Fence {
         Fence::devices(self.space.users().cloned().collect())
-    }
-
-    /// The work of these streams; nothing if one belongs to a device without access.
-    pub(super) fn fence_of(&self, streams: &[Stream]) -> Option<Fence> {
-        let known = |stream: &Stream| self.space.users().any(|user| user == stream.device());
-        streams
-            .iter()
-            .all(known)
-            .then(|| Fence::streams(streams.to_vec()))
-    }
-
-    /// Whether so many mappings more can be had once some have gone.
-    pub(super) fn afford(&self, more: u64, gone: u64) -> Result<(), CommitError> {
-        let held = self.mappings();
-        let limit = self.mapping_limit;
-        if (held + more).saturating_sub(gone) > limit {
-            return Err(CommitError::Mappings {
-                needed: more,
-                held,
-                limit,
-            });
-        }
-        Ok(())
     }
 
     /// The parts of a range that have no extent.
@@ -331,50 +321,17 @@ impl Region {
             .sum()
     }
 
-    pub(crate) fn check(&self, range: &Range<u64>) -> Result<(), RangeError> {
-        let Range { start, end } = *range;
-        let granule = self.device().granule();
-        if start >= end {
-            return Err(RangeError::Empty { start, end });
-        }
-        if !granule.divides(start) || !granule.divides(end) {
-            return Err(RangeError::Misaligned {
-                start,
-                end,
-                granularity: granule.bytes(),
-            });
-        }
-        if end > self.size() {
-            return Err(RangeError::OutOfRange {
-                start,
-                end,
-                bytes: self.size(),
-            });
-        }
-        Ok(())
-    }
-
-    /// An extent that a range holds a part of only.
-    pub(crate) fn cut_by(&self, range: &Range<u64>) -> Option<Extent> {
-        self.space
-            .extents_in(range.start, range.end)
-            .find(|extent| extent.offset < range.start || extent.end() > range.end)
-    }
-
-    fn check_copy(&self, offset: u64, size: u64) -> Result<(), CopyError> {
+    /// Refuses a copy that leaves the region, or reaches memory that is not committed.
+    fn check_copy(&self, offset: u64, size: u64) -> Result<(), MemoryError> {
         if size == 0 && offset <= self.size() {
             return Ok(());
         }
-        match range_within(offset, size, self.size()) {
-            None => Err(CopyError::OutOfRange {
-                offset,
-                size,
-                bytes: self.size(),
-            }),
-            Some(range) if !self.is_committed(range.clone()) => {
-                Err(CopyError::NotCommitted { offset, size })
-            }
-            Some(_) => Ok(()),
+        let Some(range) = range_within(offset, size, self.size()) else {
+            return Err(ArgumentError::bytes(offset, size, self.size()).into());
+        };
+        match self.is_committed(range.clone()) {
+            true => Ok(()),
+            false => Err(MemoryError::not_committed(&range)),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::fence::Unused;
 use super::mapped::Mapped;
-use crate::error::{AccessError, CallError, CommitError};
+use crate::error::{CallError, MemoryError};
 use crate::own::{Access, AccessGrant, Physical, Reservation};
 use cuvmm_driver::LocationKind;
 
@@ -83,7 +83,7 @@ impl Placed {
 /// A placing that failed: nothing of it is mapped, except what is stuck.
 #[derive(Debug)]
 pub(crate) struct PlaceError {
-    pub(crate) error: CommitError,
+    pub(crate) error: MemoryError,
     /// The physicals, back in the caller's hands.
     pub(crate) physicals: Vec<Unmapped>,
     /// Bytes of physicals that could not be unmapped again. They stay in the space.
@@ -92,7 +92,7 @@ pub(crate) struct PlaceError {
 
 /// The same before a space has kept what is stuck.
 pub(crate) struct PlaceFailure {
-    pub(crate) error: CommitError,
+    pub(crate) error: MemoryError,
     pub(crate) physicals: Vec<Unmapped>,
     pub(crate) stuck: Vec<Mapped>,
 }
@@ -160,7 +160,7 @@ pub(super) fn place_one(
         Ok(mapping) => Mapped::new(mapping),
         Err(error) => {
             return Err(PlaceFailure {
-                error: CommitError::Map(error),
+                error,
                 physicals: vec![unmapped],
                 stuck: vec![],
             });
@@ -189,13 +189,9 @@ pub(super) fn place_one(
     }
 }
 
-fn access_failed(offset: u64, size: u64, error: AccessError) -> CommitError {
+fn access_failed(offset: u64, size: u64, error: MemoryError) -> MemoryError {
     match error {
-        AccessError::Call { cause, .. } => CommitError::Call {
-            offset,
-            size,
-            cause,
-        },
-        other => CommitError::Access(other),
+        MemoryError::Range { cause, .. } => MemoryError::range(offset, size, cause),
+        other => other,
     }
 }

@@ -16,7 +16,7 @@ use super::fence::Unused;
 use super::place::Placed;
 use super::registration::{Keeper, Registration};
 use crate::device::Device;
-use crate::error::{CallError, DmaBufError, RegisterRangeError, StillRegistered};
+use crate::error::{CallError, MemoryError};
 use crate::own::Access::ReadWrite;
 use crate::own::Stream;
 use crate::sync::{Mutex, MutexGuard};
@@ -87,7 +87,7 @@ impl Register {
     }
 
     /// Refuses a change of a range that somebody keeps.
-    pub(super) fn check(&self, range: &Range<u64>) -> Result<(), StillRegistered> {
+    pub(super) fn check(&self, range: &Range<u64>) -> Result<(), MemoryError> {
         let books = self.books();
         if !books.claims.overlaps(range) {
             return Ok(());
@@ -95,11 +95,10 @@ impl Register {
         let mut meeting = books.kept.values().filter(|kept| meet(kept, range));
         match meeting.next() {
             None => Ok(()),
-            Some(first) => Err(StillRegistered {
+            Some(first) => Err(MemoryError::Registered {
                 start: range.start,
                 end: range.end,
-                registered_start: first.start,
-                registered_end: first.end,
+                first: first.start,
                 registrations: 1 + meeting.count() as u64,
             }),
         }
@@ -205,10 +204,9 @@ impl Keeper for Kept {
         }
     }
 
-    fn may_export(&self, range: &Range<u64>) -> Result<(), DmaBufError> {
-        let (start, end) = (range.start, range.end);
+    fn may_export(&self, range: &Range<u64>) -> Result<(), MemoryError> {
         match self.read_only.iter().any(|closed| meet(closed, range)) {
-            true => Err(DmaBufError::ReadOnly { start, end }),
+            true => Err(MemoryError::read_only(range)),
             false => Ok(()),
         }
     }
@@ -270,14 +268,11 @@ impl Region {
     /// ends, which then waits for the devices.
     ///
     /// # Errors
-    /// [`RegisterRangeError`] when the range is not committed, the context is lost, or this is a
+    /// [`MemoryError`] when the range is not committed, the context is lost, or this is a
     /// forked child.
-    pub fn register(&self, range: Range<u64>) -> Result<Registration, RegisterRangeError> {
-        self.check(&range)?;
+    pub fn register(&self, range: Range<u64>) -> Result<Registration, MemoryError> {
+        self.check_committed(&range)?;
         let (start, end) = (range.start, range.end);
-        if !self.is_committed(range) {
-            return Err(RegisterRangeError::NotCommitted { start, end });
-        }
         self.device().usable()?;
         let extents: Vec<_> = self.space.marked_in(start, end).collect();
         let kept = extents.iter().fold(start..end, |kept, (extent, _)| {
@@ -297,12 +292,12 @@ impl Region {
     }
 
     /// Refuses a change of a range that is registered.
-    pub(super) fn unregistered(&self, range: &Range<u64>) -> Result<(), StillRegistered> {
+    pub(super) fn unregistered(&self, range: &Range<u64>) -> Result<(), MemoryError> {
         self.register.check(range)
     }
 
     /// The same for all of it.
-    pub(super) fn all_unregistered(&self) -> Result<(), StillRegistered> {
+    pub(super) fn all_unregistered(&self) -> Result<(), MemoryError> {
         self.register.check(&(0..self.size()))
     }
 

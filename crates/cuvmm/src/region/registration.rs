@@ -11,7 +11,7 @@ use cuvmm_driver::DeviceAddress;
 
 use super::space::Extent;
 use crate::device::Device;
-use crate::error::{CallError, DmaBufError};
+use crate::error::{CallError, MemoryError};
 use crate::own::{CloseError, CloseRefusal, ExportMark, Stream};
 
 /// Whoever keeps the memory of a registration where it is, until dropped.
@@ -24,7 +24,7 @@ pub(crate) trait Keeper: Send + Sync {
 
     /// Whether others may be given the memory of a range for good. From then on, as long as this
     /// lives, it is as good as exported.
-    fn may_export(&self, range: &Range<u64>) -> Result<(), DmaBufError>;
+    fn may_export(&self, range: &Range<u64>) -> Result<(), MemoryError>;
 
     /// Notes that some of the memory has been marked as exported.
     fn exported(&self);
@@ -150,7 +150,7 @@ impl Registration {
     }
 
     /// Whether others may be given the memory of a range for good.
-    pub(super) fn may_export(&self, range: &Range<u64>) -> Result<(), DmaBufError> {
+    pub(super) fn may_export(&self, range: &Range<u64>) -> Result<(), MemoryError> {
         self.shared.keeper.may_export(range)
     }
 

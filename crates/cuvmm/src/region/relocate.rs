@@ -8,7 +8,7 @@ use super::fence::Unused;
 use super::layout::reachable;
 use super::place::Unmapped;
 use super::space::Extent;
-use crate::error::RelocateError;
+use crate::error::MemoryError;
 use crate::own::{Place, Stream};
 
 impl Region {
@@ -20,7 +20,7 @@ impl Region {
     /// and unmapping and mapping twice. All or nothing.
     ///
     /// # Errors
-    /// [`RelocateError`] when the range is not committed, cuts an extent or is
+    /// [`MemoryError`] when the range is not committed, cuts an extent or is
     /// [registered](Self::register), the region shows memory twice, part of the range was
     /// [exported](Self::export) and would move, the place cannot be reached or has no memory, or the
     /// driver refuses.
@@ -29,40 +29,22 @@ impl Region {
         range: Range<u64>,
         place: &Place,
         stream: &Stream,
-    ) -> Result<u64, RelocateError> {
-        self.check(&range)?;
-        let (start, end) = (range.start, range.end);
-        if !stream.device().is_same(self.device()) {
-            return Err(RelocateError::WrongDevice);
-        }
-        if !self.is_committed(range) {
-            return Err(RelocateError::NotCommitted { start, end });
-        }
-        self.unregistered(&(start..end))?;
-        if self.is_aliased() {
-            return Err(RelocateError::Aliased);
-        }
+    ) -> Result<u64, MemoryError> {
+        self.check_stream(stream)?;
+        self.check_committed(&range)?;
+        self.unregistered(&range)?;
+        self.check_unaliased()?;
         for user in self.space.users() {
             reachable(user, place)?;
         }
-        if let Some(cut) = self.cut_by(&(start..end)) {
-            return Err(RelocateError::CutsExtent {
-                offset: cut.offset,
-                size: cut.size,
-            });
-        }
+        self.check_whole(&range)?;
         let location = place.location();
         let moving: Vec<Extent> = self
             .space
-            .extents_in(start, end)
+            .extents_in(range.start, range.end)
             .filter(|extent| extent.location != location)
             .collect();
-        if let Some(kept) = self.space.exported().find(|kept| moving.contains(kept)) {
-            return Err(RelocateError::Exported {
-                offset: kept.offset,
-                size: kept.size,
-            });
-        }
+        self.check_unexported(&moving)?;
         let mut new = vec![];
         for extent in moving {
             new.push((

@@ -12,7 +12,7 @@ use super::fence::{Fence, Unused};
 use super::place::Unmapped;
 use super::space::Space;
 use super::taken::{NotPutBack, TakenOut};
-use crate::error::{CommitError, ReplaceError};
+use crate::error::MemoryError;
 use crate::own::{Access, Stream};
 
 /// Memory, and the offset where it is to be placed.
@@ -21,7 +21,7 @@ type New = Vec<(u64, Unmapped)>;
 /// Memory was not replaced.
 #[derive(Debug)]
 pub(crate) struct NotReplaced {
-    pub(crate) error: ReplaceError,
+    pub(crate) error: MemoryError,
     /// What is mapped nowhere and of no use: new memory, or old memory whose place new memory keeps.
     pub(crate) physicals: Vec<Unmapped>,
     /// What was there and could not be put back.
@@ -32,7 +32,7 @@ pub(crate) struct NotReplaced {
 
 impl NotReplaced {
     /// Nothing was done with the new memory.
-    pub(crate) fn unchanged(error: impl Into<ReplaceError>, new: New) -> Box<Self> {
+    pub(crate) fn unchanged(error: impl Into<MemoryError>, new: New) -> Box<Self> {
         Box::new(Self {
             error: error.into(),
             physicals: new.into_iter().map(|(_, unmapped)| unmapped).collect(),
@@ -87,7 +87,7 @@ impl Completed<'_> {
                     });
                     physicals.extend(old.split_off(&placed));
                     return Err(Box::new(NotReplaced {
-                        error: ReplaceError::Place(failed.error),
+                        error: failed.error,
                         physicals,
                         lost: self.space.put_back(old).err(),
                         running: false,
@@ -114,13 +114,13 @@ impl Space {
         };
         let mut beside = match Self::reserve(self.device(), sizes.iter().sum()) {
             Ok(beside) => beside,
-            Err(error) => return Err(not(error.into(), memory, false)),
+            Err(error) => return Err(not(error, memory, false)),
         };
         if let Err(failed) = beside.place(0, memory) {
             if failed.stuck > 0 {
                 self.beside.push(beside);
             }
-            return Err(not(failed.error.into(), failed.physicals, false));
+            return Err(not(failed.error, failed.physicals, false));
         }
         let mut at = 0;
         let mut queued = Ok(());
@@ -148,7 +148,7 @@ impl Space {
         if beside.count() > 0 {
             self.beside.push(beside);
         }
-        let copied = copied.and_then(|()| Ok(queued?)).and_then(|()| Ok(waited?));
+        let copied = copied.and(queued).and_then(|()| Ok(waited?));
         match copied {
             Ok(()) => Ok(offsets.into_iter().zip(memory).collect()),
             Err(error) => Err(not(error, memory, false)),
@@ -164,7 +164,7 @@ impl Region {
         new: New,
         stream: &Stream,
         proof: Unused,
-    ) -> Result<(), ReplaceError> {
+    ) -> Result<(), MemoryError> {
         let offsets: Vec<u64> = new.iter().map(|&(offset, _)| offset).collect();
         let mut space = self.space.proved(proof);
         let Err(failed) = space.replace(new, Access::ReadWrite, stream) else {
@@ -185,16 +185,10 @@ impl Region {
         for range in &ranges {
             self.committed.remove(range.clone());
         }
-        Err(ReplaceError::Lost {
+        Err(MemoryError::Lost {
             ranges,
             cause: Box::new(failed.error),
         })
-    }
-}
-
-impl From<CommitError> for ReplaceError {
-    fn from(error: CommitError) -> Self {
-        Self::Place(error)
     }
 }
 
@@ -428,14 +422,14 @@ mod tests {
         rig.fail(Call::MemMap, 3);
         rig.fail(Call::MemMap, 4);
         let replaced = region.replace(new, &stream, Unused::never_used());
-        let Err(ReplaceError::Lost { ranges, cause }) = replaced else {
+        let Err(MemoryError::Lost { ranges, cause }) = replaced else {
             panic!("{replaced:?}");
         };
         let [range] = &ranges[..] else {
             panic!("one range");
         };
         assert_eq!(*range, G..2 * G);
-        assert!(matches!(*cause, ReplaceError::Call(_)));
+        assert!(matches!(*cause, MemoryError::Call(_)));
         assert!(region.is_committed(0..G) && !region.is_committed(G..2 * G));
         assert_eq!(region.extents().len(), 1);
         assert!(region.withdrawn.is_empty(), "nothing is being copied");
@@ -448,7 +442,7 @@ mod tests {
         let (mut region, new) = region(&rig);
         rig.fail_from(Call::StreamSynchronize, 1);
         let replaced = region.replace(new, &stream, Unused::never_used());
-        assert!(matches!(replaced, Err(ReplaceError::Call(_))));
+        assert!(matches!(replaced, Err(MemoryError::Call(_))));
         rig.heal();
         assert_eq!((region.committed(), region.quarantined()), (2 * G, 2 * G));
         let fences: Vec<_> = region.withdrawn.iter().collect();

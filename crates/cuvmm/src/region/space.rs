@@ -8,7 +8,7 @@ use cuvmm_driver::{DeviceAddress, Location, PhysicalHandle};
 use super::mapped::Mapped;
 use super::place::{LastWriter, PlaceError, PlaceFailure, Placed, Target, Unmapped, place_one};
 use crate::device::Device;
-use crate::error::ReserveError;
+use crate::error::MemoryError;
 use crate::own::{Access, AccessGrant, ExportMark, Physical, Place, Reservation};
 
 /// One extent: its place and size in bytes.
@@ -66,7 +66,7 @@ pub(crate) struct Space {
 
 impl Space {
     /// Reserves `size` bytes, in which `device` can read and write what is placed.
-    pub(crate) fn reserve(device: &Device, size: u64) -> Result<Self, ReserveError> {
+    pub(crate) fn reserve(device: &Device, size: u64) -> Result<Self, MemoryError> {
         Ok(Self::over(Reservation::new(device, size)?))
     }
 
@@ -77,7 +77,7 @@ impl Space {
         size: u64,
         guard: u64,
         count: u64,
-    ) -> Result<Vec<Self>, ReserveError> {
+    ) -> Result<Vec<Self>, MemoryError> {
         let parts = Reservation::row(device, size, guard, count)?;
         Ok(parts.into_iter().map(Self::over).collect())
     }
@@ -100,7 +100,7 @@ impl Space {
     }
 
     /// A space of the same size with nothing in it, open to the same devices.
-    pub(super) fn empty_twin(&self) -> Result<Self, ReserveError> {
+    pub(super) fn empty_twin(&self) -> Result<Self, MemoryError> {
         let mut twin = Self::reserve(self.device(), self.size())?;
         twin.access = self.access.clone();
         Ok(twin)

@@ -8,7 +8,7 @@ use super::completed::Completed;
 use super::fence::Fence;
 use super::place::Unmapped;
 use super::space::Space;
-use crate::error::{CallError, CommitError};
+use crate::error::{CallError, MemoryError};
 use crate::own::Access;
 
 /// Extents that were taken out of a space, in the order in which that was done.
@@ -35,7 +35,7 @@ pub(crate) struct Stuck {
 #[derive(Debug)]
 pub(crate) struct NotPutBack {
     /// Why the first of them could not be.
-    pub(crate) error: CommitError,
+    pub(crate) error: MemoryError,
     /// Where that was.
     pub(crate) offset: u64,
     /// Those that are mapped there still, and cannot be used.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::Region;
 use super::fence::{Fence, Round, Unused};
 use super::space::Extent;
-use crate::error::{CallError, CommitError, DecommitError};
+use crate::error::{CallError, MemoryError};
 use crate::own::{CloseError, CloseRefusal, Stream};
 
 impl Region {
@@ -40,8 +40,8 @@ impl Region {
     /// capture that is running on it; [`decommit_after`](Self::decommit_after) does not.
     ///
     /// # Errors
-    /// [`DecommitError`]; nothing has changed.
-    pub fn decommit(&mut self, range: Range<u64>) -> Result<(), DecommitError> {
+    /// [`MemoryError`]; nothing has changed.
+    pub fn decommit(&mut self, range: Range<u64>) -> Result<(), MemoryError> {
         let fence = self.fence_of_all();
         self.withdraw(range, &fence)
     }
@@ -50,13 +50,13 @@ impl Region {
     /// nothing used it.
     ///
     /// # Errors
-    /// [`DecommitError`]; nothing has changed.
+    /// [`MemoryError`]; nothing has changed.
     pub fn decommit_after(
         &mut self,
         range: Range<u64>,
         streams: &[Stream],
-    ) -> Result<(), DecommitError> {
-        let fence = self.fence_of(streams).ok_or(DecommitError::WrongDevice)?;
+    ) -> Result<(), MemoryError> {
+        let fence = self.fence_of(streams)?;
         self.withdraw(range, &fence)
     }
 
@@ -74,17 +74,14 @@ impl Region {
     }
 
     /// Gives back what of a range is pending free and has passed. An error if some has not.
-    pub(crate) fn purge_in(&mut self, range: &Range<u64>) -> Result<(), CommitError> {
+    pub(crate) fn purge_in(&mut self, range: &Range<u64>) -> Result<(), MemoryError> {
         let (start, end) = (range.start, range.end);
-        self.purge_from(range).map_err(|cause| CommitError::Call {
-            offset: start,
-            size: end - start,
-            cause,
-        })?;
+        self.purge_from(range)
+            .map_err(|cause| MemoryError::range(start, end - start, cause))?;
         let left = self.pending.meeting(range);
         let bytes: u64 = left.map(|extent| extent.end - extent.start).sum();
         if bytes > 0 {
-            return Err(CommitError::PendingFree { start, end, bytes });
+            return Err(MemoryError::PendingFree { start, end, bytes });
         }
         Ok(())
     }
@@ -130,14 +127,8 @@ impl Region {
         self.purge()
     }
 
-    fn withdraw(&mut self, range: Range<u64>, fence: &Fence) -> Result<(), DecommitError> {
-        self.check(&range)?;
-        if !self.is_committed(range.clone()) {
-            return Err(DecommitError::NotCommitted {
-                start: range.start,
-                end: range.end,
-            });
-        }
+    fn withdraw(&mut self, range: Range<u64>, fence: &Fence) -> Result<(), MemoryError> {
+        self.check_committed(&range)?;
         self.unregistered(&range)?;
         self.committed.remove(range.clone());
         let extents = self.space.extents_in(range.start, range.end);
@@ -159,7 +150,7 @@ impl Region {
         if self.space.users().nth(1).is_some() {
             return;
         }
-        let Some(fence) = self.fence_of(streams) else {
+        let Ok(fence) = self.fence_of(streams) else {
             return;
         };
         let all = 0..self.size();

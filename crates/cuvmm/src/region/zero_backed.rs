@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::Region;
 use super::fence::Fence;
 use super::zeros::beside;
-use crate::error::CommitError;
+use crate::error::MemoryError;
 use crate::own::Stream;
 
 impl Region {
@@ -17,9 +17,9 @@ impl Region {
     /// `cuMemSetAccess` for each alias. All or nothing.
     ///
     /// # Errors
-    /// [`CommitError`] when part of the range is pending free and in use, the mappings would be more
+    /// [`MemoryError`] when part of the range is pending free and in use, the mappings would be more
     /// than the region may have, or the driver refuses. Nothing has changed.
-    pub fn back_with_zeros(&mut self, range: Range<u64>) -> Result<(), CommitError> {
+    pub fn back_with_zeros(&mut self, range: Range<u64>) -> Result<(), MemoryError> {
         self.check(&range)?;
         self.purge_in(&range)?;
         let holes = self.holes(&range);
@@ -38,9 +38,9 @@ impl Region {
     /// passed. Returns the bytes of addresses that have nothing behind them any more.
     ///
     /// # Errors
-    /// [`CommitError`] while such work is running or queued, or when the driver refuses. Nothing
+    /// [`MemoryError`] while such work is running or queued, or when the driver refuses. Nothing
     /// has changed.
-    pub fn remove_zeros(&mut self, range: Range<u64>) -> Result<u64, CommitError> {
+    pub fn remove_zeros(&mut self, range: Range<u64>) -> Result<u64, MemoryError> {
         let fence = self.fence_of_all();
         self.remove_zeros_with(&range, fence)
     }
@@ -53,12 +53,12 @@ impl Region {
         &mut self,
         range: Range<u64>,
         streams: &[Stream],
-    ) -> Result<u64, CommitError> {
-        let fence = self.fence_of(streams).ok_or(CommitError::WrongDevice)?;
+    ) -> Result<u64, MemoryError> {
+        let fence = self.fence_of(streams)?;
         self.remove_zeros_with(&range, fence)
     }
 
-    fn remove_zeros_with(&mut self, range: &Range<u64>, fence: Fence) -> Result<u64, CommitError> {
+    fn remove_zeros_with(&mut self, range: &Range<u64>, fence: Fence) -> Result<u64, MemoryError> {
         self.check(range)?;
         let proof = self.zeros_are_unread(range, fence)?;
         let taken = self.zeros.take(&mut self.space, range, proof)?;

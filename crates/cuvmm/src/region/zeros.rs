@@ -12,7 +12,7 @@ use super::fence::{Fence, Unused};
 use super::place::{PlaceFailure, Placed, Unmapped, place_one};
 use super::space::Space;
 use crate::device::Device;
-use crate::error::{AccessError, CallError, CommitError};
+use crate::error::{CallError, MemoryError};
 use crate::own::{Access, AccessGrant, Physical};
 use crate::size::Granularity;
 
@@ -113,7 +113,7 @@ impl Zeros {
         &mut self,
         space: &mut Space,
         holes: &[Range<u64>],
-    ) -> Result<(), CommitError> {
+    ) -> Result<(), MemoryError> {
         let mut put = vec![];
         for hole in holes {
             if let Err(error) = self.back(space, hole, &mut put) {
@@ -131,7 +131,7 @@ impl Zeros {
         space: &mut Space,
         hole: &Range<u64>,
         put: &mut Vec<u64>,
-    ) -> Result<(), CommitError> {
+    ) -> Result<(), MemoryError> {
         let granule = space.device().granule();
         let mut at = hole.start;
         for size in granule.cover(hole.end - hole.start, self.extent) {
@@ -165,7 +165,7 @@ impl Zeros {
         space: &mut Space,
         range: &Range<u64>,
         proof: Unused,
-    ) -> Result<Vec<Range<u64>>, CommitError> {
+    ) -> Result<Vec<Range<u64>>, MemoryError> {
         let taken = self.meeting(range);
         let mut gone: Vec<Range<u64>> = vec![];
         for alias in &taken {
@@ -175,11 +175,11 @@ impl Zeros {
             if let Err((placed, cause)) = placed.unmap(proof) {
                 self.adopt(alias.start, placed);
                 self.restore(space, &gone);
-                return Err(CommitError::Call {
-                    offset: alias.start,
-                    size: alias.end - alias.start,
+                return Err(MemoryError::range(
+                    alias.start,
+                    alias.end - alias.start,
                     cause,
-                });
+                ));
             }
             gone.push(alias.clone());
         }
@@ -218,7 +218,7 @@ impl Zeros {
         Ok(())
     }
 
-    pub(super) fn let_in(&self, guest: &AccessGrant) -> Result<(), AccessError> {
+    pub(super) fn let_in(&self, guest: &AccessGrant) -> Result<(), MemoryError> {
         let opened = self.open_all(&guest.at_most(Access::Read));
         if opened.is_err() {
             self.close_to(&guest.at_most(Access::None));
@@ -237,7 +237,7 @@ impl Zeros {
         }
     }
 
-    fn open_all(&self, access: &AccessGrant) -> Result<(), AccessError> {
+    fn open_all(&self, access: &AccessGrant) -> Result<(), MemoryError> {
         let one = |alias: &Placed| alias.mapping.set_access(std::slice::from_ref(access));
         self.aliases.values().try_for_each(one)
     }
@@ -249,18 +249,17 @@ impl Region {
         &self,
         range: &Range<u64>,
         mut fence: Fence,
-    ) -> Result<Unused, CommitError> {
+    ) -> Result<Unused, MemoryError> {
         if self.zeros.meeting(range).is_empty() {
             return Ok(Unused::never_used());
         }
         let (start, end) = (range.start, range.end);
-        fence.poll().map_err(|cause| CommitError::Call {
-            offset: start,
-            size: end - start,
-            cause,
-        })?;
+        fence
+            .poll()
+            .map_err(|cause| MemoryError::range(start, end - start, cause))?;
         let Some(proof) = fence.proof() else {
-            return Err(CommitError::ZerosInUse { start, end });
+            let bytes = end - start;
+            return Err(MemoryError::PendingFree { start, end, bytes });
         };
         Ok(proof)
     }

@@ -13,7 +13,7 @@ use cuvmm_driver::{DeviceAddress, Exported, HandleTypes};
 use super::parcel::Parcel;
 use super::wire::{Description, Origin, is_within};
 use crate::device::Device;
-use crate::error::{AttachError, CallError, CopyError, ImportError, ViewError};
+use crate::error::{ArgumentError, CallError, MemoryError, ShareError};
 use crate::own::{Access, AccessGrant, CloseError, CloseRefusal, Physical, Place, Stream};
 use crate::region::{Extent, PlaceError, Space, Unmapped};
 use crate::size::range_within;
@@ -58,29 +58,29 @@ impl<'a> AttachmentBuilder<'a> {
     /// `cuMemMap`, `cuMemSetAccess`.
     ///
     /// # Errors
-    /// [`AttachError`]; nothing of it is held then.
-    pub fn open(&self, parcel: &Parcel) -> Result<Attachment, AttachError> {
+    /// [`ShareError`]; nothing of it is held then.
+    pub fn open(&self, parcel: &Parcel) -> Result<Attachment, ShareError> {
         let mut arriving = self.agree(&parcel.description)?;
         arriving.add(&parcel.handles)?;
         arriving.map()
     }
 
     /// Looks at a description before any handle of it is asked for.
-    pub(super) fn agree(&self, description: &Description) -> Result<Arriving, AttachError> {
+    pub(super) fn agree(&self, description: &Description) -> Result<Arriving, ShareError> {
         if self.access > description.access() {
-            return Err(AttachError::ReadOnly);
+            return Err(MemoryError::read_only(&(0..description.size())).into());
         }
         if self
             .others
             .iter()
             .any(|other| !other.same_driver(self.home))
         {
-            return Err(AttachError::WrongDriver);
+            return Err(ArgumentError::OTHER_DRIVER.into());
         }
         let stream = self.stream.cloned();
         let stream = stream.unwrap_or_else(|| Stream::legacy(self.home));
         if !stream.device().is_same(self.home) {
-            return Err(AttachError::WrongDevice);
+            return Err(ArgumentError::STREAM.into());
         }
         let granule = self.home.granule();
         let fits = |bytes: u64| granule.divides(bytes);
@@ -89,10 +89,12 @@ impl<'a> AttachmentBuilder<'a> {
             .iter()
             .all(|extent| fits(extent.offset) && fits(extent.size))
         {
-            return Err(AttachError::Granularity {
-                theirs: description.granularity(),
-                ours: granule.bytes(),
-            });
+            return Err(ArgumentError::Misaligned {
+                what: "bytes of an extent",
+                value: description.granularity(),
+                multiple: granule.bytes(),
+            }
+            .into());
         }
         let places = extents.iter().map(|extent| self.place(extent.origin));
         Ok(Arriving {
@@ -106,14 +108,14 @@ impl<'a> AttachmentBuilder<'a> {
         })
     }
 
-    fn place(&self, origin: Origin) -> Result<Place, AttachError> {
+    fn place(&self, origin: Origin) -> Result<Place, ShareError> {
         match origin {
             Origin::HostNuma(node) => Ok(Place::HostNuma(node)),
             Origin::Device(uuid) => std::iter::once(&self.home)
                 .chain(&self.others)
                 .find(|device| device.uuid() == uuid)
                 .map(|&device| Place::from(device))
-                .ok_or(AttachError::NoSuchDevice { uuid }),
+                .ok_or(ShareError::NoSuchDevice { uuid }),
         }
     }
 }
@@ -144,10 +146,10 @@ impl Arriving {
     }
 
     /// Imports the next handles. They may be closed afterwards.
-    pub(super) fn add(&mut self, handles: &[Exported]) -> Result<(), AttachError> {
+    pub(super) fn add(&mut self, handles: &[Exported]) -> Result<(), ShareError> {
         let all = self.arrived() + handles.len();
         if all > self.places.len() {
-            return Err(AttachError::Handles {
+            return Err(ShareError::Handles {
                 handles: all,
                 extents: self.places.len(),
             });
@@ -159,45 +161,56 @@ impl Arriving {
         Ok(())
     }
 
-    fn import(&self, index: usize, handle: &Exported) -> Result<Unmapped, AttachError> {
+    fn import(&self, index: usize, handle: &Exported) -> Result<Unmapped, ShareError> {
         let handle_type = match handle {
             Exported::Fabric(_) => HandleTypes::FABRIC,
             _ => HandleTypes::POSIX_FD,
         };
         let wanted = self.description.handle_type();
         if handle_type != wanted {
-            return Err(AttachError::HandleType { wanted });
+            let shareable = wanted;
+            return Err(MemoryError::NotShareable {
+                handle_type,
+                shareable,
+            }
+            .into());
         }
         let (Some(extent), Some(place)) = (
             self.description.extents().get(index),
             self.places.get(index),
         ) else {
-            return Err(AttachError::Handles {
+            return Err(ShareError::Handles {
                 handles: index + 1,
                 extents: self.places.len(),
             });
         };
         let offset = extent.offset;
         let imported = Physical::import(place.through(&self.home), handle, extent.size);
-        let physical = imported.map_err(|cause| match cause {
-            ImportError::WrongDevice { location, .. } => {
-                AttachError::Elsewhere { offset, location }
-            }
-            cause => AttachError::Import { offset, cause },
+        let physical = imported.map_err(|error| match error {
+            MemoryError::Elsewhere { found, wanted, .. } => MemoryError::Elsewhere {
+                offset,
+                found,
+                wanted,
+            },
+            MemoryError::Call(cause) => MemoryError::range(offset, extent.size, cause),
+            error => error,
         })?;
         if physical.location() != place.location() {
-            return Err(AttachError::Elsewhere {
+            let (found, wanted) = (physical.location(), place.location());
+            return Err(MemoryError::Elsewhere {
                 offset,
-                location: physical.location(),
-            });
+                found,
+                wanted,
+            }
+            .into());
         }
         Ok(Unmapped::fresh(physical))
     }
 
     /// Maps all that came: whole, or not at all.
-    pub(super) fn map(self) -> Result<Attachment, AttachError> {
+    pub(super) fn map(self) -> Result<Attachment, ShareError> {
         if !self.is_complete() {
-            return Err(AttachError::Handles {
+            return Err(ShareError::Handles {
                 handles: self.physicals.len(),
                 extents: self.places.len(),
             });
@@ -214,7 +227,7 @@ impl Arriving {
                 if let Err(error) = space.never_used(0).retry_all() {
                     tracing::error!(%error, "what could not be attached stays mapped");
                 }
-                return Err(AttachError::Commit(error));
+                return Err(error.into());
             }
         }
         Ok(Attachment {
@@ -308,8 +321,8 @@ impl Attachment {
     /// Reads bytes behind what `stream` has queued.
     ///
     /// # Errors
-    /// [`CopyError`] when they are not all there, or the stream is another device's.
-    pub fn read(&self, stream: &Stream, offset: u64, bytes: &mut [u8]) -> Result<(), CopyError> {
+    /// [`MemoryError`] when they are not all there, or the stream is another device's.
+    pub fn read(&self, stream: &Stream, offset: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
         self.check_copy(offset, bytes.len() as u64)?;
         self.space.read(stream, offset, bytes)
     }
@@ -317,11 +330,11 @@ impl Attachment {
     /// Writes bytes behind what `stream` has queued, and returns when they are there.
     ///
     /// # Errors
-    /// [`CopyError`] when it may only be read, they do not all fit, or the stream is another
+    /// [`MemoryError`] when it may only be read, they do not all fit, or the stream is another
     /// device's.
-    pub fn write(&self, stream: &Stream, offset: u64, bytes: &[u8]) -> Result<(), CopyError> {
+    pub fn write(&self, stream: &Stream, offset: u64, bytes: &[u8]) -> Result<(), MemoryError> {
         if self.access != Access::ReadWrite {
-            return Err(CopyError::ReadOnly);
+            return Err(MemoryError::read_only(&(0..self.size())));
         }
         self.check_copy(offset, bytes.len() as u64)?;
         self.space.write(stream, offset, bytes)
@@ -330,15 +343,15 @@ impl Attachment {
     /// All elements, where it was given as such: a vector.
     ///
     /// # Errors
-    /// [`ViewError`] when it was given otherwise, or elements have another size.
-    pub fn view<T: Pod>(&self) -> Result<View<'_, T>, ViewError> {
+    /// [`ShareError`] when it was given otherwise, or elements have another size.
+    pub fn view<T: Pod>(&self) -> Result<View<'_, T>, ShareError> {
         let given = self.description.elements();
         match given {
             Some((count, size)) if size as usize == size_of::<T>() => {
                 let len = usize::try_from(count).unwrap_or(usize::MAX);
                 Ok(View::new(self.address(), len, &self.users))
             }
-            _ => Err(ViewError::ElementSize {
+            _ => Err(ShareError::ElementSize {
                 wanted: size_of::<T>(),
                 given: given.map(|(_, size)| size),
             }),
@@ -348,34 +361,27 @@ impl Attachment {
     /// A range of bytes as elements, for a kernel to read.
     ///
     /// # Errors
-    /// [`ViewError`] when it is not all there, or is no whole elements.
-    pub fn view_of<T: Pod>(&self, range: Range<u64>) -> Result<View<'_, T>, ViewError> {
+    /// [`ShareError`] when it is not all there, or is no whole elements.
+    pub fn view_of<T: Pod>(&self, range: Range<u64>) -> Result<View<'_, T>, ShareError> {
         let (offset, size) = (range.start, range.end.saturating_sub(range.start));
         if !self.is_there(offset, size) {
-            return Err(ViewError::NotThere { offset, size });
+            return Err(MemoryError::not_committed(&range).into());
         }
-        let element = size_of::<T>();
-        let whole = |bytes: u64, of: usize| of != 0 && bytes.is_multiple_of(of as u64);
-        match self.address().checked_add(offset) {
-            Some(address) if whole(size, element) && whole(address.0, align_of::<T>()) => {
-                let len = usize::try_from(size).unwrap_or(usize::MAX) / element.max(1);
-                Ok(View::new(address, len, &self.users))
-            }
-            _ => Err(ViewError::Misaligned {
-                offset,
-                size,
-                element,
-            }),
-        }
+        let address = self
+            .address()
+            .checked_add(offset)
+            .unwrap_or(DeviceAddress::NULL);
+        let len = ArgumentError::elements_at::<T>(address.0, size)?;
+        Ok(View::new(address, len, &self.users))
     }
 
     /// The same for a kernel to write; other processes see it.
     ///
     /// # Errors
-    /// [`ViewError`] besides when the memory may only be read.
-    pub fn view_mut_of<T: Pod>(&mut self, range: Range<u64>) -> Result<ViewMut<'_, T>, ViewError> {
+    /// [`ShareError`] besides when the memory may only be read.
+    pub fn view_mut_of<T: Pod>(&mut self, range: Range<u64>) -> Result<ViewMut<'_, T>, ShareError> {
         if self.access != Access::ReadWrite {
-            return Err(ViewError::ReadOnly);
+            return Err(MemoryError::read_only(&range).into());
         }
         let (address, len) = {
             let view = self.view_of::<T>(range)?;
@@ -425,17 +431,13 @@ impl Attachment {
         is_within(&self.runs, offset, size)
     }
 
-    fn check_copy(&self, offset: u64, size: u64) -> Result<(), CopyError> {
+    fn check_copy(&self, offset: u64, size: u64) -> Result<(), MemoryError> {
         if self.is_there(offset, size) {
             return Ok(());
         }
         match range_within(offset, size, self.size()) {
-            None => Err(CopyError::OutOfRange {
-                offset,
-                size,
-                bytes: self.size(),
-            }),
-            Some(_) => Err(CopyError::NotCommitted { offset, size }),
+            None => Err(ArgumentError::bytes(offset, size, self.size()).into()),
+            Some(range) => Err(MemoryError::not_committed(&range)),
         }
     }
 }

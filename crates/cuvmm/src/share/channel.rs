@@ -97,11 +97,9 @@ impl Channel {
                 // A signal ends the wait, whatever its handler was registered with.
                 Err(Errno::INTR | Errno::AGAIN) => continue,
                 Err(Errno::NOENT | Errno::CONNREFUSED) => {
-                    Err(ChannelError::NobodyThere { path: path() })
+                    Err(ChannelError::NotListening { path: path() })
                 }
-                Err(Errno::PROTOTYPE | Errno::NOTSOCK) => {
-                    Err(ChannelError::NoSocket { path: path() })
-                }
+                Err(Errno::PROTOTYPE | Errno::NOTSOCK) => Err(ChannelError::no_socket(path())),
                 Err(errno) => Err(system("connect")(errno)),
             };
         }
@@ -427,11 +425,9 @@ pub(super) fn address(path: &Path) -> Result<SocketAddrUnix, ChannelError> {
     const MOST: usize = 107;
     let length = path.as_os_str().len();
     if length > MOST {
-        return Err(ChannelError::PathTooLong {
-            path: path.to_owned(),
-            length,
-            most: MOST,
-        });
+        let path = path.to_owned();
+        let problem = "is longer than the path of a socket may be";
+        return Err(ChannelError::Path { path, problem });
     }
     SocketAddrUnix::new(path).map_err(system("a socket's path"))
 }

@@ -31,15 +31,13 @@ pub(super) enum State {
 /// One that is bound and does not listen yet seems dead: only the holder of its lock may believe it.
 ///
 /// # Errors
-/// [`ChannelError::NoSocket`] when something else is there, and [`ChannelError::System`].
+/// [`ChannelError::Path`] when something else is there, and [`ChannelError::System`].
 pub(super) fn state_of(path: &Path) -> Result<State, ChannelError> {
     let Some(found) = look(path)? else {
         return Ok(State::Nothing);
     };
     if !found.file_type().is_socket() {
-        return Err(ChannelError::NoSocket {
-            path: path.to_owned(),
-        });
+        return Err(ChannelError::no_socket(path.to_owned()));
     }
     let (address, socket) = (address(path)?, new_socket()?);
     // One whose queue is full is not waited for.
@@ -79,9 +77,7 @@ pub(super) fn clear(path: &Path, id: FileId) -> Result<(), ChannelError> {
 pub fn sweep(path: impl AsRef<Path>) -> Result<bool, ChannelError> {
     let path = path.as_ref();
     if look(path)?.is_some_and(|found| !found.file_type().is_socket()) {
-        return Err(ChannelError::NoSocket {
-            path: path.to_owned(),
-        });
+        return Err(ChannelError::no_socket(path.to_owned()));
     }
     let Taken::Lock(_lock) = Lock::find(path)? else {
         return Ok(false);

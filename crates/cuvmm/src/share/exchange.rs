@@ -11,7 +11,7 @@ use super::frame::{Kind, MOST_HANDLES};
 use super::offer::Offer;
 use super::wait::Deadline;
 use super::wire::{Description, MOST_DESCRIPTION};
-use crate::error::{AttachError, ChannelError, GiveError, OfferError, TakeError};
+use crate::error::{ArgumentError, ChannelError, ShareError};
 
 /// The most of a reason that is sent or read.
 const MOST_REASON: usize = 4096;
@@ -30,9 +30,9 @@ impl Channel {
     /// Per extent `cuMemExportToShareableHandle`; not before the peer has agreed.
     ///
     /// # Errors
-    /// [`GiveError`]. The peer holds nothing of it then, unless the error is of the channel: a peer
+    /// [`ShareError`]. The peer holds nothing of it then, unless the error is of the channel: a peer
     /// whose last answer was lost may hold it.
-    pub fn give(&mut self, offer: &Offer) -> Result<(), GiveError> {
+    pub fn give(&mut self, offer: &Offer) -> Result<(), ShareError> {
         let deadline = self.deadline();
         self.give_before(offer, &offer.description().to_bytes(), deadline)
     }
@@ -43,9 +43,9 @@ impl Channel {
         offer: &Offer,
         described: &[u8],
         deadline: Deadline,
-    ) -> Result<(), GiveError> {
+    ) -> Result<(), ShareError> {
         let given = self.give_all(offer, described, deadline);
-        if matches!(given, Err(GiveError::Channel(_))) {
+        if matches!(given, Err(ShareError::Channel(_))) {
             self.give_up();
         }
         given
@@ -56,7 +56,7 @@ impl Channel {
         offer: &Offer,
         described: &[u8],
         deadline: Deadline,
-    ) -> Result<(), GiveError> {
+    ) -> Result<(), ShareError> {
         self.send(Kind::Description, &[described], deadline)?;
         self.hear_verdict(deadline)?;
         let all = offer.description().extents().len();
@@ -84,8 +84,8 @@ impl Channel {
     /// `cuMemMap`, `cuMemSetAccess`.
     ///
     /// # Errors
-    /// [`TakeError`]; nothing of it is held then, and the peer is told why.
-    pub fn take(&mut self, how: &AttachmentBuilder<'_>) -> Result<Attachment, TakeError> {
+    /// [`ShareError`]; nothing of it is held then, and the peer is told why.
+    pub fn take(&mut self, how: &AttachmentBuilder<'_>) -> Result<Attachment, ShareError> {
         let deadline = self.deadline();
         self.take_before(how, deadline)
     }
@@ -94,9 +94,9 @@ impl Channel {
         &mut self,
         how: &AttachmentBuilder<'_>,
         deadline: Deadline,
-    ) -> Result<Attachment, TakeError> {
+    ) -> Result<Attachment, ShareError> {
         let taken = self.take_all(how, deadline);
-        if matches!(taken, Err(TakeError::Channel(_))) {
+        if matches!(taken, Err(ShareError::Channel(_))) {
             self.give_up();
         }
         taken
@@ -106,11 +106,11 @@ impl Channel {
         &mut self,
         how: &AttachmentBuilder<'_>,
         deadline: Deadline,
-    ) -> Result<Attachment, TakeError> {
+    ) -> Result<Attachment, ShareError> {
         let kinds = [Kind::Description, Kind::Verdict];
         let message = self.receive(&kinds, MOST_DESCRIPTION, deadline)?;
         let message = given_up(message)?;
-        let described = Description::from_bytes(&message.body).map_err(AttachError::Description);
+        let described = Description::from_bytes(&message.body).map_err(ShareError::from);
         let agreed = described.and_then(|description| how.agree(&description));
         let mut arriving = self.answer(agreed, deadline)?;
         loop {
@@ -128,9 +128,9 @@ impl Channel {
     /// Tells the peer how something ended, and hands it on.
     fn answer<T>(
         &mut self,
-        outcome: Result<T, AttachError>,
+        outcome: Result<T, ShareError>,
         deadline: Deadline,
-    ) -> Result<T, TakeError> {
+    ) -> Result<T, ShareError> {
         match outcome {
             Ok(value) => {
                 self.send_verdict(None, deadline)?;
@@ -138,15 +138,15 @@ impl Channel {
             }
             Err(error) => {
                 self.refuse(&error.to_string(), deadline);
-                Err(TakeError::Attach(error))
+                Err(error)
             }
         }
     }
 
     /// Tells the peer that it gets nothing after all.
-    fn withdraw(&mut self, error: OfferError, deadline: Deadline) -> GiveError {
+    fn withdraw(&mut self, error: ShareError, deadline: Deadline) -> ShareError {
         self.refuse(&error.to_string(), deadline);
-        GiveError::Offer(error)
+        error
     }
 
     /// Says no, and why, if that can still be said: what went wrong first is what the caller must
@@ -175,23 +175,23 @@ impl Channel {
     }
 
     /// Waits for a yes.
-    pub(super) fn hear_verdict(&mut self, deadline: Deadline) -> Result<(), GiveError> {
+    pub(super) fn hear_verdict(&mut self, deadline: Deadline) -> Result<(), ShareError> {
         let message = self.receive(&[Kind::Verdict], MOST_REASON, deadline)?;
         match verdict(&message)? {
             None => Ok(()),
-            Some(reason) => Err(GiveError::Refused { reason }),
+            Some(reason) => Err(ShareError::Refused { reason }),
         }
     }
 }
 
 /// Handles as they travel: fabric handles in a message, descriptors beside it.
-fn packed(handles: &[Exported]) -> Result<(Vec<u8>, Vec<BorrowedFd<'_>>), OfferError> {
+fn packed(handles: &[Exported]) -> Result<(Vec<u8>, Vec<BorrowedFd<'_>>), ShareError> {
     let (mut names, mut descriptors) = (vec![], vec![]);
     for handle in handles {
         match handle {
             Exported::Fd(fd) => descriptors.push(fd.as_fd()),
             Exported::Fabric(name) => names.extend_from_slice(name),
-            _ => return Err(OfferError::UnknownHandle),
+            _ => return Err(ArgumentError::HandleType { bits: 0 }.into()),
         }
     }
     Ok((names, descriptors))
@@ -209,13 +209,13 @@ fn verdict(message: &Message) -> Result<Option<String>, ChannelError> {
 }
 
 /// The message, unless it says that the peer gives nothing after all.
-fn given_up(message: Message) -> Result<Message, TakeError> {
+fn given_up(message: Message) -> Result<Message, ShareError> {
     if message.kind != Kind::Verdict {
         return Ok(message);
     }
     match verdict(&message)? {
-        Some(reason) => Err(TakeError::Withdrawn { reason }),
-        None => Err(TakeError::Channel(ChannelError::Malformed {
+        Some(reason) => Err(ShareError::Refused { reason }),
+        None => Err(ShareError::Channel(ChannelError::Malformed {
             what: "a yes to nothing",
         })),
     }

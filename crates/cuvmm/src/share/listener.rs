@@ -226,7 +226,7 @@ fn make_way(path: &Path) -> Result<(), ChannelError> {
         State::Nothing => Ok(()),
         State::Dead(id) => clear(&path, id),
         State::Live => Err(ChannelError::InUse { path }),
-        State::NotOurs => Err(ChannelError::NotOurs { path }),
+        State::NotOurs => Err(ChannelError::not_ours(path)),
     }
 }
 
@@ -234,7 +234,7 @@ fn make_way(path: &Path) -> Result<(), ChannelError> {
 fn bound(path: &Path) -> Result<FileId, ChannelError> {
     let found = look(path).and_then(|found| {
         let path = path.to_owned();
-        found.ok_or(ChannelError::NobodyThere { path })
+        found.ok_or(ChannelError::NotListening { path })
     });
     match found {
         Ok(found) => Ok(FileId::of(&found)),

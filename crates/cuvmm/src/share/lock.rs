@@ -100,7 +100,7 @@ impl Lock {
     /// Takes the lock of a socket and makes its file if there is none.
     ///
     /// # Errors
-    /// [`ChannelError::NotOurs`] when something else is where the file should be, and
+    /// [`ChannelError::Path`] when something else is where the file should be, and
     /// [`ChannelError::System`].
     pub(super) fn make(socket: &Path) -> Result<Taken, ChannelError> {
         let path = path_of(socket);
@@ -110,7 +110,7 @@ impl Lock {
             None => match open(&path)? {
                 Some(file) => Self::take(file, path, socket),
                 None => match look(&path)? {
-                    Some(found) if !is_lock(&found) => Err(ChannelError::NotOurs { path }),
+                    Some(found) if !is_lock(&found) => Err(ChannelError::not_ours(path)),
                     _ => Ok(Taken::Held),
                 },
             },

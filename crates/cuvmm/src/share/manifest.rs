@@ -6,7 +6,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::wire::is_within;
-use crate::error::ManifestError;
+use crate::error::DescriptionError;
 
 /// What published memory holds: tensors by name, and notes. As the header of a safetensors file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,17 +49,17 @@ impl Manifest {
     }
 
     /// Checks that every tensor lies in memory that there is, and has a name of its own.
-    pub(super) fn check(&self, runs: &[Range<u64>]) -> Result<(), ManifestError> {
+    pub(super) fn check(&self, runs: &[Range<u64>]) -> Result<(), DescriptionError> {
         let mut names = BTreeSet::new();
         for tensor in &self.tensors {
             if !names.insert(&tensor.name) {
-                return Err(ManifestError::Twice {
+                return Err(DescriptionError::NameTaken {
                     name: tensor.name.clone(),
                 });
             }
             // One without elements has no bytes, and may be anywhere.
             if tensor.size > 0 && !is_within(runs, tensor.offset, tensor.size) {
-                return Err(ManifestError::Outside {
+                return Err(DescriptionError::Tensor {
                     name: tensor.name.clone(),
                     offset: tensor.offset,
                     size: tensor.size,

@@ -12,7 +12,7 @@ use cuvmm_driver::{Exported, HandleTypes, LocationKind};
 
 use super::parcel::Parcel;
 use super::wire::{Description, Elements, Origin, SharedExtent};
-use crate::error::OfferError;
+use crate::error::{MemoryError, ShareError};
 use crate::own::{Access, Physical, Place};
 use crate::pool::{Block, Lease};
 use crate::region::{Extent, Region};
@@ -49,8 +49,8 @@ impl Offer {
     /// Offers one physical.
     ///
     /// # Errors
-    /// [`OfferError`] when it lies where a description cannot say.
-    pub fn physical(physical: &Physical) -> Result<Self, OfferError> {
+    /// [`ShareError`] when it lies where a description cannot say.
+    pub fn physical(physical: &Physical) -> Result<Self, ShareError> {
         physical.mark_exported();
         Self::of_parts(physical.size(), None, vec![(0, physical.clone())])
     }
@@ -58,20 +58,14 @@ impl Offer {
     /// Offers what is committed of a range of a region. Offsets begin with the range.
     ///
     /// # Errors
-    /// [`OfferError`] when the range leaves the region, nothing is committed there, or it cuts an
+    /// [`ShareError`] when the range leaves the region, nothing is committed there, or it cuts an
     /// extent or has to be [unshared](Region::unshare) first.
-    pub fn region(region: &Region, range: Range<u64>) -> Result<Self, OfferError> {
+    pub fn region(region: &Region, range: Range<u64>) -> Result<Self, ShareError> {
         region.check(&range)?;
         let (start, end) = (range.start, range.end);
-        if let Some(cut) = region.cut_by(&range) {
-            return Err(OfferError::CutsExtent {
-                offset: cut.offset,
-                size: cut.size,
-            });
-        }
-        let parts = region
-            .promise(range)
-            .ok_or(OfferError::ReadOnly { start, end })?;
+        region.check_whole(&range)?;
+        let read_only = MemoryError::read_only(&range);
+        let parts = region.promise(range).ok_or(read_only)?;
         let size = end.saturating_sub(start);
         let placed = parts
             .into_iter()
@@ -83,8 +77,8 @@ impl Offer {
     /// it lies in. What is added later is not part of it.
     ///
     /// # Errors
-    /// [`OfferError`] when it is empty.
-    pub fn vec<T: Pod>(vec: &DeviceVec<T>) -> Result<Self, OfferError> {
+    /// [`ShareError`] when it is empty.
+    pub fn vec<T: Pod>(vec: &DeviceVec<T>) -> Result<Self, ShareError> {
         let elements = Elements {
             count: vec.len() as u64,
             size: u32::try_from(size_of::<T>()).unwrap_or(0),
@@ -98,9 +92,9 @@ impl Offer {
     /// offer lives the block's memory stays in place, even if the block is dropped.
     ///
     /// # Errors
-    /// [`OfferError`] when the block sleeps or shares memory with [forks](Block::fork), or a
+    /// [`ShareError`] when the block sleeps or shares memory with [forks](Block::fork), or a
     /// description cannot say where it lies.
-    pub fn block(block: &Block) -> Result<Self, OfferError> {
+    pub fn block(block: &Block) -> Result<Self, ShareError> {
         let (parts, lease) = block.parts()?.promise();
         let size = end_of(&parts);
         let mut offer = Self::of_parts(size, None, offsets(parts))?;
@@ -112,12 +106,9 @@ impl Offer {
         size: u64,
         elements: Option<Elements>,
         parts: Vec<(u64, Physical)>,
-    ) -> Result<Self, OfferError> {
+    ) -> Result<Self, ShareError> {
         let Some(granularity) = parts.first().map(|(_, first)| first.device().granularity()) else {
-            return Err(OfferError::Empty {
-                start: 0,
-                end: size,
-            });
+            return Err(MemoryError::not_committed(&(0..size)).into());
         };
         let mut known = BTreeMap::new();
         let mut extents = Vec::with_capacity(parts.len());
@@ -178,8 +169,8 @@ impl Offer {
     /// (`cuMemExportToShareableHandle` for each extent).
     ///
     /// # Errors
-    /// [`OfferError`] when the driver gives no handle.
-    pub fn parcel(&self) -> Result<Parcel, OfferError> {
+    /// [`ShareError`] when the driver gives no handle.
+    pub fn parcel(&self) -> Result<Parcel, ShareError> {
         let handles = self.handles(0..self.physicals.len())?;
         Ok(Parcel {
             description: self.description.clone(),
@@ -188,7 +179,7 @@ impl Offer {
     }
 
     /// The handles of some extents: made now, or once for all.
-    pub(super) fn batch(&self, range: Range<usize>) -> Result<Batch<'_>, OfferError> {
+    pub(super) fn batch(&self, range: Range<usize>) -> Result<Batch<'_>, ShareError> {
         if self.physicals.len() > MOST_KEPT {
             return Ok(Batch::Made(self.handles(range)?));
         }
@@ -202,7 +193,7 @@ impl Offer {
         Ok(Batch::Kept(kept.get(range).unwrap_or_default()))
     }
 
-    fn handles(&self, range: Range<usize>) -> Result<Vec<Exported>, OfferError> {
+    fn handles(&self, range: Range<usize>) -> Result<Vec<Exported>, ShareError> {
         let some = self.physicals.get(range).unwrap_or_default();
         some.iter()
             .map(|physical| Ok(physical.export(self.description.handle_type())?))
@@ -239,13 +230,13 @@ fn offsets(parts: Vec<(Extent, Physical)>) -> Vec<(u64, Physical)> {
 }
 
 /// Where a physical lies, so that another process understands it.
-fn origin_of(physical: &Physical) -> Result<Origin, OfferError> {
+fn origin_of(physical: &Physical) -> Result<Origin, ShareError> {
     match physical.place() {
         Place::Device(device) => Ok(Origin::Device(device.uuid())),
         Place::HostNuma(node) if physical.location().kind == LocationKind::HOST_NUMA => {
             Ok(Origin::HostNuma(node))
         }
-        _ => Err(OfferError::Unnameable {
+        _ => Err(ShareError::Unnameable {
             location: physical.location(),
         }),
     }

@@ -17,7 +17,7 @@ use super::protocol::{Listing, MOST_MANIFEST, MOST_NAME};
 use super::readers::{Bounds, accept_all};
 use super::seal::Publishable;
 use super::system::failed;
-use crate::error::{ChannelError, ManifestError, PublishError, PublishRefusal};
+use crate::error::{ArgumentError, ChannelError, HandedBack, ShareError};
 use crate::sync::thread::{self, JoinHandle};
 
 /// Publishes memory under names, for other processes of this machine to read
@@ -79,17 +79,17 @@ impl Publisher {
     /// there, and lowers their access to reading (`cuMemSetAccess` for each extent).
     ///
     /// # Errors
-    /// [`PublishError`] with the memory in it, as it was, save that it may count as exported. While
-    /// leases, registrations, tensors or slices of the memory live, it is
-    /// [`SealError::Refused`](crate::error::SealError::Refused) or
-    /// [`SealError::Registered`](crate::error::SealError::Registered): they may write where writing
+    /// [`HandedBack`] with the memory in it, as it was, save that it may count as exported. While
+    /// leases, registrations, tensors or slices of the memory live, the reason is
+    /// [`MemoryError::Leased`](crate::error::MemoryError::Leased) or
+    /// [`MemoryError::Registered`](crate::error::MemoryError::Registered): they may write where writing
     /// would fault.
     pub fn publish<M: Publishable>(
         &self,
         name: &str,
         manifest: Manifest,
         mut memory: M,
-    ) -> Result<u64, PublishError<M>> {
+    ) -> Result<u64, HandedBack<M, ShareError>> {
         match self.prepare(name, &manifest, &mut memory) {
             Ok((offer, text)) => {
                 let published = New {
@@ -100,7 +100,7 @@ impl Publisher {
                 };
                 Ok(self.shared.add(name, published))
             }
-            Err(reason) => Err(PublishError { memory, reason }),
+            Err(reason) => Err(HandedBack::new(memory, reason)),
         }
     }
 
@@ -108,10 +108,10 @@ impl Publisher {
     /// 255 bytes and no control characters. Makes no driver call.
     ///
     /// # Errors
-    /// [`PublishRefusal::Name`] with the length of the name.
-    pub fn check_name(name: &str) -> Result<(), PublishRefusal> {
+    /// [`ShareError::Name`] with the length of the name.
+    pub fn check_name(name: &str) -> Result<(), ShareError> {
         if name.is_empty() || name.len() > MOST_NAME || name.chars().any(char::is_control) {
-            return Err(PublishRefusal::Name {
+            return Err(ShareError::Name {
                 length: name.len(),
                 most: MOST_NAME,
             });
@@ -124,7 +124,7 @@ impl Publisher {
         name: &str,
         manifest: &Manifest,
         memory: &mut M,
-    ) -> Result<(Offer, Vec<u8>), PublishRefusal> {
+    ) -> Result<(Offer, Vec<u8>), ShareError> {
         Self::check_name(name)?;
         // What is offered counts as exported for good, so this is asked first.
         memory.may_be_sealed()?;
@@ -134,10 +134,13 @@ impl Publisher {
         let text = serde_json::to_vec(manifest);
         let bytes = text.as_ref().map_or(usize::MAX, Vec::len);
         let (Ok(text), ..=MOST_MANIFEST) = (text, bytes) else {
-            return Err(PublishRefusal::Manifest(ManifestError::TooLarge {
-                bytes,
-                most: MOST_MANIFEST,
-            }));
+            let (what, most) = ("bytes of a manifest", MOST_MANIFEST as u64);
+            return Err(ArgumentError::TooLarge {
+                what,
+                value: bytes as u64,
+                most,
+            }
+            .into());
         };
         // Asked for once before it is promised to anybody.
         drop(offer.batch(0..1)?);

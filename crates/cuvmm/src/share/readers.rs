@@ -13,7 +13,7 @@ use super::listener::{FRESH, Listener};
 use super::protocol::{MOST_LISTED, MOST_REQUEST, Reply, Request};
 use super::system::failed;
 use super::wait::{Deadline, pause, wait_for};
-use crate::error::{ChannelError, GiveError};
+use crate::error::{ChannelError, ShareError};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::thread::{self, JoinHandle};
 
@@ -182,7 +182,7 @@ fn answer(shared: &Shared, channel: &mut Channel) -> Result<(), ChannelError> {
             channel.tell_published(shared.id, version, &published.manifest, deadline)?;
             match channel.give_before(&published.offer, &published.description, deadline) {
                 Ok(()) => Ok(()),
-                Err(GiveError::Channel(error)) => Err(error),
+                Err(ShareError::Channel(error)) => Err(error),
                 Err(error) => {
                     if let Some(untold) = shared.log.admit(Instant::now()) {
                         tracing::warn!(%error, name, untold, "a reader did not get what it asked for");

@@ -3,7 +3,7 @@
 use bytemuck::Pod;
 
 use super::offer::Offer;
-use crate::error::{OfferError, SealError};
+use crate::error::ShareError;
 use crate::pool::Block;
 use crate::region::Region;
 use crate::vec::DeviceVec;
@@ -13,66 +13,66 @@ pub trait Publishable: Send + Sync + private::Seal + 'static {
     /// All that is in it.
     ///
     /// # Errors
-    /// [`OfferError`] when there is nothing in it.
-    fn offer(&self) -> Result<Offer, OfferError>;
+    /// [`ShareError`] when there is nothing in it.
+    fn offer(&self) -> Result<Offer, ShareError>;
 }
 
 pub(super) mod private {
-    use crate::error::SealError;
+    use crate::error::ShareError;
 
     pub trait Seal {
         /// Whether nothing that others hold here may write to it.
-        fn may_be_sealed(&self) -> Result<(), SealError>;
+        fn may_be_sealed(&self) -> Result<(), ShareError>;
 
         /// Waits for what writes to it, and lets nobody here write any more.
-        fn seal(&mut self) -> Result<(), SealError>;
+        fn seal(&mut self) -> Result<(), ShareError>;
     }
 }
 
 impl Publishable for Region {
-    fn offer(&self) -> Result<Offer, OfferError> {
+    fn offer(&self) -> Result<Offer, ShareError> {
         Offer::region(self, 0..self.size())
     }
 }
 
 impl private::Seal for Region {
-    fn may_be_sealed(&self) -> Result<(), SealError> {
+    fn may_be_sealed(&self) -> Result<(), ShareError> {
         Self::may_be_sealed(self)
     }
 
-    fn seal(&mut self) -> Result<(), SealError> {
+    fn seal(&mut self) -> Result<(), ShareError> {
         Self::seal(self)
     }
 }
 
 impl Publishable for Block {
-    fn offer(&self) -> Result<Offer, OfferError> {
+    fn offer(&self) -> Result<Offer, ShareError> {
         Offer::block(self)
     }
 }
 
 impl private::Seal for Block {
-    fn may_be_sealed(&self) -> Result<(), SealError> {
+    fn may_be_sealed(&self) -> Result<(), ShareError> {
         Self::may_be_sealed(self)
     }
 
-    fn seal(&mut self) -> Result<(), SealError> {
+    fn seal(&mut self) -> Result<(), ShareError> {
         Self::seal(self)
     }
 }
 
 impl<T: Pod + Send + Sync> Publishable for DeviceVec<T> {
-    fn offer(&self) -> Result<Offer, OfferError> {
+    fn offer(&self) -> Result<Offer, ShareError> {
         Offer::vec(self)
     }
 }
 
 impl<T: Pod + Send + Sync> private::Seal for DeviceVec<T> {
-    fn may_be_sealed(&self) -> Result<(), SealError> {
+    fn may_be_sealed(&self) -> Result<(), ShareError> {
         Self::may_be_sealed(self)
     }
 
-    fn seal(&mut self) -> Result<(), SealError> {
+    fn seal(&mut self) -> Result<(), ShareError> {
         Self::seal(self)
     }
 }

@@ -11,7 +11,7 @@ use super::channel::Channel;
 use super::manifest::{Manifest, Tensor};
 use super::peer::Users;
 use super::protocol::{Listings, MOST_LISTING, MOST_NAME, MOST_REPLY, Reply, Request};
-use crate::error::{ChannelError, SubscribeError, ViewError};
+use crate::error::{ChannelError, ShareError};
 use crate::view::View;
 
 /// A connection to a [`Publisher`](super::Publisher).
@@ -65,8 +65,8 @@ impl Subscriber {
     /// Lists the publications, at most 4,096 of them, and says how many there are.
     ///
     /// # Errors
-    /// [`SubscribeError`] when the publisher does not answer.
-    pub fn list(&mut self) -> Result<Listings, SubscribeError> {
+    /// [`ShareError`] when the publisher does not answer.
+    pub fn list(&mut self) -> Result<Listings, ShareError> {
         let deadline = self.channel.deadline();
         self.channel.tell(&Request::List, deadline)?;
         match self.channel.hear(MOST_LISTING, deadline)? {
@@ -82,18 +82,18 @@ impl Subscriber {
     /// Attaches the newest version of a name.
     ///
     /// # Errors
-    /// [`SubscribeError`] when there is none, or it cannot be attached as it is wanted. Nothing of it
+    /// [`ShareError`] when there is none, or it cannot be attached as it is wanted. Nothing of it
     /// is held then.
     pub fn attach(
         &mut self,
         name: &str,
         how: &AttachmentBuilder<'_>,
-    ) -> Result<Publication, SubscribeError> {
+    ) -> Result<Publication, ShareError> {
         let deadline = self.channel.deadline();
         let name = name.to_owned();
         // Nothing has such a name, and a request could not hold every one.
         if name.len() > MOST_NAME {
-            return Err(SubscribeError::NotPublished { name });
+            return Err(ShareError::NotFound { name });
         }
         let request = Request::Attach { name: name.clone() };
         self.channel.tell(&request, deadline)?;
@@ -103,7 +103,7 @@ impl Subscriber {
                 version,
                 manifest,
             } => (publisher, version, manifest),
-            Reply::NotPublished => return Err(SubscribeError::NotPublished { name }),
+            Reply::NotPublished => return Err(ShareError::NotFound { name }),
             _ => return Err(self.unexpected()),
         };
         let memory = self.channel.take_before(how, deadline)?;
@@ -121,12 +121,12 @@ impl Subscriber {
     /// nothing if none came.
     ///
     /// # Errors
-    /// [`SubscribeError`] when the name is not published any more, or the publisher has gone.
+    /// [`ShareError`] when the name is not published any more, or the publisher has gone.
     pub fn wait_for_newer(
         &mut self,
         than: &Publication,
         timeout: Duration,
-    ) -> Result<Option<u64>, SubscribeError> {
+    ) -> Result<Option<u64>, ShareError> {
         let name = than.name.clone();
         let request = Request::Watch {
             name: name.clone(),
@@ -139,13 +139,13 @@ impl Subscriber {
         let deadline = self.channel.deadline_after(timeout);
         match self.channel.hear(MOST_REPLY, deadline)? {
             Reply::Newest(version) => Ok(version),
-            Reply::NotPublished => Err(SubscribeError::NotPublished { name }),
+            Reply::NotPublished => Err(ShareError::NotFound { name }),
             _ => Err(self.unexpected()),
         }
     }
 
-    fn unexpected(&mut self) -> SubscribeError {
-        SubscribeError::Channel(self.channel.malformed("not an answer to what was asked"))
+    fn unexpected(&mut self) -> ShareError {
+        ShareError::Channel(self.channel.malformed("not an answer to what was asked"))
     }
 }
 
@@ -183,12 +183,12 @@ impl Publication {
     /// The elements of a tensor, for a kernel to read.
     ///
     /// # Errors
-    /// [`ViewError`] when there is no such tensor, or its bytes are no whole elements of that type.
-    pub fn view<T: Pod>(&self, tensor: &str) -> Result<View<'_, T>, ViewError> {
+    /// [`ShareError`] when there is no such tensor, or its bytes are no whole elements of that type.
+    pub fn view<T: Pod>(&self, tensor: &str) -> Result<View<'_, T>, ShareError> {
         let found: Option<Range<u64>> = self.manifest.tensor(tensor).map(Tensor::range);
         match found {
             Some(range) => self.memory.view_of(range),
-            None => Err(ViewError::NoSuchTensor {
+            None => Err(ShareError::NotFound {
                 name: tensor.to_owned(),
             }),
         }

@@ -222,27 +222,19 @@ impl Description {
 
     fn check(&self) -> Result<(), DescriptionError> {
         if self.access == Access::None {
-            return Err(DescriptionError::NoAccess);
+            return Err(wrong("access", 0_u32));
         }
         if !matches!(
             self.handle_type,
             HandleTypes::POSIX_FD | HandleTypes::FABRIC
         ) {
-            return Err(DescriptionError::HandleType {
-                bits: self.handle_type.bits(),
-            });
+            return Err(wrong("handle type", self.handle_type.bits()));
         }
         let Some(granule) = Granularity::new(self.granularity) else {
-            return Err(DescriptionError::Granularity {
-                granularity: self.granularity,
-            });
+            return Err(wrong("granularity", self.granularity));
         };
         if self.extents.is_empty() || self.extents.len() > MOST_EXTENTS {
-            return Err(DescriptionError::Count {
-                what: "extents",
-                count: self.extents.len() as u64,
-                most: MOST_EXTENTS as u64,
-            });
+            return Err(wrong("number of extents", self.extents.len() as u64));
         }
         let mut at = 0;
         for extent in &self.extents {
@@ -271,11 +263,7 @@ impl Description {
             .filter(|run| run.start == 0)
             .map_or(0, |run| run.end);
         if elements.size == 0 || elements.bytes().is_none_or(|bytes| bytes > there) {
-            return Err(DescriptionError::Elements {
-                count: elements.count,
-                size: elements.size,
-                bytes: there,
-            });
+            return Err(wrong("number of elements", elements.count));
         }
         Ok(())
     }
@@ -366,7 +354,7 @@ impl Description {
             let origin = origins
                 .get(index)
                 .filter(|_| index <= named && record.reserved == U32::ZERO);
-            let &origin = origin.ok_or(DescriptionError::Place { place })?;
+            let &origin = origin.ok_or(wrong("place of an extent", place))?;
             named = named.max(index + 1);
             read.push(SharedExtent::new(
                 record.offset.get(),
@@ -375,14 +363,12 @@ impl Description {
             ));
         }
         if named != origins.len() || !origins.iter().enumerate().all(unlike) {
-            return Err(DescriptionError::Place {
-                place: count(named).get(),
-            });
+            return Err(wrong("place of an extent", count(named).get()));
         }
         let access = match head.access.get() {
             READ => Access::Read,
             READ_WRITE => Access::ReadWrite,
-            _ => return Err(DescriptionError::NoAccess),
+            other => return Err(wrong("access", other)),
         };
         let elements = Elements {
             count: head.elements.get(),
@@ -403,7 +389,7 @@ impl Head {
     /// Its two counts, if it is such a head at all.
     fn counts(&self) -> Result<(usize, usize), DescriptionError> {
         if self.magic != MAGIC {
-            return Err(DescriptionError::Magic);
+            return Err(wrong("first bytes", u64::from_le_bytes(self.magic)));
         }
         let version = self.version.get();
         if version != VERSION {
@@ -413,13 +399,10 @@ impl Head {
             });
         }
         if self.reserved != U32::ZERO {
-            return Err(DescriptionError::Reserved {
-                version,
-                value: self.reserved.get(),
-            });
+            return Err(wrong("reserved field", self.reserved.get()));
         }
-        let places = bounded("places", self.places, MOST_PLACES)?;
-        let extents = bounded("extents", self.extents, MOST_EXTENTS)?;
+        let places = bounded("number of places", self.places, MOST_PLACES)?;
+        let extents = bounded("number of extents", self.extents, MOST_EXTENTS)?;
         Ok((places, extents))
     }
 
@@ -434,11 +417,7 @@ impl Head {
 fn bounded(what: &'static str, count: U32, most: usize) -> Result<usize, DescriptionError> {
     let count = count.get() as usize;
     if count == 0 || count > most {
-        return Err(DescriptionError::Count {
-            what,
-            count: count as u64,
-            most: most as u64,
-        });
+        return Err(wrong(what, count as u64));
     }
     Ok(count)
 }
@@ -475,7 +454,16 @@ impl Origin {
         match LocationKind(kind) {
             LocationKind::DEVICE if id == 0 => Ok(Self::Device(record.uuid)),
             LocationKind::HOST_NUMA if id >= 0 && record.uuid == [0; 16] => Ok(Self::HostNuma(id)),
-            _ => Err(DescriptionError::Origin { kind, id }),
+            LocationKind::DEVICE | LocationKind::HOST_NUMA => {
+                Err(wrong("number or identity of a place", id.unsigned_abs()))
+            }
+            _ => Err(wrong("kind of a place", kind.unsigned_abs())),
         }
     }
+}
+
+/// Something in a description that cannot be meant.
+fn wrong(what: &'static str, value: impl Into<u64>) -> DescriptionError {
+    let value = value.into();
+    DescriptionError::Field { what, value }
 }

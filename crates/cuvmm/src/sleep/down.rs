@@ -1,7 +1,7 @@
 //! Putting blocks to sleep.
 
 use super::{Blocks, Slept};
-use crate::error::SleepError;
+use crate::error::{ArgumentError, SleepError};
 use crate::pool::{MovingBlock, ToSleep};
 use crate::store::{Direction, HostStore, Job, Saved, copy};
 
@@ -22,7 +22,7 @@ pub(super) fn discard(blocks: &Blocks<'_>) -> Result<Slept, SleepError> {
 
 pub(super) fn keep(blocks: &Blocks<'_>, store: &HostStore) -> Result<Slept, SleepError> {
     if !store.device().is_same(blocks.tenant.device()) {
-        return Err(SleepError::WrongDevice);
+        return Err(ArgumentError::WrongDevice { what: "the store" }.into());
     }
     let mut to_sleep = blocks.tenant.begin_sleep(blocks.choice(), blocks.until())?;
     // Room for all of them at once, so that the refusal says what is missing.

@@ -57,7 +57,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::error::{SleepError, WakeError};
+use crate::error::SleepError;
 use crate::pool::{Choice, Tenant, after};
 use crate::store::HostStore;
 
@@ -185,12 +185,12 @@ impl<'a> Blocks<'a> {
     /// has nothing, and `cuMemcpyHtoDAsync` for each 2 MiB of contents.
     ///
     /// # Errors
-    /// [`WakeError`] when there is not enough memory, with the figures, or the driver refuses. All
+    /// [`SleepError`] when there is not enough memory, with the figures, or the driver refuses. All
     /// sleep on then, and what was kept of them is. Where the driver, on top of that, twice refuses to
     /// unmap what had been mapped, or does not say that zeros on their way there have arrived, that
     /// memory is quarantined at the block's addresses, and the block wakes no more.
     #[doc(alias("cuMemMap", "cuMemcpyHtoDAsync"))]
-    pub fn wake(&self) -> Result<Woken, WakeError> {
+    pub fn wake(&self) -> Result<Woken, SleepError> {
         wake::wake(self)
     }
 

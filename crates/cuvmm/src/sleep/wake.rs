@@ -1,11 +1,11 @@
 //! Waking blocks.
 
 use super::{Blocks, Woken};
-use crate::error::WakeError;
+use crate::error::SleepError;
 use crate::pool::ToWake;
 use crate::store::{Direction, Job, copy};
 
-pub(super) fn wake(blocks: &Blocks<'_>) -> Result<Woken, WakeError> {
+pub(super) fn wake(blocks: &Blocks<'_>) -> Result<Woken, SleepError> {
     let to_wake = blocks.tenant.begin_wake(blocks.choice(), blocks.until())?;
     let mut waking = Waking {
         blocks,
@@ -37,25 +37,25 @@ struct Waking<'a, 'b> {
 }
 
 impl Waking<'_, '_> {
-    fn has_done(&mut self, bytes: u64) -> Result<(), WakeError> {
+    fn has_done(&mut self, bytes: u64) -> Result<(), SleepError> {
         self.done += bytes;
         match self.blocks.goes_on(self.done, self.total) {
             true => Ok(()),
-            false => Err(WakeError::Cancelled),
+            false => Err(SleepError::Cancelled),
         }
     }
 
     /// Gives a block memory of which nothing was kept.
-    fn furnish(&mut self, one: &mut ToWake) -> Result<(), WakeError> {
+    fn furnish(&mut self, one: &mut ToWake) -> Result<(), SleepError> {
         let bytes = self.used;
         one.furnish()
-            .map_err(|cause| WakeError::Memory { bytes, cause })?;
+            .map_err(|cause| SleepError::Block { bytes, cause })?;
         self.has_done(one.bytes())
     }
 
     /// Gives blocks memory and what was kept of them, in one store: an extent is mapped while those
     /// before it are copied to.
-    fn restore(&mut self, group: &mut [ToWake]) -> Result<(), WakeError> {
+    fn restore(&mut self, group: &mut [ToWake]) -> Result<(), SleepError> {
         let Some(store) = group.iter().find_map(ToWake::kept_in) else {
             return Ok(());
         };
@@ -68,7 +68,7 @@ impl Waking<'_, '_> {
                 while end < moving.used() {
                     // What is taken back for it may be the last that kept a user's value.
                     let furnished = copies.aside(|| moving.furnish_next());
-                    end = furnished.map_err(|cause| WakeError::Memory { bytes, cause })?;
+                    end = furnished.map_err(|cause| SleepError::Block { bytes, cause })?;
                     while let Some(job) = jobs.next_if(|job| job.end() <= end) {
                         copies.add(job);
                     }

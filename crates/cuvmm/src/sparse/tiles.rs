@@ -6,10 +6,10 @@ use bytemuck::Pod;
 use cuvmm_driver::DeviceAddress;
 
 use super::SparseArray;
-use crate::error::SparseError;
-use crate::view::bytes_of;
+use crate::elements::Elements;
+use crate::error::{ArgumentError, ContainerError};
 
-/// A tile that is committed.
+/// A tile of a sparse array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tile {
@@ -24,25 +24,45 @@ pub struct Tile {
 impl<T: Pod> SparseArray<T> {
     /// The tiles that are committed, in order.
     pub fn tiles(&self) -> impl Iterator<Item = Tile> + '_ {
-        self.region
-            .committed_in(0..self.region.size())
+        let region = &self.elements.region;
+        region
+            .committed_in(0..region.size())
             .flat_map(|run| self.tiles_in(&run))
-            .map(|index| {
-                let first = self.tile_start(index);
-                let next = self.tile_start(index.saturating_add(1));
-                let base = self.region.address();
-                let offset = bytes_of::<T>(first).unwrap_or_default();
-                Tile {
-                    index,
-                    elements: first..next.min(self.len),
-                    address: base.checked_add(offset).unwrap_or(base),
-                }
-            })
+            .map(|index| self.tile_at(index))
+    }
+
+    /// Returns the tile with a number, whether it is committed or not.
+    ///
+    /// # Errors
+    /// [`ArgumentError::OutOfRange`] when there are not as many tiles.
+    pub fn tile(&self, index: usize) -> Result<Tile, ArgumentError> {
+        let len = self.tile_count();
+        if index >= len {
+            let range = index..index.saturating_add(1);
+            return Err(ArgumentError::outside("tiles", &range, len));
+        }
+        Ok(self.tile_at(index))
+    }
+
+    fn tile_at(&self, index: usize) -> Tile {
+        let first = self.tile_start(index);
+        let next = self.tile_start(index.saturating_add(1));
+        Tile {
+            index,
+            elements: first..next.min(self.len()),
+            address: self.elements.address_of(first),
+        }
+    }
+
+    /// The bytes of a tile.
+    pub(super) const fn tile_bytes(&self, index: usize) -> Range<u64> {
+        let start = index as u64 * self.tiling.bytes();
+        start..start + self.tiling.bytes()
     }
 
     /// How many tiles there are addresses for.
     pub(super) fn tile_count(&self) -> usize {
-        self.tiles_in(&(0..self.region.size())).len()
+        self.tiles_in(&(0..self.elements.region.size())).len()
     }
 
     /// The tiles of a range of bytes that is made of whole ones.
@@ -53,60 +73,34 @@ impl<T: Pod> SparseArray<T> {
 
     /// How many of them are committed.
     pub(super) fn committed_tiles_in(&self, bytes: &Range<u64>) -> usize {
-        self.region
+        self.elements
+            .region
             .committed_in(bytes.clone())
             .map(|run| self.tiles_in(&run).len())
             .sum()
     }
 
     fn tile_start(&self, index: usize) -> usize {
-        let per_tile = self.tiling.bytes().checked_div(size_of::<T>() as u64);
-        let per_tile = per_tile.and_then(|count| usize::try_from(count).ok());
-        index.saturating_mul(per_tile.unwrap_or_default())
-    }
-
-    /// The element that a byte belongs to.
-    pub(super) fn element_at(&self, byte: u64) -> usize {
-        let element = byte.checked_div(size_of::<T>() as u64);
-        element
-            .and_then(|element| usize::try_from(element).ok())
-            .unwrap_or(self.len)
-    }
-
-    /// The bytes of a range of elements, which may be empty.
-    pub(super) fn bytes(&self, range: &Range<usize>) -> Result<Range<u64>, SparseError> {
-        let bytes = bytes_of::<T>(range.start).zip(bytes_of::<T>(range.end));
-        match bytes {
-            Some((start, end)) if range.start <= range.end && range.end <= self.len => {
-                Ok(start..end)
-            }
-            _ => Err(SparseError::OutOfRange {
-                range: range.clone(),
-                len: self.len,
-            }),
-        }
+        index.saturating_mul(Elements::<T>::count(self.tiling.bytes()))
     }
 
     /// The bytes of all tiles that a range touches, which is not empty.
-    pub(super) fn touched(&self, range: &Range<usize>) -> Result<Range<u64>, SparseError> {
-        let bytes = self.bytes(range)?;
+    pub(super) fn touched(&self, range: &Range<usize>) -> Result<Range<u64>, ContainerError> {
+        let bytes = self.elements.bytes(range)?;
         let end = self.tiling.above(bytes.end);
         match end {
             Some(end) if !bytes.is_empty() => Ok(self.tiling.below(bytes.start)..end),
-            _ => Err(SparseError::OutOfRange {
-                range: range.clone(),
-                len: self.len,
-            }),
+            _ => Err(self.elements.outside(range).into()),
         }
     }
 
     /// The bytes of all tiles that lie whole in a range; the last tile ends where the array does.
-    pub(super) fn contained(&self, range: &Range<usize>) -> Result<Range<u64>, SparseError> {
-        let bytes = self.bytes(range)?;
+    pub(super) fn contained(&self, range: &Range<usize>) -> Result<Range<u64>, ContainerError> {
+        let bytes = self.elements.bytes(range)?;
         let start = self.tiling.above(bytes.start);
-        let start = start.unwrap_or(self.region.size());
-        let end = if range.end == self.len {
-            self.region.size()
+        let start = start.unwrap_or(self.elements.region.size());
+        let end = if range.end == self.len() {
+            self.elements.region.size()
         } else {
             self.tiling.below(bytes.end)
         };

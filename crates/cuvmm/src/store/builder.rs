@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::thread;
 
+use cuvmm_driver::Location;
+
 use super::{HostStore, Lane, Lanes, PART, Shared};
 use crate::device::Device;
-use crate::error::{BuildStoreError, CallError};
+use crate::error::{ArgumentError, CallError, MemoryError};
 use crate::own::{HostPart, Stream};
 use crate::size::Granularity;
 use crate::sync::{Condvar, Mutex};
@@ -13,6 +15,9 @@ use crate::sync::{Condvar, Mutex};
 /// Streams that copies to and from pinned memory are spread over: while one is waited for, the next
 /// is under way.
 const LANES: usize = 4;
+
+/// What errors call the size of a store.
+const BYTES: &str = "bytes of a store";
 
 /// The most of them where processors copy too, one to a stream.
 const MOST_LANES: usize = 16;
@@ -63,12 +68,10 @@ impl<'a> HostStoreBuilder<'a> {
     /// This is the slow part: seconds for some gigabytes.
     ///
     /// # Errors
-    /// [`BuildStoreError`] when nothing was asked for or there is not so much.
+    /// [`MemoryError`] when nothing was asked for or there is not so much.
     #[doc(alias = "cuMemHostAlloc")]
-    pub fn build(self) -> Result<HostStore, BuildStoreError> {
-        if self.pinned == 0 && self.ordinary == 0 {
-            return Err(BuildStoreError::Empty);
-        }
+    pub fn build(self) -> Result<HostStore, MemoryError> {
+        ArgumentError::not_zero(BYTES, self.pinned.saturating_add(self.ordinary))?;
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let (count, staging) = match self.ordinary {
             0 => (LANES, Vec::new()),
@@ -101,21 +104,25 @@ impl<'a> HostStoreBuilder<'a> {
     }
 
     /// Pinned memory in whole parts.
-    fn arena(&self, bytes: u64) -> Result<Vec<HostPart>, BuildStoreError> {
-        let size = whole(bytes).ok_or(BuildStoreError::TooLarge { bytes })?;
+    fn arena(&self, bytes: u64) -> Result<Vec<HostPart>, MemoryError> {
+        let size = whole(bytes).ok_or(ArgumentError::too_large(BYTES, bytes))?;
         let parts = HostPart::pinned(self.device, size, PART);
-        parts.map_err(|cause| BuildStoreError::Pinned { bytes, cause })
+        parts.map_err(|cause| MemoryError::Create {
+            size: bytes,
+            location: Location::HOST,
+            cause,
+        })
     }
 
     /// Ordinary memory in whole parts, touched by as many threads as help.
-    fn touched(&self) -> Result<Vec<HostPart>, BuildStoreError> {
+    fn touched(&self) -> Result<Vec<HostPart>, MemoryError> {
         let bytes = self.ordinary;
         if bytes == 0 {
             return Ok(Vec::new());
         }
-        let size = whole(bytes).ok_or(BuildStoreError::TooLarge { bytes })?;
+        let size = whole(bytes).ok_or(ArgumentError::too_large(BYTES, bytes))?;
         let parts = HostPart::ordinary(size, PART);
-        let mut parts = parts.ok_or(BuildStoreError::OutOfMemory { bytes })?;
+        let mut parts = parts.ok_or(MemoryError::HostOutOfMemory { size: bytes })?;
         let threads = thread::available_parallelism().map_or(1, usize::from);
         let share = parts.len().div_ceil(threads.min(MOST_LANES)).max(1);
         thread::scope(|scope| {
@@ -129,7 +136,7 @@ impl<'a> HostStoreBuilder<'a> {
     }
 
     /// Streams, and the arena dealt out to them.
-    fn lanes(&self, count: usize, staging: Vec<HostPart>) -> Result<Vec<Lane>, BuildStoreError> {
+    fn lanes(&self, count: usize, staging: Vec<HostPart>) -> Result<Vec<Lane>, MemoryError> {
         let streams = (0..count).map(|_| Stream::new(self.device));
         let streams: Result<Vec<Stream>, CallError> = streams.collect();
         let mut lanes: Vec<Lane> = streams?.into_iter().map(Lane::new).collect();

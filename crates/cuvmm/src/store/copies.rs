@@ -13,7 +13,7 @@ use std::thread;
 
 use super::saved::Unfinished;
 use super::{HostStore, Lane, Saved, Shared};
-use crate::error::{CallError, CopyError};
+use crate::error::{CallError, MemoryError};
 use crate::own::{CopyFailed, HostPart, Span, Stream};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
@@ -46,7 +46,7 @@ pub(crate) struct Job<'a> {
 pub(crate) struct Done {
     pub(crate) index: usize,
     /// Bytes copied, if they were.
-    pub(crate) copied: Result<u64, CopyError>,
+    pub(crate) copied: Result<u64, MemoryError>,
 }
 
 impl<'a> Job<'a> {
@@ -78,7 +78,7 @@ impl<'a> Job<'a> {
         end.min(self.bytes)
     }
 
-    fn carry_out(&mut self, direction: Direction, lane: &mut Lane) -> Result<u64, CopyError> {
+    fn carry_out(&mut self, direction: Direction, lane: &mut Lane) -> Result<u64, MemoryError> {
         lane.unfinished = lane.is_running();
         self.copy(direction, lane).map_err(|failed| {
             if !failed.ended {

@@ -12,9 +12,9 @@ use cuvmm_driver::Location;
 
 use super::policy::Given;
 use super::uses::Kind;
-use super::{UnifiedBuffer, bytes_at};
+use super::{UnifiedBuffer, bytes_at, failed};
 use crate::device::Device;
-use crate::error::{CallError, UnifiedError};
+use crate::error::{ArgumentError, CallError, ContainerError};
 use crate::own::{Managed, Stream};
 
 /// A place for pages.
@@ -53,7 +53,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// writes them, and it counts as reading them: whoever writes next waits for it.
     ///
     /// # Errors
-    /// [`UnifiedError`] when elements are not there, the stream or the place is of another driver,
+    /// [`ContainerError`] when elements are not there, the stream or the place is of another driver,
     /// the stream captures, a device moves no pages while the host touches them, there is no such
     /// node, or the driver refuses.
     #[doc(alias = "cuMemPrefetchAsync")]
@@ -62,7 +62,7 @@ impl<T: Pod> UnifiedBuffer<T> {
         range: impl RangeBounds<usize>,
         to: PageLocation<'_>,
         stream: &Stream,
-    ) -> Result<(), UnifiedError> {
+    ) -> Result<(), ContainerError> {
         let range = self.elements(range)?;
         self.moves_on(stream.device())?;
         let to = self.place(to)?;
@@ -72,20 +72,20 @@ impl<T: Pod> UnifiedBuffer<T> {
         let using = self.uses.begin(stream, Kind::Read)?;
         memory
             .prefetch(using.stream(), &bytes_at::<T>(&range), to)
-            .map_err(|cause| UnifiedError::Prefetch { range, to, cause })
+            .map_err(|cause| failed::<T>(&range, cause).into())
     }
 
     /// Gives advice for a range of elements, in force when this returns (`cuMemAdvise`).
     ///
     /// # Errors
-    /// [`UnifiedError`] when elements are not there, a device is of another driver or moves no pages
+    /// [`ContainerError`] when elements are not there, a device is of another driver or moves no pages
     /// while the host touches them, there is no such node, or the driver refuses.
     #[doc(alias = "cuMemAdvise")]
     pub fn advise(
         &self,
         range: impl RangeBounds<usize>,
         advice: Advice<'_>,
-    ) -> Result<(), UnifiedError> {
+    ) -> Result<(), ContainerError> {
         match advice {
             Advice::ReadMostly => {
                 let set = driver::Advice::SET_READ_MOSTLY;
@@ -119,7 +119,7 @@ impl<T: Pod> UnifiedBuffer<T> {
         &self,
         range: impl RangeBounds<usize>,
         advice: Advice<'_>,
-    ) -> Result<(), UnifiedError> {
+    ) -> Result<(), ContainerError> {
         match advice {
             Advice::ReadMostly => {
                 let unset = driver::Advice::UNSET_READ_MOSTLY;
@@ -147,9 +147,9 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// elements are not.
     ///
     /// # Errors
-    /// [`UnifiedError`] when elements are not there or the driver does not answer.
+    /// [`ContainerError`] when elements are not there or the driver does not answer.
     #[doc(alias = "cuMemRangeGetAttribute")]
-    pub fn is_read_mostly(&self, range: impl RangeBounds<usize>) -> Result<bool, UnifiedError> {
+    pub fn is_read_mostly(&self, range: impl RangeBounds<usize>) -> Result<bool, ContainerError> {
         self.ask(range, Managed::is_read_mostly)
     }
 
@@ -161,7 +161,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     pub fn preferred_location(
         &self,
         range: impl RangeBounds<usize>,
-    ) -> Result<Option<Location>, UnifiedError> {
+    ) -> Result<Option<Location>, ContainerError> {
         self.ask(range, Managed::preferred)
     }
 
@@ -173,7 +173,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     pub fn accessed_by(
         &self,
         range: impl RangeBounds<usize>,
-    ) -> Result<Vec<Location>, UnifiedError> {
+    ) -> Result<Vec<Location>, ContainerError> {
         self.ask(range, Managed::accessed_by)
     }
 
@@ -185,7 +185,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     pub fn last_prefetch(
         &self,
         range: impl RangeBounds<usize>,
-    ) -> Result<Option<Location>, UnifiedError> {
+    ) -> Result<Option<Location>, ContainerError> {
         self.ask(range, Managed::last_prefetch)
     }
 
@@ -196,7 +196,7 @@ impl<T: Pod> UnifiedBuffer<T> {
         advice: driver::Advice,
         location: Location,
         note: impl Fn(&mut Given, Location),
-    ) -> Result<(), UnifiedError> {
+    ) -> Result<(), ContainerError> {
         let range = self.elements(range)?;
         let Some(memory) = self.memory_of(&range) else {
             return Ok(());
@@ -205,7 +205,7 @@ impl<T: Pod> UnifiedBuffer<T> {
         let mut told = self.told();
         memory
             .advise(&bytes, advice, location)
-            .map_err(|cause| UnifiedError::Advise { range, cause })?;
+            .map_err(|cause| failed::<T>(&range, cause))?;
         told.note(&bytes, |given| note(given, location));
         Ok(())
     }
@@ -214,28 +214,31 @@ impl<T: Pod> UnifiedBuffer<T> {
         &self,
         range: impl RangeBounds<usize>,
         question: impl Fn(&Managed, &Range<u64>) -> Result<A, CallError>,
-    ) -> Result<A, UnifiedError> {
+    ) -> Result<A, ContainerError> {
         let range = self.elements(range)?;
         match self.memory_of(&range) {
             Some(memory) => question(memory, &bytes_at::<T>(&range))
-                .map_err(|cause| UnifiedError::Advise { range, cause }),
+                .map_err(|cause| failed::<T>(&range, cause).into()),
             None => Ok(A::default()),
         }
     }
 
-    fn place(&self, place: PageLocation<'_>) -> Result<Location, UnifiedError> {
+    fn place(&self, place: PageLocation<'_>) -> Result<Location, ContainerError> {
         match place {
             PageLocation::Device(device) => {
                 self.moves_on(device)?;
                 Ok(device.location())
             }
             PageLocation::Host => Ok(Location::HOST),
-            PageLocation::HostNuma(node) if node < 0 => Err(UnifiedError::NoSuchNode { node }),
+            PageLocation::HostNuma(node) if node < 0 => {
+                let (what, number) = ("NUMA node", node.into());
+                Err(ArgumentError::NoSuch { what, number }.into())
+            }
             PageLocation::HostNuma(node) => Ok(Location::host_numa(node)),
         }
     }
 
-    fn user(&self, advice: Advice<'_>) -> Result<Location, UnifiedError> {
+    fn user(&self, advice: Advice<'_>) -> Result<Location, ContainerError> {
         match advice {
             Advice::AccessedBy(device) => {
                 self.moves_on(device)?;

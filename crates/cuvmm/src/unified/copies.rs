@@ -7,7 +7,7 @@ use bytemuck::Pod;
 
 use super::uses::Kind;
 use super::{UnifiedBuffer, bytes_at};
-use crate::error::{CopyError, UnifiedError};
+use crate::error::{ContainerError, MemoryError};
 use crate::own::{Managed, Stream};
 
 /// A pattern is repeated in host memory up to so many bytes, and from there on by the device.
@@ -18,7 +18,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     ///
     /// # Errors
     /// As [`Self::read`].
-    pub fn get(&self, index: usize) -> Result<T, UnifiedError> {
+    pub fn get(&self, index: usize) -> Result<T, ContainerError> {
         let mut element = [T::zeroed()];
         self.read(index, &mut element)?;
         let [element] = element;
@@ -29,8 +29,8 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// (`cuMemcpyDtoHAsync` on the home stream, waited for).
     ///
     /// # Errors
-    /// [`UnifiedError`] when they are not all there, the home stream captures, or the copy fails.
-    pub fn read(&self, first: usize, into: &mut [T]) -> Result<(), UnifiedError> {
+    /// [`ContainerError`] when they are not all there, the home stream captures, or the copy fails.
+    pub fn read(&self, first: usize, into: &mut [T]) -> Result<(), ContainerError> {
         let range = bytes_at::<T>(&self.run(first, into.len())?);
         let Some(memory) = self.memory.as_ref().filter(|_| !into.is_empty()) else {
             return Ok(());
@@ -46,7 +46,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     ///
     /// # Errors
     /// As [`Self::read`].
-    pub fn to_vec(&self) -> Result<Vec<T>, UnifiedError> {
+    pub fn to_vec(&self) -> Result<Vec<T>, ContainerError> {
         let mut elements = vec![T::zeroed(); self.len()];
         self.read(0, &mut elements)?;
         Ok(elements)
@@ -56,9 +56,9 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// home stream, waited for).
     ///
     /// # Errors
-    /// [`UnifiedError`] when they are not all there, the home stream captures, or the copy fails:
+    /// [`ContainerError`] when they are not all there, the home stream captures, or the copy fails:
     /// then it is not said what the elements hold.
-    pub fn write(&mut self, first: usize, elements: &[T]) -> Result<(), UnifiedError> {
+    pub fn write(&mut self, first: usize, elements: &[T]) -> Result<(), ContainerError> {
         let range = bytes_at::<T>(&self.run(first, elements.len())?);
         let Some(memory) = self.memory.as_ref().filter(|_| !elements.is_empty()) else {
             return Ok(());
@@ -77,7 +77,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     ///
     /// # Errors
     /// As [`Self::write`].
-    pub fn fill(&mut self, range: impl RangeBounds<usize>, value: T) -> Result<(), UnifiedError> {
+    pub fn fill(&mut self, range: impl RangeBounds<usize>, value: T) -> Result<(), ContainerError> {
         let range = self.elements(range)?;
         let Some(memory) = self.memory.as_ref().filter(|_| !range.is_empty()) else {
             return Ok(());
@@ -111,7 +111,7 @@ fn repeat(
     stream: &Stream,
     range: &Range<u64>,
     mut known: u64,
-) -> Result<(), CopyError> {
+) -> Result<(), MemoryError> {
     let span = memory.span();
     while known < range.end {
         let size = (known - range.start).min(range.end - known);

@@ -9,7 +9,7 @@ use cuvmm_driver::DeviceAddress;
 
 use super::UnifiedBuffer;
 use super::uses::{Kind, Use};
-use crate::error::UnifiedError;
+use crate::error::ContainerError;
 use crate::own::Stream;
 
 /// Elements for kernels of one stream to read. While it lives the host may view them too, and other
@@ -73,9 +73,9 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// an event marks its end (`cuEventRecord`). Waits only for an access that was leaked.
     ///
     /// # Errors
-    /// [`UnifiedError`] when the stream is another driver's or captures, its device cannot use
+    /// [`ContainerError`] when the stream is another driver's or captures, its device cannot use
     /// managed memory as this one does, or a driver call fails.
-    pub fn device_read(&self, stream: &Stream) -> Result<DeviceRead<'_, T>, UnifiedError> {
+    pub fn device_read(&self, stream: &Stream) -> Result<DeviceRead<'_, T>, ContainerError> {
         self.access(stream, Kind::Read)
     }
 
@@ -85,14 +85,14 @@ impl<T: Pod> UnifiedBuffer<T> {
     ///
     /// # Errors
     /// As [`Self::device_read`].
-    pub fn device_mut(&mut self, stream: &Stream) -> Result<DeviceMut<'_, T>, UnifiedError> {
+    pub fn device_mut(&mut self, stream: &Stream) -> Result<DeviceMut<'_, T>, ContainerError> {
         Ok(DeviceMut {
             read: self.access(stream, Kind::Write)?,
             alone: PhantomData,
         })
     }
 
-    fn access(&self, stream: &Stream, kind: Kind) -> Result<DeviceRead<'_, T>, UnifiedError> {
+    fn access(&self, stream: &Stream, kind: Kind) -> Result<DeviceRead<'_, T>, ContainerError> {
         self.admit(stream.device())?;
         Ok(DeviceRead {
             address: self.address(),

@@ -16,7 +16,7 @@ use bytemuck::Pod;
 
 use super::UnifiedBuffer;
 use super::uses::Kind;
-use crate::error::UnifiedError;
+use crate::error::ContainerError;
 
 /// Elements for the host to read. While it lives devices may read them too.
 #[derive(Debug)]
@@ -57,9 +57,9 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// device move to the host when they are touched, unless advice says otherwise.
     ///
     /// # Errors
-    /// [`UnifiedError::NoConcurrentAccess`] where a device cannot work while the host touches
+    /// [`ContainerError::NoConcurrentAccess`] where a device cannot work while the host touches
     /// managed memory; others when a driver call fails, or the stream of a leaked access captures.
-    pub fn host(&self) -> Result<HostView<'_, T>, UnifiedError> {
+    pub fn host(&self) -> Result<HostView<'_, T>, ContainerError> {
         self.shared()?;
         // SAFETY: every device of the driver works beside a host that touches managed memory.
         unsafe { self.host_unchecked() }
@@ -70,7 +70,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     ///
     /// # Errors
     /// As [`Self::host`].
-    pub fn host_mut(&mut self) -> Result<HostViewMut<'_, T>, UnifiedError> {
+    pub fn host_mut(&mut self) -> Result<HostViewMut<'_, T>, ContainerError> {
         self.shared()?;
         // SAFETY: as above.
         unsafe { self.host_mut_unchecked() }
@@ -84,8 +84,8 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// (attribute 89), whoever launched it and whatever memory it uses.
     ///
     /// # Errors
-    /// As [`Self::host`], but for [`UnifiedError::NoConcurrentAccess`].
-    pub unsafe fn host_unchecked(&self) -> Result<HostView<'_, T>, UnifiedError> {
+    /// As [`Self::host`], but for [`ContainerError::NoConcurrentAccess`].
+    pub unsafe fn host_unchecked(&self) -> Result<HostView<'_, T>, ContainerError> {
         self.uses.wait(&self.device, Kind::Read)?;
         let (pointer, len) = (self.first(), self.len());
         // SAFETY: so many elements lie there, every one of them plain data that was initialised
@@ -104,7 +104,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     ///
     /// # Errors
     /// As [`Self::host_unchecked`].
-    pub unsafe fn host_mut_unchecked(&mut self) -> Result<HostViewMut<'_, T>, UnifiedError> {
+    pub unsafe fn host_mut_unchecked(&mut self) -> Result<HostViewMut<'_, T>, ContainerError> {
         self.uses.wait(&self.device, Kind::Write)?;
         let (pointer, len) = (self.first(), self.len());
         // SAFETY: as above; and nothing reads them either, since `self` is borrowed alone and all

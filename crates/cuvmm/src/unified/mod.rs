@@ -23,7 +23,7 @@ use bytemuck::Pod;
 use cuvmm_driver::{DeviceAddress, Ordinal};
 
 use crate::device::Device;
-use crate::error::{AllocateManagedError, CallError, UnifiedError};
+use crate::error::{ArgumentError, CallError, ContainerError, MemoryError};
 use crate::own::{CloseError, CloseRefusal, Managed, Stream};
 use crate::sync::Mutex;
 
@@ -90,9 +90,9 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// devices; `cuMemsetD8Async`, which may still run when this returns).
     ///
     /// # Errors
-    /// [`UnifiedError`] when the elements have no size or too many bytes, the stream is another
+    /// [`ContainerError`] when the elements have no size or too many bytes, the stream is another
     /// device's or captures, or there is no such memory.
-    pub fn zeroed(device: &Device, home: &Stream, len: usize) -> Result<Self, UnifiedError> {
+    pub fn zeroed(device: &Device, home: &Stream, len: usize) -> Result<Self, ContainerError> {
         let mut buffer = Self::allocate(device, home, len)?;
         buffer.fill(.., T::zeroed())?;
         Ok(buffer)
@@ -107,25 +107,20 @@ impl<T: Pod> UnifiedBuffer<T> {
         device: &Device,
         home: &Stream,
         elements: &[T],
-    ) -> Result<Self, UnifiedError> {
+    ) -> Result<Self, ContainerError> {
         let mut buffer = Self::allocate(device, home, elements.len())?;
         buffer.write(0, elements)?;
         Ok(buffer)
     }
 
     /// A buffer of whatever the memory holds.
-    fn allocate(device: &Device, home: &Stream, len: usize) -> Result<Self, UnifiedError> {
-        if size_of::<T>() == 0 {
-            return Err(UnifiedError::ZeroSizedElements);
-        }
+    fn allocate(device: &Device, home: &Stream, len: usize) -> Result<Self, ContainerError> {
+        ArgumentError::not_zero("bytes of an element", size_of::<T>() as u64)?;
         if !home.device().is_same(device) {
-            return Err(UnifiedError::WrongDevice);
+            return Err(ArgumentError::STREAM.into());
         }
-        let too_large = UnifiedError::TooLarge { elements: len };
         let most = isize::MAX.unsigned_abs() / size_of::<T>().max(1);
-        if len > most {
-            return Err(too_large);
-        }
+        ArgumentError::at_most("elements", len as u64, most as u64)?;
         let bytes = bytes_of::<T>(len);
         let unshared = Managed::first_unshared(device)?;
         let memory = if len == 0 {
@@ -137,9 +132,7 @@ impl<T: Pod> UnifiedBuffer<T> {
             .as_ref()
             .map_or(DeviceAddress::NULL, Managed::address);
         let align = align_of::<T>();
-        if !address.0.is_multiple_of(align as u64) {
-            return Err(UnifiedError::Misaligned { address, align });
-        }
+        ArgumentError::aligned("the address of managed memory", address.0, align as u64)?;
         Ok(Self {
             memory,
             device: device.clone(),
@@ -223,7 +216,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     }
 
     /// Elements that are there.
-    fn elements(&self, range: impl RangeBounds<usize>) -> Result<Range<usize>, UnifiedError> {
+    fn elements(&self, range: impl RangeBounds<usize>) -> Result<Range<usize>, ContainerError> {
         let start = match range.start_bound() {
             Bound::Included(&start) => Some(start),
             Bound::Excluded(&before) => before.checked_add(1),
@@ -238,38 +231,38 @@ impl<T: Pod> UnifiedBuffer<T> {
         if range.start <= range.end && range.end <= self.len {
             Ok(range)
         } else {
-            let len = self.len;
-            Err(UnifiedError::OutOfRange { range, len })
+            Err(ArgumentError::outside("elements", &range, self.len).into())
         }
     }
 
     /// As many elements from `first` on, if they are all there.
-    fn run(&self, first: usize, count: usize) -> Result<Range<usize>, UnifiedError> {
+    fn run(&self, first: usize, count: usize) -> Result<Range<usize>, ContainerError> {
         self.elements(first..first.saturating_add(count))
     }
 
     /// Whether a device may use it, beside the one it was had from.
-    fn admit(&self, device: &Device) -> Result<(), UnifiedError> {
+    fn admit(&self, device: &Device) -> Result<(), ContainerError> {
         if device.is_same(&self.device) {
             return Ok(());
         }
         if !device.same_driver(&self.device) {
-            return Err(UnifiedError::WrongDriver);
+            return Err(ArgumentError::OTHER_DRIVER.into());
         }
         let ordinal = device.ordinal();
         if !Managed::is_supported(device)? {
-            return Err(AllocateManagedError::NotSupported { device: ordinal }.into());
+            let (device, what) = (device.location(), "managed memory");
+            return Err(MemoryError::NotSupported { device, what }.into());
         }
         if !Managed::is_concurrent(device)? {
-            return Err(UnifiedError::NoConcurrentAccess { device: ordinal });
+            return Err(ContainerError::NoConcurrentAccess { device: ordinal });
         }
         Ok(())
     }
 
     /// Refuses what only devices can do that share managed memory with the host.
-    const fn shared(&self) -> Result<(), UnifiedError> {
+    const fn shared(&self) -> Result<(), ContainerError> {
         match self.unshared {
-            Some(device) => Err(UnifiedError::NoConcurrentAccess { device }),
+            Some(device) => Err(ContainerError::NoConcurrentAccess { device }),
             None => Ok(()),
         }
     }
@@ -280,10 +273,10 @@ impl<T: Pod> UnifiedBuffer<T> {
     }
 
     /// Whether a device moves pages while others use them.
-    pub(super) fn moves_on(&self, device: &Device) -> Result<(), UnifiedError> {
+    pub(super) fn moves_on(&self, device: &Device) -> Result<(), ContainerError> {
         let ordinal = self.device().ordinal();
         if device.is_same(self.device()) && self.unshared == Some(ordinal) {
-            return Err(UnifiedError::NoConcurrentAccess { device: ordinal });
+            return Err(ContainerError::NoConcurrentAccess { device: ordinal });
         }
         self.admit(device)
     }
@@ -319,4 +312,10 @@ impl<T: Pod> fmt::Debug for UnifiedBuffer<T> {
             .field("len", &self.len)
             .finish_non_exhaustive()
     }
+}
+
+/// A driver call for elements that failed.
+fn failed<T>(elements: &Range<usize>, cause: CallError) -> MemoryError {
+    let bytes = bytes_at::<T>(elements);
+    MemoryError::range(bytes.start, bytes.end - bytes.start, cause)
 }

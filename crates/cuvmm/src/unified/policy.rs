@@ -11,8 +11,8 @@ use bytemuck::Pod;
 use cuvmm_driver::{Advice, Location};
 use rangemap::RangeMap;
 
-use super::{UnifiedBuffer, bytes_at};
-use crate::error::{CallError, UnifiedError};
+use super::{UnifiedBuffer, bytes_at, failed};
+use crate::error::{CallError, ContainerError};
 use crate::own::Managed;
 use crate::size::Granularity;
 use crate::sync::MutexGuard;
@@ -186,12 +186,12 @@ impl<T: Pod> UnifiedBuffer<T> {
     ///
     /// # Errors
     /// As [`Self::advise`]; what stood before stands then. If that cannot be put back either,
-    /// [`UnifiedError::HalfWay`].
+    /// [`ContainerError::HalfWay`].
     pub fn set_policy(
         &self,
         range: impl RangeBounds<usize>,
         policy: Policy,
-    ) -> Result<(), UnifiedError> {
+    ) -> Result<(), ContainerError> {
         let range = self.elements(range)?;
         let wanted = self.wanted(policy)?;
         let Some(memory) = self.memory_of(&range) else {
@@ -204,9 +204,9 @@ impl<T: Pod> UnifiedBuffer<T> {
             return Ok(());
         };
         let Err(undoing) = told.put_back(memory, &before) else {
-            return Err(UnifiedError::Advise { range, cause });
+            return Err(failed::<T>(&range, cause).into());
         };
-        Err(UnifiedError::HalfWay {
+        Err(ContainerError::HalfWay {
             range,
             cause,
             undoing,
@@ -214,7 +214,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     }
 
     /// What a policy stands for.
-    fn wanted(&self, policy: Policy) -> Result<Given, UnifiedError> {
+    fn wanted(&self, policy: Policy) -> Result<Given, ContainerError> {
         let device = self.device().location();
         let mut wanted = Given::default();
         match policy {

@@ -14,7 +14,7 @@ use std::sync::{Arc, PoisonError};
 use cuvmm_driver::{CUresult, Call, DriverError};
 
 use crate::device::Device;
-use crate::error::{CallError, UnifiedError};
+use crate::error::{CallError, ContainerError, MemoryError};
 use crate::own::{Event, Stream};
 use crate::sync::{Mutex, MutexGuard};
 
@@ -102,9 +102,9 @@ impl Uses {
     }
 
     /// Begins a use: what the stream is given from now on comes behind all that conflicts.
-    pub(super) fn begin(&self, stream: &Stream, kind: Kind) -> Result<Use<'_>, UnifiedError> {
+    pub(super) fn begin(&self, stream: &Stream, kind: Kind) -> Result<Use<'_>, ContainerError> {
         if stream.is_capturing()? {
-            return Err(UnifiedError::Capturing);
+            return Err(MemoryError::Capturing.into());
         }
         self.settle(kind)?;
         let (marks, known) = {
@@ -167,11 +167,11 @@ impl Uses {
 
     /// Waits for the streams of conflicting uses whose end was never marked. None of them goes on:
     /// the borrows see to that.
-    fn settle(&self, kind: Kind) -> Result<(), UnifiedError> {
+    fn settle(&self, kind: Kind) -> Result<(), ContainerError> {
         let open = self.lock().open_against(kind);
         for (number, stream) in open {
             if stream.is_capturing()? {
-                return Err(UnifiedError::Capturing);
+                return Err(MemoryError::Capturing.into());
             }
             stream.device().relaxed(|| stream.synchronize())??;
             self.lock().open.remove(&number);
@@ -180,7 +180,7 @@ impl Uses {
     }
 
     /// Waits, on the host, until nothing that conflicts uses the memory any more.
-    pub(super) fn wait(&self, device: &Device, kind: Kind) -> Result<(), UnifiedError> {
+    pub(super) fn wait(&self, device: &Device, kind: Kind) -> Result<(), ContainerError> {
         device.usable()?;
         self.settle(kind)?;
         let marks = self.lock().marks_against(kind);

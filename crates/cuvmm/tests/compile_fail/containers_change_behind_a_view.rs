@@ -1,10 +1,16 @@
 //! What a kernel was given cannot be decommitted, consumed, copied away from or dropped meanwhile.
 
-use cuvmm::{CowBuffer, RingBuffer, SparseArray};
+use cuvmm::{CowBuffer, RingBuffer, SparseArray, SparseGrid};
 
 fn sparse(mut array: SparseArray<u32>) {
     let view = array.view(0..10).unwrap();
     array.decommit(0..10).unwrap();
+    println!("{}", view.address());
+}
+
+fn grid(mut grid: SparseGrid<u32, 3>) {
+    let view = grid.view();
+    grid.decommit_brick([0; 3]).unwrap();
     println!("{}", view.address());
 }
 

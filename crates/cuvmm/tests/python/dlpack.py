@@ -343,7 +343,7 @@ def strides_and_offsets_are_seen(world, on):
     none = on.from_dlpack(owner.tensor("int32", (3, 0)))
     equal(tuple(none.shape), (3, 0), "no element")
     refuses(lambda: on.from_dlpack(owner.tensor("int32", (513, 1024))), "too large", "2097152")
-    refuses(lambda: on.from_dlpack(owner.tensor("int32", (2,), offset=2)), "misaligned", "aligned to 4")
+    refuses(lambda: on.from_dlpack(owner.tensor("int32", (2,), offset=2)), "misaligned", "is not a multiple of 4")
     del turned, one, none
     owner.drop()
 
@@ -423,7 +423,7 @@ def their_tensor_is_read_and_written_here(world, on):
         taken = world.take(on.capsule(array, stream))
         on.settle()
         equal(taken.read(4 << 19, 40), wanted[1 << 19:][:10].tobytes(), "their numbers here")
-        refuses(lambda: taken.read((4 << 20) - 2, 4), "beyond the end", "leave the 4194304 bytes")
+        refuses(lambda: taken.read((4 << 20) - 2, 4), "beyond the end", "there are 4194304")
         taken.write(8, np.array([-1, -2], dtype="int32").tobytes())
         equal(on.to_host(array)[:5].tolist(), [0, 1, -1, -2, 4], "our numbers there")
         # It is ours after they have let go, and theirs again after we have.

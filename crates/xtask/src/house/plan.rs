@@ -66,7 +66,7 @@ pub(crate) const CRATES: &[Place] = &[
             room(&["sync"]),
             room(&["deferred"]),
             Floor {
-                rooms: &["error", "size"],
+                rooms: &["error", "size", "growth"],
                 open: true,
             },
             Floor {
@@ -78,6 +78,7 @@ pub(crate) const CRATES: &[Place] = &[
             room(&["region"]),
             room(&["users"]),
             room(&["view"]),
+            room(&["elements"]),
             room(&["vec", "sparse", "ring", "cow", "unified"]),
             room(&["pool", "plan"]),
             room(&["heap"]),

@@ -43,7 +43,7 @@ struct Mine;
 impl Memory<f32> for Mine {
     type Refused = std::fmt::Error;
 
-    fn refuse(self, _: cuvmm::error::LendRefusal) -> std::fmt::Error {
+    fn refuse(self, _: cuvmm::error::CudarcError) -> std::fmt::Error {
         std::fmt::Error
     }
 }

@@ -1,0 +1,235 @@
+//! What every container is made of: a region that elements of one type lie in, how many there are,
+//! and the streams that use them.
+//!
+//! Here are the checks of what a caller gives, the bytes of elements, copies in and out, and views.
+//! Which elements have memory, and when they get and lose it, is each container's own.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use bytemuck::Pod;
+use cuvmm_driver::DeviceAddress;
+
+use crate::device::Device;
+use crate::error::{ArgumentError, ContainerError};
+use crate::own::Stream;
+use crate::region::Region;
+use crate::users::Users;
+use crate::view::{View, ViewMut, bytes_of};
+
+/// The region, the users and the number of a container's elements. When it goes, the memory is
+/// withdrawn behind the work of its users.
+pub(crate) struct Elements<T: Pod> {
+    pub(crate) region: Region,
+    pub(crate) users: Users,
+    pub(crate) len: usize,
+    of: PhantomData<T>,
+}
+
+impl<T: Pod> Elements<T> {
+    /// Checks what a container of so many elements would be made of, and returns their bytes.
+    pub(crate) fn check(
+        device: &Device,
+        home: &Stream,
+        elements: usize,
+    ) -> Result<u64, ArgumentError> {
+        if !home.device().is_same(device) {
+            return Err(ArgumentError::STREAM);
+        }
+        let bytes = bytes_of::<T>(elements).filter(|&bytes| bytes > 0);
+        bytes.ok_or(Self::wrong_size(elements))
+    }
+
+    /// `len` elements of a region that [`check`](Self::check) has found fit.
+    pub(crate) fn new(region: Region, home: &Stream, len: usize) -> Self {
+        Self {
+            region,
+            users: Users::at(home),
+            len,
+            of: PhantomData,
+        }
+    }
+
+    /// That so many elements have no bytes, or too many.
+    pub(crate) const fn wrong_size(elements: usize) -> ArgumentError {
+        if elements == 0 || size_of::<T>() == 0 {
+            let what = "bytes of the elements";
+            return ArgumentError::Zero { what };
+        }
+        ArgumentError::too_large("elements", elements as u64)
+    }
+
+    pub(crate) const fn home(&self) -> &Stream {
+        self.users.home()
+    }
+
+    /// The number of whole elements in so many bytes.
+    pub(crate) fn count(bytes: u64) -> usize {
+        usize::try_from(bytes).unwrap_or(usize::MAX) / size_of::<T>().max(1)
+    }
+
+    /// Where a run of elements begins, in bytes from the first address.
+    pub(crate) fn offset(first: usize) -> Result<u64, ArgumentError> {
+        bytes_of::<T>(first).ok_or(Self::wrong_size(first))
+    }
+
+    /// The address of an element that the region has addresses for.
+    pub(crate) fn address_of(&self, index: usize) -> DeviceAddress {
+        let base = self.region.address();
+        let address = bytes_of::<T>(index).and_then(|offset| base.checked_add(offset));
+        address.unwrap_or(base)
+    }
+
+    /// The bytes of a range of elements, which may be empty.
+    pub(crate) fn bytes(&self, range: &Range<usize>) -> Result<Range<u64>, ArgumentError> {
+        let bytes = bytes_of::<T>(range.start).zip(bytes_of::<T>(range.end));
+        match bytes {
+            Some((start, end)) if range.start <= range.end && range.end <= self.len => {
+                Ok(start..end)
+            }
+            _ => Err(self.outside(range)),
+        }
+    }
+
+    /// That a range of elements is not there.
+    pub(crate) const fn outside(&self, range: &Range<usize>) -> ArgumentError {
+        ArgumentError::outside("elements", range, self.len)
+    }
+
+    /// Elements for a kernel to read, which have been checked.
+    pub(crate) fn view(&self, first: usize, len: usize) -> View<'_, T> {
+        View::new(self.address_of(first), len, &self.users)
+    }
+
+    /// Elements for a kernel to write, which have been checked.
+    pub(crate) fn view_mut(&mut self, first: usize, len: usize) -> ViewMut<'_, T> {
+        ViewMut::new(self.address_of(first), len, &self.users)
+    }
+
+    /// Reads elements of the container from `first` on, and waits for them.
+    pub(crate) fn read(&self, first: usize, into: &mut [T]) -> Result<(), ContainerError> {
+        self.bytes(&run(first, into.len()))?;
+        self.read_at(first, into)
+    }
+
+    /// Reads one element.
+    pub(crate) fn get(&self, index: usize) -> Result<T, ContainerError> {
+        let mut element = [T::zeroed()];
+        self.read(index, &mut element)?;
+        let [element] = element;
+        Ok(element)
+    }
+
+    /// Reads committed elements, also behind the container's last.
+    pub(crate) fn read_at(&self, first: usize, into: &mut [T]) -> Result<(), ContainerError> {
+        if into.is_empty() {
+            return Ok(());
+        }
+        let bytes = bytemuck::cast_slice_mut(into);
+        Ok(self.region.read(self.home(), Self::offset(first)?, bytes)?)
+    }
+
+    /// Writes committed elements, also behind the container's last.
+    pub(crate) fn write_at(&self, first: usize, elements: &[T]) -> Result<(), ContainerError> {
+        if elements.is_empty() {
+            return Ok(());
+        }
+        let bytes = bytemuck::cast_slice(elements);
+        Ok(self
+            .region
+            .write(self.home(), Self::offset(first)?, bytes)?)
+    }
+
+    /// Withdraws committed bytes, whole granules, behind all work that may use them.
+    pub(crate) fn withdraw(&mut self, bytes: Range<u64>) -> Result<(), ContainerError> {
+        if self.users.are_anywhere() {
+            self.region.decommit(bytes)?;
+        } else {
+            self.region.decommit_after(bytes, &self.users.all())?;
+        }
+        Ok(())
+    }
+}
+
+impl<T: Pod> Drop for Elements<T> {
+    fn drop(&mut self) {
+        self.users.end(&mut self.region);
+    }
+}
+
+/// `len` elements from `first` on; as many as can be counted where that is less.
+pub(crate) const fn run(first: usize, len: usize) -> Range<usize> {
+    first..first.saturating_add(len)
+}
+
+/// Gives a container what all of them have: `DeviceVec [T: Pod] [T] elements`.
+macro_rules! is_container {
+    ($name:ident [$($generics:tt)+] [$($given:tt)+] $($elements:ident).+) => {
+        impl<$($generics)+> $name<$($given)+> {
+            /// Returns the address that the container's memory begins at, which is fixed for the
+            /// container's life. The first element lies there, except in a ring.
+            #[must_use]
+            pub fn address(&self) -> cuvmm_driver::DeviceAddress {
+                self.$($elements).+.region.address()
+            }
+
+            /// Returns the device that the container was made on.
+            #[must_use]
+            pub fn device(&self) -> &crate::device::Device {
+                self.$($elements).+.region.device()
+            }
+
+            /// Returns the stream that the container's own copies run on.
+            #[must_use]
+            pub const fn home_stream(&self) -> &crate::own::Stream {
+                self.$($elements).+.home()
+            }
+
+            /// Returns the number of elements, in a sparse array or grid those without memory too.
+            #[must_use]
+            pub const fn len(&self) -> usize {
+                self.$($elements).+.len
+            }
+
+            /// Returns whether there are no elements.
+            #[must_use]
+            pub const fn is_empty(&self) -> bool {
+                self.$($elements).+.len == 0
+            }
+
+            /// Returns the bytes of physical memory under the container: what is committed, what is
+            /// pending free, and what lies behind zeros.
+            #[must_use]
+            pub fn held(&self) -> u64 {
+                self.$($elements).+.region.held()
+            }
+
+            /// Notes that work on another stream uses the elements. Memory that the container gives
+            /// up waits for the work of all recorded streams, and so does its drop.
+            ///
+            /// # Errors
+            /// [`WrongDevice`](crate::error::ArgumentError::WrongDevice) when the stream belongs to
+            /// another device.
+            pub fn record_use(
+                &mut self,
+                stream: &crate::own::Stream,
+            ) -> Result<(), crate::error::ContainerError> {
+                match self.$($elements).+.users.record(stream) {
+                    true => Ok(()),
+                    false => Err(crate::error::ArgumentError::STREAM.into()),
+                }
+            }
+        }
+
+        impl<$($generics)+> std::fmt::Debug for $name<$($given)+> {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct(stringify!($name))
+                    .field("address", &self.address())
+                    .field("len", &self.len())
+                    .field("held", &self.held())
+                    .finish_non_exhaustive()
+            }
+        }
+    };
+}
+pub(crate) use is_container;

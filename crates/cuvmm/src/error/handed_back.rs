@@ -1,0 +1,37 @@
+//! What an operation that takes an owner hands back when it fails.
+
+use std::{error, fmt};
+
+/// An owner that an operation did not take, with the reason. The owner is as it was.
+pub struct HandedBack<T, E> {
+    /// The owner.
+    pub owner: T,
+    /// Why it was not taken.
+    pub reason: E,
+}
+
+impl<T, E> HandedBack<T, E> {
+    pub(crate) fn new(owner: T, reason: impl Into<E>) -> Self {
+        let reason = reason.into();
+        Self { owner, reason }
+    }
+}
+
+impl<T, E: fmt::Debug> fmt::Debug for HandedBack<T, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("HandedBack");
+        debug.field("reason", &self.reason).finish_non_exhaustive()
+    }
+}
+
+impl<T, E: fmt::Display> fmt::Display for HandedBack<T, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.reason.fmt(f)
+    }
+}
+
+impl<T, E: error::Error + 'static> error::Error for HandedBack<T, E> {
+    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+        self.reason.source()
+    }
+}

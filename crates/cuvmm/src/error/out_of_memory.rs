@@ -1,0 +1,131 @@
+//! Which errors say that memory is short, with which figures, and after which driver call.
+//!
+//! A container that is full by its own capacity is not short of memory: there may be enough.
+
+#[cfg(feature = "cudarc")]
+use super::CudarcError;
+#[cfg(feature = "dlpack")]
+use super::TensorError;
+use super::{
+    BlockError, CallError, ContainerError, DeviceError, Error, KvCacheError, MemoryError,
+    PoolError, ShareError, Shortage, SleepError,
+};
+
+/// Gives errors `is_out_of_memory`, `shortage` and `call`: the variants that are short of memory themselves,
+/// those that carry the figures, and those with an error inside that may.
+macro_rules! out_of_memory {
+    ($($error:ident $(if $short:pat)? $(, with $with:pat => $figures:expr)? => {
+        $($(#[$cfg:meta])? $inner:pat => $cause:expr),* $(,)?
+    })*) => {$(
+        impl $error {
+            /// Whether the operation found too little memory, too few mappings or too few addresses: by
+            /// the driver's answer, or by a limit. Then giving something back can help.
+            #[must_use]
+            pub fn is_out_of_memory(&self) -> bool {
+                match self {
+                    $($short => true,)?
+                    $($(#[$cfg])? $inner => $cause.is_out_of_memory(),)*
+                    _ => false,
+                }
+            }
+
+            /// The pool's figures, where it was a pool that had too little memory.
+            #[must_use]
+            #[allow(unreachable_patterns, reason = "some variants have both figures and a cause")]
+            pub fn shortage(&self) -> Option<&Shortage> {
+                match self {
+                    $($with => Some($figures),)?
+                    $($(#[$cfg])? $inner => $cause.shortage(),)*
+                    _ => None,
+                }
+            }
+
+            /// The driver call that failed or was not made, where that was the reason.
+            #[must_use]
+            pub fn call(&self) -> Option<&CallError> {
+                match self {
+                    $($(#[$cfg])? $inner => $cause.call(),)*
+                    _ => None,
+                }
+            }
+        }
+    )*};
+}
+
+out_of_memory! {
+    MemoryError if Self::Mappings { .. } | Self::HostOutOfMemory { .. } => {
+        Self::Create { cause, .. } => cause,
+        Self::Export { cause, .. } => cause,
+        Self::Range { cause, .. } => cause,
+        Self::Call(cause) => cause,
+        Self::Lost { cause, .. } => cause,
+    }
+    DeviceError => { Self::Call(cause) => cause }
+    BlockError if Self::OutOfMemory(_)
+        | Self::OutOfMappings { .. }
+        | Self::OutOfAddresses { .. }
+        | Self::Capturing(_),
+        with Self::OutOfMemory(shortage)
+        | Self::DriverOutOfMemory { shortage, .. }
+        | Self::Capturing(shortage) => shortage => {
+        Self::DriverOutOfMemory { cause, .. } => cause,
+        Self::Refused { cause, .. } => cause,
+        Self::Lost { cause, .. } => cause,
+        Self::Memory(cause) => cause,
+    }
+    PoolError => { Self::Memory(cause) => cause }
+    SleepError if Self::StoreFull { .. } => {
+        Self::Block { cause, .. } => cause,
+        Self::Memory(cause) => cause,
+        Self::Stayed { cause, .. } => cause,
+    }
+    KvCacheError => {
+        Self::Create { cause, .. } => cause,
+        Self::Block { cause, .. } => cause,
+        Self::Memory(cause) => cause,
+    }
+    ContainerError => { Self::HalfWay { cause, .. } => cause, Self::Memory(cause) => cause }
+    ShareError => { Self::Memory(cause) => cause }
+    Error => {
+        Self::Device(cause) => cause,
+        Self::Memory(cause) => cause,
+        Self::Container(cause) => cause,
+        Self::Pool(cause) => cause,
+        Self::Block(cause) => cause,
+        Self::Sleep(cause) => cause,
+        Self::KvCache(cause) => cause,
+        Self::Share(cause) => cause,
+        #[cfg(feature = "dlpack")]
+        Self::Tensor(cause) => cause,
+        #[cfg(feature = "cudarc")]
+        Self::Cudarc(cause) => cause,
+    }
+}
+
+#[cfg(feature = "dlpack")]
+out_of_memory! { TensorError => { Self::Memory(cause) => cause } }
+
+#[cfg(feature = "cudarc")]
+out_of_memory! {
+    CudarcError => { Self::Device(cause) => cause, Self::Memory(cause) => cause }
+}
+
+impl CallError {
+    /// Whether the driver said that it has no more bytes, mappings or addresses.
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Driver(error) if error.is_out_of_memory())
+    }
+
+    /// This error itself, as other errors give theirs.
+    #[must_use]
+    pub const fn call(&self) -> Option<&Self> {
+        Some(self)
+    }
+
+    /// Nothing, since a driver has no figures of a pool.
+    #[must_use]
+    pub const fn shortage(&self) -> Option<&Shortage> {
+        None
+    }
+}

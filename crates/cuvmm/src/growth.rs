@@ -1,0 +1,162 @@
+//! How far memory is committed ahead of its use: one rule for regions, blocks and plans.
+//!
+//! Figures alone: what there is room for, and what a tenant may be charged, is asked elsewhere.
+
+use crate::size::Granularity;
+
+/// How much memory a block that outgrows what it has gets at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Growth {
+    /// What it asks for and no more: an extent a granule for a block that grows by granules.
+    Exact,
+    /// Up to one nth of its size, rounded down to a power of two, if that is more than it asks
+    /// for: 8 by default. With a mapper up to twice that lies ahead. What is ahead of its use is
+    /// precommitted memory: charged to the tenant, counted apart, never taken from other tenants,
+    /// and given up before a request is refused.
+    Part(u64),
+}
+
+impl Default for Growth {
+    fn default() -> Self {
+        Self::Part(8)
+    }
+}
+
+/// A region doubles until it has grown by this many bytes at once: 16 MiB.
+const DOUBLED: u64 = 16 << 20;
+
+/// The steps that memory grows in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Steps {
+    granule: Granularity,
+    growth: Growth,
+    /// The most bytes that are added because memory doubles.
+    doubled: u64,
+    /// The most bytes that are added at once, a power of two granules.
+    largest: u64,
+}
+
+impl Steps {
+    /// The steps of a region. It doubles while it is small, since each step costs what an extent
+    /// costs, and no one else wants what its owner has ahead.
+    pub(crate) fn of_region(granule: Granularity, largest: u64) -> Self {
+        Self {
+            granule,
+            growth: Growth::default(),
+            doubled: DOUBLED,
+            largest,
+        }
+    }
+
+    /// The steps of a block. It never doubles: what it has ahead is charged to its tenant, under a
+    /// limit that others share, and so is bounded by a part of its size.
+    pub(crate) const fn of_block(granule: Granularity, growth: Growth, largest: u64) -> Self {
+        Self {
+            granule,
+            growth,
+            doubled: 0,
+            largest,
+        }
+    }
+
+    /// The step of memory of `size` bytes: a power of two granules, or zero.
+    const fn step(&self, size: u64) -> u64 {
+        let Growth::Part(nth) = self.growth else {
+            return 0;
+        };
+        let part = size / if nth > 0 { nth } else { 1 };
+        let twice = if size < self.doubled {
+            size
+        } else {
+            self.doubled
+        };
+        let step = if part > twice { part } else { twice };
+        self.granule.step(step, self.largest)
+    }
+
+    /// Where memory should end that ends at `held` and must reach `need`: a step of memory of `size`
+    /// bytes behind `held`, but not beyond `most`, or `need` if that is more.
+    pub(crate) fn end(&self, size: u64, held: u64, need: u64, most: u64) -> u64 {
+        held.saturating_add(self.step(size)).min(most).max(need)
+    }
+
+    /// The size of the one extent to put behind `held` bytes, of which `used` are used: a step, at
+    /// least a granule. Nothing where growth is exact or `most` is reached.
+    pub(crate) fn extent(&self, used: u64, held: u64, most: u64) -> Option<u64> {
+        if self.growth == Growth::Exact || held >= most {
+            return None;
+        }
+        let step = self.step(used).max(self.granule.bytes());
+        Some(step.min(self.granule.extent_within(most - held, self.largest)))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const G: u64 = 2 << 20;
+    const LARGEST: u64 = 64 * G;
+
+    fn granule() -> Granularity {
+        Granularity::new(G).unwrap()
+    }
+
+    fn block(growth: Growth) -> Steps {
+        Steps::of_block(granule(), growth, LARGEST)
+    }
+
+    #[test]
+    fn a_region_doubles_and_then_grows_by_an_eighth() {
+        let steps = Steps::of_region(granule(), LARGEST);
+        let grown = |held: u64| steps.end(held * G, held * G, (held + 1) * G, u64::MAX) / G;
+        assert_eq!([0, 1, 2, 3, 8].map(grown), [1, 2, 4, 5, 16]);
+        assert_eq!([16, 64, 127, 128, 255].map(grown), [24, 72, 135, 144, 271]);
+        assert_eq!(grown(512), 576);
+        assert_eq!(grown(4096), 4096 + 64, "no more than the largest extent");
+    }
+
+    #[test]
+    fn a_block_grows_by_a_part_of_its_size_or_by_what_it_needs() {
+        let grown = |growth, to: u64| {
+            let steps = block(growth);
+            steps.end(to * G, (to - 1) * G, to * G, 1000 * G) / G
+        };
+        assert_eq!(
+            [1, 8, 16, 31].map(|to| grown(Growth::Part(8), to)),
+            [1, 8, 17, 32]
+        );
+        assert_eq!([17, 33].map(|to| grown(Growth::Part(8), to)), [18, 36]);
+        assert_eq!(
+            [1, 16, 999].map(|to| grown(Growth::Exact, to)),
+            [1, 16, 999]
+        );
+        assert_eq!(grown(Growth::Part(0), 4), 7, "no part is all of it");
+        assert_eq!(
+            grown(Growth::Part(1), 990),
+            1000,
+            "no more than it may have"
+        );
+    }
+
+    #[test]
+    fn growth_never_ends_before_what_is_needed_nor_overflows() {
+        let steps = block(Growth::Part(1));
+        assert_eq!(steps.end(G, 0, 4 * G, 2 * G), 4 * G);
+        assert_eq!(steps.end(u64::MAX, u64::MAX - G, 1, u64::MAX), u64::MAX);
+        assert_eq!(steps.end(0, 0, 0, 0), 0);
+    }
+
+    #[test]
+    fn an_extent_ahead_fits_behind_what_is_held() {
+        let steps = block(Growth::Part(8));
+        assert_eq!(steps.extent(0, 0, 100 * G), Some(G), "at least a granule");
+        assert_eq!(steps.extent(40 * G, 40 * G, 100 * G), Some(4 * G));
+        assert_eq!(steps.extent(40 * G, 97 * G, 100 * G), Some(2 * G));
+        assert_eq!(steps.extent(40 * G, 100 * G, 100 * G), None);
+        assert_eq!(steps.extent(4096 * G, 4096 * G, u64::MAX), Some(LARGEST));
+        assert_eq!(block(Growth::Exact).extent(40 * G, 40 * G, 100 * G), None);
+    }
+}

@@ -1,0 +1,278 @@
+//! A grid of which chosen bricks have memory.
+//!
+//! Memory comes in tiles, which many small bricks share. So the grid knows which bytes belong to
+//! bricks that are committed: a tile has memory as long as one of its bricks is, and a brick that
+//! comes back to a tile that stayed is filled with zeros first.
+
+use std::marker::PhantomData;
+
+use bytemuck::Pod;
+
+use super::bricks::Bricks;
+use super::{Holes, SparseArray, SparseBuilder, SparseStats};
+use crate::device::Device;
+use crate::elements::is_container;
+use crate::error::{ArgumentError, ContainerError};
+use crate::own::Stream;
+use crate::region::{Committed, DEFAULT_MAPPING_LIMIT};
+use crate::view::{View, ViewMut};
+
+/// A grid of one to three axes in a [sparse array](SparseArray), brick by brick, of which chosen bricks
+/// have memory. Its address is fixed for life.
+///
+/// A brick that is committed reads as zero. One that was decommitted has no elements any more, and its
+/// memory goes when all bricks that share a tile with it are decommitted. Tiles are as small as they
+/// can be: a granule, or as many as a brick has, unless the [builder](Self::builder) is told otherwise.
+///
+/// A kernel keeps to bricks that are committed. Elsewhere it faults, or finds bytes of a tile that
+/// other bricks use.
+///
+/// ```
+/// use std::sync::Arc;
+/// use cuvmm::driver::host::{HostDriver, HostOptions};
+/// use cuvmm::sparse::{Bricks, Holes, SparseGrid};
+/// use cuvmm::{Device, Stream};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Device::open(Arc::new(HostDriver::new(HostOptions::new())), 0)?;
+/// let stream = Stream::new(&device)?;
+/// let bricks = Bricks::new([512, 512, 512], [32, 32, 32])?;
+/// let mut grid = SparseGrid::<f32, 3>::new(&device, &stream, bricks)?;
+/// let brick = bricks.brick_of([100, 40, 7])?;
+/// grid.commit_brick(brick)?;
+/// grid.write_brick(brick, &vec![1.5; bricks.brick_len()])?;
+/// // Launch kernels on `stream` with `grid.view_mut().address()` and `bricks.params()`.
+/// grid.decommit_brick(brick)?;
+/// assert_eq!(grid.held(), 0);
+/// # Ok(())
+/// # }
+/// ```
+pub struct SparseGrid<T: Pod, const D: usize> {
+    array: SparseArray<T>,
+    bricks: Bricks<D>,
+    /// The bytes of bricks that are committed.
+    present: Committed,
+    /// The bytes of bricks that were decommitted, in tiles that have memory.
+    stale: Committed,
+}
+
+is_container!(SparseGrid [T: Pod, const D: usize] [T, D] array.elements);
+
+impl<T: Pod, const D: usize> SparseBuilder<'_, T, Bricks<D>> {
+    /// Reserves the addresses (`cuMemAddressReserve`) and takes no memory.
+    ///
+    /// # Errors
+    /// [`ContainerError`] when the elements have no size, the grid or its tiles are too large, the
+    /// stream is another device's, or the driver refuses.
+    pub fn reserve(self) -> Result<SparseGrid<T, D>, ContainerError> {
+        let bricks = self.shape;
+        Ok(SparseGrid {
+            array: self.array(bricks.array_len())?,
+            bricks,
+            present: Committed::default(),
+            stale: Committed::default(),
+        })
+    }
+}
+
+impl<T: Pod, const D: usize> SparseGrid<T, D> {
+    /// Reserves addresses for all bricks and takes no memory.
+    ///
+    /// # Errors
+    /// As [`SparseBuilder::reserve`].
+    pub fn new(device: &Device, home: &Stream, bricks: Bricks<D>) -> Result<Self, ContainerError> {
+        Self::builder(device, home, bricks).reserve()
+    }
+
+    /// Sets out to reserve addresses for all bricks. A tile has the bytes of a brick unless told
+    /// otherwise, rounded up to whole granules and whole elements.
+    #[must_use]
+    pub fn builder<'a>(
+        device: &'a Device,
+        home: &'a Stream,
+        bricks: Bricks<D>,
+    ) -> SparseBuilder<'a, T, Bricks<D>> {
+        let brick = bricks.brick_len().saturating_mul(size_of::<T>());
+        SparseBuilder {
+            device,
+            home,
+            shape: bricks,
+            tile: u64::try_from(brick).unwrap_or(u64::MAX),
+            places: vec![device.into()],
+            mapping_limit: DEFAULT_MAPPING_LIMIT,
+            zero_extent: None,
+            elements: PhantomData,
+        }
+    }
+
+    /// Returns the shape of the grid and of its bricks.
+    #[must_use]
+    pub const fn bricks(&self) -> Bricks<D> {
+        self.bricks
+    }
+
+    /// Returns figures of the array that the grid lies in: tiles, bytes, mappings.
+    #[must_use]
+    pub fn stats(&self) -> SparseStats {
+        self.array.stats()
+    }
+
+    /// Returns the bricks that are committed, by number.
+    pub fn committed_bricks(&self) -> impl Iterator<Item = [usize; D]> + '_ {
+        let brick = self.brick_bytes();
+        let whole = 0..self.array.elements.region.size();
+        let numbers = self.present.parts(whole).flat_map(move |run| {
+            let number = move |byte: u64| byte.checked_div(brick).unwrap_or_default();
+            number(run.start)..number(run.end)
+        });
+        numbers.filter_map(|number| self.bricks.at(usize::try_from(number).ok()?))
+    }
+
+    /// Returns the number of bricks that are committed.
+    #[must_use]
+    pub fn committed_count(&self) -> usize {
+        let count = self.present.bytes().checked_div(self.brick_bytes());
+        usize::try_from(count.unwrap_or_default()).unwrap_or(usize::MAX)
+    }
+
+    /// Returns whether a brick is committed; false where there is no such brick.
+    #[must_use]
+    pub fn is_committed(&self, brick: [usize; D]) -> bool {
+        let elements = self.bricks.elements_of(brick).ok();
+        let bytes = elements.and_then(|elements| self.array.elements.bytes(&elements).ok());
+        bytes.is_some_and(|bytes| self.present.covers(&bytes))
+    }
+
+    /// Commits one brick, which then reads as zero. A brick that is committed already stays as it is.
+    /// Returns whether the brick is new.
+    ///
+    /// Makes driver calls for tiles without memory (`cuMemCreate`, `cuMemMap`, `cuMemSetAccess`), and
+    /// for bytes of a tile that another brick kept (`cuMemsetD8Async`). For these, and for tiles that
+    /// are pending free, it waits for what the home stream and the recorded streams have queued.
+    ///
+    /// # Errors
+    /// [`ContainerError`] when there is no such brick or the driver refuses; the brick is not
+    /// committed then, and no tile has come or gone.
+    pub fn commit_brick(&mut self, brick: [usize; D]) -> Result<bool, ContainerError> {
+        let elements = self.bricks.elements_of(brick)?;
+        let bytes = self.array.elements.bytes(&elements)?;
+        if self.present.covers(&bytes) {
+            return Ok(false);
+        }
+        let held = &self.array.elements;
+        if self.stale.overlaps(&bytes) {
+            // What used the brick before may still write to it.
+            held.users.wait()?;
+            let mut parts = self.stale.parts(bytes.clone());
+            let queued = parts.try_for_each(|part| held.region.fill(held.home(), part, 0));
+            held.users.wait()?;
+            queued?;
+        }
+        self.array.commit(elements)?;
+        self.stale.remove(bytes.clone());
+        self.present.insert(bytes);
+        Ok(true)
+    }
+
+    /// Decommits one brick. Tiles in which no brick is committed any more lose their memory, behind
+    /// the work of the home stream and the recorded streams: what has passed goes back to the driver
+    /// at once (`cuMemUnmap`, `cuMemRelease`), the rest with the next call, or by
+    /// [`purge`](Self::purge). Never waits. Returns whether the brick was committed.
+    ///
+    /// # Errors
+    /// [`ContainerError`] when there is no such brick, and nothing has changed; or when the driver
+    /// refuses to take memory back, and the brick is decommitted.
+    pub fn decommit_brick(&mut self, brick: [usize; D]) -> Result<bool, ContainerError> {
+        let elements = self.bricks.elements_of(brick)?;
+        let bytes = self.array.elements.bytes(&elements)?;
+        let touched = self.array.touched(&elements)?;
+        if !self.present.covers(&bytes) {
+            return Ok(false);
+        }
+        self.present.remove(bytes.clone());
+        self.stale.insert(bytes);
+        for tile in self.array.tiles_in(&touched) {
+            let tile = self.array.tile_bytes(tile);
+            if !self.present.overlaps(&tile) {
+                self.array.elements.withdraw(tile.clone())?;
+                self.stale.remove(tile);
+            }
+        }
+        self.purge()?;
+        Ok(true)
+    }
+
+    /// Gives tiles of decommitted bricks back to the driver, as far as the work that may use them has
+    /// passed. Returns their bytes; never waits.
+    ///
+    /// # Errors
+    /// [`ContainerError`] from the driver.
+    pub fn purge(&mut self) -> Result<u64, ContainerError> {
+        self.array.purge()
+    }
+
+    /// Returns all elements for a kernel to read, of bricks with and without memory. The kernel keeps
+    /// to bricks that are committed.
+    #[must_use]
+    pub fn view(&self) -> View<'_, T> {
+        self.array.elements.view(0, self.len())
+    }
+
+    /// Returns all elements for a kernel to write, of bricks with and without memory. The kernel keeps
+    /// to bricks that are committed.
+    #[must_use]
+    pub fn view_mut(&mut self) -> ViewMut<'_, T> {
+        let len = self.len();
+        self.array.elements.view_mut(0, len)
+    }
+
+    /// Copies a brick's elements to host memory (`cuMemcpyDtoHAsync`, waited for). `into` has as many
+    /// elements as a brick.
+    ///
+    /// # Errors
+    /// [`ContainerError`] when there is no such brick, `into` has another length, the brick is not
+    /// committed and holes are refused, or the copy fails.
+    pub fn read_brick(
+        &self,
+        brick: [usize; D],
+        into: &mut [T],
+        holes: Holes,
+    ) -> Result<(), ContainerError> {
+        match self.first_of(brick, into.len()) {
+            Err(ContainerError::Uncommitted { .. }) if holes == Holes::AsZero => {
+                into.fill(T::zeroed());
+                Ok(())
+            }
+            first => self.array.elements.read_at(first?, into),
+        }
+    }
+
+    /// Copies elements from host memory to a committed brick (`cuMemcpyHtoDAsync`, waited for).
+    /// `elements` are as many as a brick has.
+    ///
+    /// # Errors
+    /// [`ContainerError`] when there is no such brick, `elements` are more or fewer, the brick is not
+    /// committed, or the copy fails.
+    pub fn write_brick(&mut self, brick: [usize; D], elements: &[T]) -> Result<(), ContainerError> {
+        let first = self.first_of(brick, elements.len())?;
+        self.array.elements.write_at(first, elements)
+    }
+
+    /// The index of the first element of a brick that is committed, for a copy of `slice` elements.
+    fn first_of(&self, brick: [usize; D], slice: usize) -> Result<usize, ContainerError> {
+        let range = self.bricks.elements_of(brick)?;
+        let (what, brick) = ("elements of a slice for a brick", range.len() as u64);
+        ArgumentError::at_least(what, slice as u64, brick)?;
+        ArgumentError::at_most(what, slice as u64, brick)?;
+        let first = range.start;
+        let bytes = self.array.elements.bytes(&range)?;
+        match self.present.covers(&bytes) {
+            true => Ok(first),
+            false => Err(ContainerError::Uncommitted { range, first }),
+        }
+    }
+
+    const fn brick_bytes(&self) -> u64 {
+        self.bricks.brick_len() as u64 * size_of::<T>() as u64
+    }
+}

@@ -27,7 +27,7 @@ pub(crate) struct Elements<T: Pod> {
 }
 
 impl<T: Pod> Elements<T> {
-    /// Checks what a container of so many elements would be made of, and returns their bytes.
+    /// Checks what a container of `elements` elements would be made of, and returns their bytes.
     pub(crate) fn check(
         device: &Device,
         home: &Stream,
@@ -50,20 +50,23 @@ impl<T: Pod> Elements<T> {
         }
     }
 
-    /// That so many elements have no bytes, or too many.
+    /// The error for a number of elements that have no bytes, or too many.
     pub(crate) const fn wrong_size(elements: usize) -> ArgumentError {
         if elements == 0 || size_of::<T>() == 0 {
             let what = "bytes of the elements";
             return ArgumentError::Zero { what };
         }
-        ArgumentError::too_large("elements", elements as u64)
+        ArgumentError::Uncountable {
+            what: "elements",
+            value: elements as u64,
+        }
     }
 
     pub(crate) const fn home(&self) -> &Stream {
         self.users.home()
     }
 
-    /// The number of whole elements in so many bytes.
+    /// The number of whole elements in a number of bytes.
     pub(crate) fn count(bytes: u64) -> usize {
         usize::try_from(bytes).unwrap_or(usize::MAX) / size_of::<T>().max(1)
     }

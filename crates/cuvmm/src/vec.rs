@@ -16,7 +16,7 @@ use crate::own::{Physical, Stream};
 use crate::region::{Extent, Region, Registration};
 use crate::view::{View, ViewMut, bytes_of};
 
-/// Elements are repeated in host memory up to so many bytes, and from there on the device.
+/// Elements are repeated in host memory up to this number of bytes, and from there on the device.
 const REPEATED: usize = 256 << 10;
 
 /// A resizable array in device memory. Its address is fixed for life.
@@ -201,7 +201,7 @@ impl<T: Pod> DeviceVec<T> {
     /// [`vacant`](Self::vacant). Makes no driver call.
     ///
     /// # Errors
-    /// [`ContainerError::Full`] when there is no memory for so many.
+    /// [`ContainerError::Full`] when there is no memory for that number of elements.
     pub fn produce(&mut self, elements: usize) -> Result<(), ContainerError> {
         let capacity = self.capacity();
         if elements > capacity - self.len() {
@@ -339,7 +339,7 @@ impl<T: Pod> DeviceVec<T> {
         self.elements.region.seal()
     }
 
-    /// The whole granules that so many elements lie in, in bytes.
+    /// The bytes of a number of elements, in whole granules.
     fn whole(&self, elements: usize) -> Result<u64, ContainerError> {
         let bytes = self
             .device()

@@ -262,7 +262,7 @@ on_both! {
             let refused = wide(0).try_allocate_adjacent(2);
             assert!(matches!(refused, Err(BlockError::Argument(ArgumentError::Zero { .. }))), "{refused:?}");
             let refused = wide(u64::MAX).try_allocate_adjacent(2);
-            assert!(matches!(refused, Err(BlockError::Argument(ArgumentError::TooLarge { .. }))), "{refused:?}");
+            assert!(matches!(refused, Err(BlockError::Argument(ArgumentError::Uncountable { .. }))), "{refused:?}");
             // More addresses than there are: a prime number of granules, and only where it matters.
             let refused = wide((1 << 40) + 15).try_allocate_adjacent(2);
             assert!(refused.is_err());

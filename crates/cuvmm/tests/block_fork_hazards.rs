@@ -155,9 +155,10 @@ on_both! {
         std::thread::scope(|scope| {
             let tenant = &tenant;
             scope.spawn(move || {
+                let called_off = Mutex::new(called_off);
                 let watch = |_: &Progress| {
                     falling.send(()).unwrap();
-                    called_off.recv().unwrap();
+                    called_off.lock().unwrap().recv().unwrap();
                     false
                 };
                 let blocks = tenant.blocks().tag("falls");

@@ -9,6 +9,9 @@
 #[path = "../examples/adjacent_blocks.rs"]
 mod adjacent_blocks;
 
+#[path = "../examples/async_server.rs"]
+mod async_server;
+
 #[path = "../examples/device_vec.rs"]
 mod device_vec;
 
@@ -76,6 +79,11 @@ mod unified_buffer;
 #[test]
 fn rows_of_a_tensor_grow_together() {
     adjacent_blocks::main().unwrap();
+}
+
+#[test]
+fn requests_wait_for_memory_as_futures() {
+    async_server::main().unwrap();
 }
 
 #[test]

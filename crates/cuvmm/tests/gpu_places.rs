@@ -186,7 +186,7 @@ on_each! {
         stage.work().check(&stream, region.address(), 16 * g, stamp);
         stage.settle();
         let mut seen = vec![0; 16 * g as usize];
-        assert!(region.read(&theirs, 0, &mut seen).is_err(), "nobody let it in");
+        assert!(region.read(&theirs, 0, &mut seen).is_err(), "it has no access");
         region.grant(&other, Access::Read).unwrap();
         region.read(&theirs, 0, &mut seen).unwrap();
         let pattern = stage.work().pattern(stamp);

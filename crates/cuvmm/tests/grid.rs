@@ -159,7 +159,7 @@ on_both! {
         assert_eq!((rig.faults.total(), grid.stats()), (0, before));
         let huge = Bricks::new([usize::MAX / 2], [1]).unwrap();
         let refused = SparseGrid::<u32, 1>::new(&rig.device, grid.home_stream(), huge);
-        assert!(matches!(refused, Err(ContainerError::Argument(ArgumentError::TooLarge { what: "elements", value, .. })) if value == (usize::MAX / 2) as u64));
+        assert!(matches!(refused, Err(ContainerError::Argument(ArgumentError::Uncountable { what: "elements", value, .. })) if value == (usize::MAX / 2) as u64));
         let refused = SparseGrid::<(), 1>::new(&rig.device, grid.home_stream(), huge);
         assert!(matches!(refused, Err(ContainerError::Argument(ArgumentError::Zero { what: "bytes of the elements" }))));
         let refused = SparseGrid::<u32, 2>::new(&rig.device, &stranger, grid.bricks());

@@ -14,9 +14,12 @@
 mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
 use std::ops::{Deref, DerefMut};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use common::books::{books, figures};
@@ -1376,4 +1379,170 @@ fn verified_at(block: &Block, offset: u64, owner: u64) {
     let mut bytes = [0; 8];
     block.read(offset, &mut bytes).unwrap();
     assert_eq!(u64::from_le_bytes(bytes), owner, "at {offset}");
+}
+
+/// What wakes a future here.
+#[derive(Default)]
+struct Bell {
+    rung: shuttle::sync::Mutex<bool>,
+    told: shuttle::sync::Condvar,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        *self.rung.lock().unwrap() = true;
+        self.told.notify_all();
+    }
+}
+
+/// Polls a future once.
+fn poll<F: Future + Unpin>(future: &mut F, bell: &Arc<Bell>) -> Poll<F::Output> {
+    let waker = Waker::from(Arc::clone(bell));
+    Pin::new(future).poll(&mut Context::from_waker(&waker))
+}
+
+/// Polls a future whenever it was woken. One that is never woken is a deadlock to shuttle.
+fn block_on<F: Future + Unpin>(mut future: F) -> F::Output {
+    let bell = Arc::new(Bell::default());
+    loop {
+        if let Poll::Ready(output) = poll(&mut future, &bell) {
+            return output;
+        }
+        let mut rung = bell.rung.lock().unwrap();
+        while !*rung {
+            rung = bell.told.wait(rung).unwrap();
+        }
+        *rung = false;
+    }
+}
+
+/// A pool of so many granules with a mapper.
+fn mapped(granules: u64) -> (Scene<Nothing>, Mapper) {
+    let rig = model();
+    let mapper = Mapper::start(&rig.device).unwrap();
+    let scene = Scene::new(rig, granules, |builder| builder.mapper(&mapper).build());
+    (scene, mapper)
+}
+
+#[test]
+fn futures_are_woken_by_whatever_comes_free() {
+    explore(2000, || {
+        let (scene, mapper) = mapped(8);
+        let (a, b) = (scene.tenant("a"), scene.tenant("b"));
+        let stream = scene.stream();
+        let mut held = vec![a.try_allocate(3 * G).unwrap()];
+        held.push(a.block(4 * G).home_stream(&stream).try_allocate().unwrap());
+        held.push(a.try_allocate(G).unwrap());
+        thread::scope(|scope| {
+            scope.spawn(|| drop(scene.had(block_on(a.allocate_async(2 * G)))));
+            scope.spawn(|| drop(scene.had(block_on(b.allocate_on_async(&stream, 4 * G)))));
+            scope.spawn(|| {
+                let lease = held[0].lease();
+                held.clear();
+                drop(lease);
+            });
+            scope.spawn(|| drop(scene.had(b.try_allocate(2 * G))));
+        });
+        drop((a, b, stream));
+        mapper.stop();
+        scene.end();
+    });
+}
+
+#[test]
+fn a_future_is_dropped_while_it_is_granted() {
+    explore(3000, || {
+        let (scene, mapper) = mapped(8);
+        let a = scene.tenant("a");
+        let bell = Arc::new(Bell::default());
+        let mut grows = a.block(2 * G).capacity(8 * G).try_allocate().unwrap();
+        let held = a.try_allocate(5 * G).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut allocation = a.allocate_async(2 * G);
+                let mut growth = grows.grow_to_async(4 * G);
+                drop((poll(&mut allocation, &bell), poll(&mut growth, &bell)));
+                yield_now();
+                drop(growth);
+                assert_eq!(grows.size(), 2 * G);
+                drop(allocation);
+                // Its slot is another block's, while the mapper may still be at it.
+                drop(grows);
+                if let Some(next) = scene.had(a.block(3 * G).capacity(8 * G).try_allocate()) {
+                    yield_now();
+                    assert!(a.stats().in_use >= next.size());
+                    drop(next);
+                }
+            });
+            scope.spawn(|| drop(held));
+        });
+        // What the mapper was still at when its future went.
+        mapper.stop();
+        assert_eq!(a.stats().in_use, 0);
+        drop(a);
+        scene.end();
+    });
+}
+
+#[test]
+fn futures_hear_that_the_mapper_ends() {
+    explore(2000, || {
+        let (scene, mapper) = mapped(4);
+        let a = scene.tenant("a");
+        let held = a.try_allocate(4 * G).unwrap();
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let refused = block_on(a.allocate_async(2 * G)).unwrap_err();
+                    assert_eq!(refused, BlockError::NoMapper);
+                });
+            }
+            scope.spawn(|| mapper.stop());
+        });
+        drop((held, a));
+        scene.end();
+    });
+}
+
+#[test]
+fn news_are_lost_to_none_who_listened_before() {
+    explore(2000, || {
+        let (scene, mapper) = mapped(4);
+        let a = scene.tenant("a");
+        let stream = scene.stream();
+        let held = [0; 4].map(|_| a.block(G).home_stream(&stream).try_allocate().unwrap());
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                loop {
+                    let freed = scene.pool.freed();
+                    if let Some(block) = scene.had(a.try_allocate(4 * G)) {
+                        return drop(block);
+                    }
+                    block_on(freed).unwrap();
+                }
+            });
+            scope.spawn(|| held.into_iter().for_each(drop));
+        });
+        drop((a, stream));
+        mapper.stop();
+        scene.end();
+    });
+}
+
+#[test]
+fn futures_wait_while_a_pool_is_not_closed() {
+    explore(1000, || {
+        let (scene, mapper) = mapped(4);
+        let a = scene.tenant("a");
+        let held = a.try_allocate(4 * G).unwrap();
+        let clone = scene.pool.clone();
+        thread::scope(|scope| {
+            scope.spawn(|| drop(scene.had(block_on(a.allocate_async(2 * G)))));
+            scope.spawn(|| drop(clone.close().unwrap_err()));
+            scope.spawn(|| drop(held));
+        });
+        drop(a);
+        mapper.stop();
+        scene.end();
+    });
 }

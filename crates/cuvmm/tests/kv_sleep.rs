@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::attention::{LAYOUTS, SMALL, Scene, assert_attends, fill, salts};
 use common::books::{balanced, figures};
@@ -115,15 +115,14 @@ on_both! {
         let Scene { pool, tenant, mut cache, .. } = scene(rig, 240, Layout::TokenMajor);
         let family = family(&mut cache);
         let before = (books(&pool), rig.machine.snapshot());
-        let calls = Cell::new(0);
+        let calls = AtomicU64::new(0);
         for stop in 1..6 {
             let watch = |_: &Progress| {
-                calls.set(calls.get() + 1);
-                calls.get() < stop
+                calls.fetch_add(1, Ordering::Relaxed) + 1 < stop
             };
             let watched = tenant.blocks().watch(&watch);
             for contents in [Contents::Discard, Contents::Keep(&store)] {
-                calls.set(0);
+                calls.store(0, Ordering::Relaxed);
                 match watched.sleep(contents) {
                     Err(SleepError::Cancelled) => {}
                     other => {

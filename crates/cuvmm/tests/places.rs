@@ -35,7 +35,7 @@ on_both! {
         region.write(&one, 2 * G - 3, b"across").unwrap();
         let mut seen = [0; 6];
         let refused = region.read(&two, 2 * G - 3, &mut seen);
-        assert!(matches!(refused, Err(MemoryError::Argument(ArgumentError::WrongDevice { .. }))), "nobody let it in");
+        assert!(matches!(refused, Err(MemoryError::Argument(ArgumentError::WrongDevice { .. }))), "it has no access");
         region.grant(&second, Access::Read).unwrap();
         region.read(&two, 2 * G - 3, &mut seen).unwrap();
         if rig.keeps_bytes() {

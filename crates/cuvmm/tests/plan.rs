@@ -281,7 +281,7 @@ fn wrong(plan: &Plan, expected: Wrong) {
     assert_eq!(parts(refused), expected);
 }
 
-/// There are not so many devices.
+/// A number that no device has.
 fn no_device(device: u64, count: u64) -> ArgumentError {
     ArgumentError::OutOfRange {
         what: "devices",
@@ -348,10 +348,9 @@ fn what_cannot_be_meant_is_named_with_its_step() {
         at(
             1,
             None,
-            ArgumentError::TooLarge {
+            ArgumentError::Uncountable {
                 what: "bytes",
                 value: u64::MAX,
-                most: u64::MAX,
             },
         ),
     );

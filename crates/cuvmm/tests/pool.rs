@@ -416,7 +416,7 @@ on_both! {
         assert!(matches!(tenant.try_allocate(0), Err(BlockError::Argument(ArgumentError::Zero { .. }))));
         assert!(matches!(
             tenant.try_allocate(u64::MAX),
-            Err(BlockError::Argument(ArgumentError::TooLarge { .. }))
+            Err(BlockError::Argument(ArgumentError::Uncountable { .. }))
         ));
         assert!(matches!(
             tenant.block(2 * G).capacity(G).try_allocate(),

@@ -190,7 +190,7 @@ on_both! {
         assert_eq!(asked.iter().map(lacks).collect::<Vec<_>>(), [(0, 1, 0)]);
         // Nobody can give that many.
         assert!(matches!(
-            tenant.block(31 * G).capacity(31 * G).timeout(Duration::MAX).allocate(),
+            tenant.block(G).capacity(31 * G).timeout(Duration::MAX).allocate(),
             Err(BlockError::OutOfAddresses { .. })
         ));
         assert_eq!(giver.was_asked(), [0; 0]);

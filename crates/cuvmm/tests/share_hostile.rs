@@ -406,10 +406,11 @@ fn too_many_handles_and_none() {
         });
         let right = matches!(
             error,
-            ShareError::Handles {
-                handles: 3,
-                extents: 2
-            }
+            ShareError::Argument(ArgumentError::TooLarge {
+                value: 3,
+                most: 2,
+                ..
+            })
         );
         assert!(right, "{error:?}");
         let error = take_after(1, |peer, _| assert!(peer.say(HANDLES, &[], &[])));

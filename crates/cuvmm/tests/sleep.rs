@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::books::books;
@@ -341,7 +341,7 @@ on_both! {
         let builder = HostStore::builder(&rig.device);
         assert!(matches!(builder.build(), Err(MemoryError::Argument(ArgumentError::Zero { .. }))));
         let huge = builder.pinned(u64::MAX).build();
-        assert!(matches!(huge, Err(MemoryError::Argument(ArgumentError::TooLarge { value: u64::MAX, .. }))));
+        assert!(matches!(huge, Err(MemoryError::Argument(ArgumentError::Uncountable { value: u64::MAX, .. }))));
         let huge = builder.ordinary(1 << 62).build();
         assert!(matches!(huge, Err(MemoryError::HostOutOfMemory { size }) if size == 1 << 62));
         let one = builder.pinned(1).build().unwrap();
@@ -357,15 +357,15 @@ on_both! {
         }
         let store = store(&rig.device, 27);
         let awake = (books(rig, &pool).committed, rig.machine.snapshot());
-        let stop_at = Cell::new(0);
+        let stop_at = AtomicU64::new(0);
         let watch = |progress: &cuvmm::sleep::Progress| {
             assert!(progress.done > 0 && progress.done <= progress.total);
             assert_eq!(progress.total, 27 * G);
-            progress.done < stop_at.get()
+            progress.done < stop_at.load(Ordering::Relaxed)
         };
         let watched = tenant.blocks().watch(&watch);
         for part in [1, 9 * G + 1, 20 * G] {
-            stop_at.set(part);
+            stop_at.store(part, Ordering::Relaxed);
             for contents in [Contents::Discard, Contents::Keep(&store)] {
                 let cancelled = watched.sleep(contents);
                 assert!(matches!(cancelled, Err(SleepError::Cancelled)));
@@ -380,7 +380,7 @@ on_both! {
         sleeps(&tenant, Contents::Keep(&store));
         let asleep = (books(rig, &pool).committed, rig.machine.snapshot());
         for part in [1, 9 * G + 1, 20 * G] {
-            stop_at.set(part);
+            stop_at.store(part, Ordering::Relaxed);
             assert!(matches!(watched.wake(), Err(SleepError::Cancelled)));
             assert_eq!((books(rig, &pool).committed, rig.machine.snapshot()), asleep);
             assert!(blocks.iter().all(Block::is_asleep));

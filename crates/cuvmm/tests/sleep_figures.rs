@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::cell::RefCell;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use common::books::books;
@@ -46,16 +46,16 @@ on_both! {
         let sizes = [9 * G, 10 * G - 5, 8 * G];
         let blocks = sizes.map(|size| tenant.allocate(size).unwrap());
         let store = HostStore::builder(&rig.device).pinned(27 * G).build().unwrap();
-        let told = RefCell::new(vec![]);
+        let told = Mutex::new(vec![]);
         let watch = |progress: &Progress| {
             assert_eq!(progress.total, 27 * G - 5);
-            told.borrow_mut().push(progress.done);
+            told.lock().unwrap().push(progress.done);
             true
         };
         let watched = tenant.blocks().watch(&watch);
         // From one time to the next.
         let steps = || -> Vec<u64> {
-            let told = told.take();
+            let told = std::mem::take(&mut *told.lock().unwrap());
             assert_eq!(told.last(), Some(&(27 * G - 5)));
             let before = [0].into_iter().chain(told.iter().copied());
             before.zip(&told).map(|(before, now)| now - before).collect()

@@ -64,7 +64,7 @@ on_both! {
         let made = DeviceVec::<u64>::new(&rig.device, &stream, usize::MAX);
         assert!(matches!(
             made,
-            Err(ContainerError::Argument(ArgumentError::TooLarge { value: u64::MAX, .. }))
+            Err(ContainerError::Argument(ArgumentError::Uncountable { value: u64::MAX, .. }))
         ));
         let made = DeviceVec::<u32>::new(&rig.device, &stream, 0);
         assert!(matches!(

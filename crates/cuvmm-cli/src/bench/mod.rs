@@ -52,6 +52,7 @@ mod take_back;
 mod threads;
 mod truly_cold;
 mod vector;
+mod waiting_futures;
 mod wanted;
 mod warm;
 
@@ -172,6 +173,7 @@ fn groups() -> Vec<Group> {
         take_back::measure(stage, report, Scrub::BetweenTenants)
     }));
     groups.push(Group::one(lower_limit::NAME, lower_limit::measure));
+    groups.push(Group::one(waiting_futures::NAME, waiting_futures::measure));
     groups.push(Group::one(drop_under::NAME, drop_under::measure));
     groups.push(Group::one(beside_waiter::NAME, beside_waiter::measure));
     let names = [beside_taking::LEASE, beside_taking::ALLOCATE].map(str::to_owned);

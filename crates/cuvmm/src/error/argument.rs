@@ -24,7 +24,7 @@ pub enum ArgumentError {
         /// The least that is possible.
         least: u64,
     },
-    /// The value is larger than it may be, or than can be counted.
+    /// The value is larger than it may be.
     #[error("{what}: {value} is more than {most}")]
     TooLarge {
         /// The value.
@@ -33,6 +33,14 @@ pub enum ArgumentError {
         value: u64,
         /// The most that is possible.
         most: u64,
+    },
+    /// The value is so large that 64 bits do not hold it once it is rounded up or multiplied.
+    #[error("{what}: {value} is more than can be counted")]
+    Uncountable {
+        /// The value.
+        what: &'static str,
+        /// What was given.
+        value: u64,
     },
     /// The value is not a multiple of what it must be: of the granularity, of an element's size, of
     /// an alignment.
@@ -172,15 +180,6 @@ impl ArgumentError {
             return Err(Self::NotPowerOfTwo { what, value });
         }
         Self::aligned(what, value, granularity)
-    }
-
-    /// A number that does not fit 64 bits once it has been rounded or multiplied.
-    pub(crate) const fn too_large(what: &'static str, value: u64) -> Self {
-        Self::TooLarge {
-            what,
-            value,
-            most: u64::MAX,
-        }
     }
 
     /// Bytes that are not all there.

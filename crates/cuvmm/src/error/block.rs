@@ -27,6 +27,9 @@ pub enum BlockError {
         /// Its name.
         tenant: String,
     },
+    /// A future waits for memory, and no [mapper](crate::Mapper) looks after the pool, or it has ended.
+    #[error("futures wait by the pool's mapper, and it has none")]
+    NoMapper,
     /// Memory is short: the limit, the tenant's limit or others' guarantees leave too little.
     #[error("out of memory: {0}")]
     OutOfMemory(Box<Shortage>),

@@ -214,14 +214,6 @@ pub enum ShareError {
         /// The device's identity.
         uuid: [u8; 16],
     },
-    /// There are not as many handles as extents.
-    #[error("{handles} handles for {extents} extents")]
-    Handles {
-        /// How many came.
-        handles: usize,
-        /// How many should have come.
-        extents: usize,
-    },
     /// The memory was not given as elements, or of another size.
     #[error("elements of {wanted} bytes are wanted, and it has some of {given:?} bytes")]
     ElementSize {

@@ -82,8 +82,10 @@ impl Geometry {
         if let Some(&(dimension, _)) = counts.iter().find(|(_, count)| *count == 0) {
             return Err(ArgumentError::Zero { what: dimension });
         }
-        Self::sized(shape, layout, granule, exact)
-            .ok_or(ArgumentError::too_large("bytes of all sequences", u64::MAX))
+        Self::sized(shape, layout, granule, exact).ok_or(ArgumentError::Uncountable {
+            what: "bytes of all sequences",
+            value: u64::MAX,
+        })
     }
 
     /// Nothing where 64 bits do not suffice.
@@ -260,7 +262,7 @@ mod tests {
         ] {
             for layout in [Layout::TokenMajor, Layout::LayerMajor] {
                 let refused = geometry(huge, layout);
-                assert!(matches!(refused, Err(ArgumentError::TooLarge { .. })));
+                assert!(matches!(refused, Err(ArgumentError::Uncountable { .. })));
             }
         }
     }

@@ -100,7 +100,10 @@ impl Reservation {
         guard: u64,
         count: u64,
     ) -> Result<Vec<Self>, MemoryError> {
-        let too_large = ArgumentError::too_large("bytes of addresses", size);
+        let too_large = ArgumentError::Uncountable {
+            what: "bytes of addresses",
+            value: size,
+        };
         let Some((stride, whole)) = guard
             .checked_mul(2)
             .and_then(|both| size.checked_add(both))

@@ -112,9 +112,15 @@ impl<'a> Things<'a> {
     pub(super) fn rounded(&self, size: u64, device: usize) -> Result<u64, PlanError> {
         let granule = self.granule(device)?;
         self.not_zero(size, "the size")?;
-        granule
-            .round_up(size)
-            .ok_or_else(|| self.refuse(None, ArgumentError::too_large("bytes", size)))
+        granule.round_up(size).ok_or_else(|| {
+            self.refuse(
+                None,
+                ArgumentError::Uncountable {
+                    what: "bytes",
+                    value: size,
+                },
+            )
+        })
     }
 
     pub(super) fn name(&mut self, name: &'a str, thing: Thing<'a>) -> Result<(), PlanError> {
@@ -218,8 +224,15 @@ impl<'a> Things<'a> {
         self.not_zero(size, "the size")?;
         self.aligned(name, offset)?;
         let whole = granule.round_up(size);
-        let whole =
-            whole.ok_or_else(|| self.refuse(None, ArgumentError::too_large("bytes", size)))?;
+        let whole = whole.ok_or_else(|| {
+            self.refuse(
+                None,
+                ArgumentError::Uncountable {
+                    what: "bytes",
+                    value: size,
+                },
+            )
+        })?;
         range_within(offset, whole, within)
             .ok_or_else(|| self.refuse(Some(name), ArgumentError::bytes(offset, whole, within)))
     }

@@ -7,7 +7,7 @@
 //! has; its slots serve single blocks too. The driver has the addresses again when the last slot has
 //! gone: until then they count against the pool's limit, without being a tenant's.
 
-use super::allocate::{CANDIDATES, Needs, Wanted};
+use super::allocate::{CANDIDATES, Needs};
 use super::budget::TenantId;
 use super::change::Change;
 use super::core::{Core, Locked};
@@ -17,6 +17,7 @@ use super::slot::Slot;
 use super::state::{State, gone};
 use super::tenancy::Tenancy;
 use super::wait::{Attempt, Wait};
+use super::wanted::Wanted;
 use crate::error::{ArgumentError, BlockError};
 use crate::own::Stream;
 
@@ -208,7 +209,10 @@ impl State {
         let granule = self.device.granule();
         needs.class.size = granule
             .class_apart(wanted.capacity, guards, wanted.stride)
-            .ok_or(ArgumentError::too_large(BYTES, wanted.capacity))?;
+            .ok_or(ArgumentError::Uncountable {
+                what: BYTES,
+                value: wanted.capacity,
+            })?;
         Ok(needs)
     }
 

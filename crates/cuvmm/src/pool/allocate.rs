@@ -1,7 +1,5 @@
 //! Allocating: the best idle slot or a new one, furnished; or nothing.
 
-use std::sync::Arc;
-
 use super::budget::{Amount, TenantId};
 use super::change::Change;
 use super::commit::{Fit, Furnished};
@@ -11,7 +9,8 @@ use super::ids::{BlockPlace, SlotId};
 use super::pace::Pace;
 use super::slot::{Class, Occupant, Slot};
 use super::state::{State, gone};
-use super::wait::Wait;
+use super::wait::{Attempt, Wait};
+use super::wanted::{Grain, Wanted};
 use crate::error::{ArgumentError, BlockError};
 use crate::growth::Growth;
 use crate::own::Stream;
@@ -23,29 +22,6 @@ pub(super) const CANDIDATES: usize = 8;
 /// A block that takes over idle memory strands at most this part of its size, or a granule: what
 /// lies behind it in the extent that its end falls into.
 const STRANDED_PART: u64 = 8;
-
-/// What a block is to be.
-#[derive(Clone, Debug)]
-pub(crate) struct Wanted<'a> {
-    pub(crate) size: u64,
-    pub(crate) capacity: u64,
-    pub(crate) home: Option<&'a Stream>,
-    pub(crate) tag: Option<Arc<str>>,
-    pub(crate) zeroed: bool,
-    pub(crate) grain: Grain,
-    /// Idle memory serves only where nothing of an extent is left over behind the block.
-    pub(crate) snug: bool,
-    /// What the distance of blocks side by side is a multiple of, in bytes.
-    pub(crate) stride: u64,
-}
-
-/// What a block's memory comes in, where that is another thing than the pool says.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Grain {
-    pub(crate) growth: Option<Growth>,
-    /// The largest extent in bytes.
-    pub(crate) largest: Option<u64>,
-}
 
 /// What a block asks of its slot. Bytes.
 #[derive(Clone, Copy, Debug)]
@@ -67,16 +43,24 @@ impl Core {
         wanted: &Wanted<'_>,
         wait: Wait,
     ) -> Result<BlockPlace, BlockError> {
-        self.request(tenant, wanted.size, wait, |mut state| {
-            let allocated = state.allocate_slot(tenant, wanted);
-            let outcome = allocated.map(|(change, mut slot)| {
-                let begun = change.given.map_or(u64::MAX, |given| given.begun);
-                slot.space.settle(begun);
-                state.put_slot(slot);
-                change.place
-            });
-            (state, outcome)
+        self.request(tenant, wanted.size, wait, |state| {
+            Self::attempt_to_allocate(state, tenant, wanted)
         })
+    }
+
+    pub(super) fn attempt_to_allocate<'a>(
+        mut state: Locked<'a>,
+        tenant: TenantId,
+        wanted: &Wanted<'_>,
+    ) -> Attempt<'a, BlockPlace> {
+        let allocated = state.allocate_slot(tenant, wanted);
+        let outcome = allocated.map(|(change, mut slot)| {
+            let begun = change.given.map_or(u64::MAX, |given| given.begun);
+            slot.space.settle(begun);
+            state.put_slot(slot);
+            change.place
+        });
+        (state, outcome)
     }
 }
 
@@ -95,8 +79,13 @@ impl Locked<'_> {
         let mut slot = match found {
             Some(slot) => slot,
             None => {
+                // Without memory no addresses are reserved.
+                self.make_room(id, needs.used)?;
                 let opened = self.open_slots(id, needs.class, 1)?.next();
-                opened.ok_or(ArgumentError::too_large(BYTES, wanted.capacity))?
+                opened.ok_or(ArgumentError::Uncountable {
+                    what: BYTES,
+                    value: wanted.capacity,
+                })?
             }
         };
         let mut change = Change::of(&slot, slot.place(wanted.capacity));
@@ -230,7 +219,10 @@ impl State {
         ArgumentError::not_zero(BYTES, size)?;
         ArgumentError::at_most(BYTES, size, capacity)?;
         let granule = self.device.granule();
-        let too_large = ArgumentError::too_large(BYTES, capacity);
+        let too_large = ArgumentError::Uncountable {
+            what: BYTES,
+            value: capacity,
+        };
         let (Some(used), Some(most), Some(size_of_slot)) = (
             granule.round_up(size),
             granule.round_up(capacity),

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::adjacent::Placement;
-use super::allocate::{Grain, Wanted};
 use super::block::Block;
 use super::ids::BlockPlace;
 use super::stream_cache::{Held, Owner, Shape};
 use super::wait::Wait;
+use super::wanted::{Grain, Wanted};
 use crate::error::{ArgumentError, BlockError};
 use crate::growth::Growth;
 use crate::own::Stream;
@@ -37,6 +37,10 @@ impl<'a> BlockBuilder<'a> {
             snug: false,
             stride: 1,
         };
+        Self::of(owner, wanted)
+    }
+
+    pub(super) const fn of(owner: &'a Arc<Owner>, wanted: Wanted<'a>) -> Self {
         Self {
             owner,
             wanted,
@@ -185,6 +189,20 @@ impl<'a> BlockBuilder<'a> {
         self.adjacent(count, Wait::Never)
     }
 
+    pub(super) fn into_parts(self) -> (&'a Arc<Owner>, Wanted<'a>) {
+        (self.owner, self.wanted)
+    }
+
+    /// A block of the same shape that was freed on the home stream a moment ago.
+    pub(super) fn stream_cached_block(&self) -> Option<Block> {
+        self.stream_cached().map(|held| self.block(held))
+    }
+
+    /// The block at a place that was made for it.
+    pub(super) fn block_at(&self, place: BlockPlace) -> Block {
+        self.block(self.held(place))
+    }
+
     fn one(self, wait: impl FnOnce(&Self) -> Wait) -> Result<Block, BlockError> {
         let held = match self.stream_cached() {
             Some(held) => held,
@@ -248,8 +266,7 @@ impl<'a> BlockBuilder<'a> {
     }
 
     fn blocks(&self, places: Vec<BlockPlace>) -> impl Iterator<Item = Block> {
-        let block = |place| self.block(self.held(place));
-        places.into_iter().map(block)
+        places.into_iter().map(|place| self.block_at(place))
     }
 
     /// A block of the same shape that was freed on the home stream a moment ago.

@@ -29,9 +29,9 @@ use super::state::State;
 use super::tenancy::Tenancy;
 use crate::deferred::{self, Section};
 use crate::device::Device;
-use crate::region::Waker;
+use crate::region::{Urgency, Waker};
 use crate::sync::atomic::{AtomicUsize, Ordering};
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::{Condvar, Mutex, MutexGuard, thread};
 
 pub(crate) struct Core {
     pub(crate) device: Device,
@@ -117,13 +117,38 @@ impl Core {
         seen
     }
 
-    /// Memory became idle: whoever waits may try again.
+    /// Memory became idle: those who wait may try again.
     pub(crate) fn announce(&self) {
-        if self.is_awaited() {
-            // Under the lock, so that nobody who has just looked begins to wait after this.
-            self.lock().told += 1;
-            self.freed.notify_all();
+        self.tell(1);
+    }
+
+    /// Has those who wait try again: threads themselves, and the mapper for futures, on whose own
+    /// thread that is next anyway. `news` is 0 where an operation has ended that only had out what may
+    /// be idle now.
+    fn tell(&self, news: u64) {
+        if !self.is_awaited() {
+            return;
         }
+        let here = thread::current().id();
+        let mapper = self.waker.get().filter(|mapper| mapper.thread() != here);
+        // Under the lock, so that no thread which has just looked begins to wait after this. No
+        // operation: what others put off is not done here, by a thread that may be unwinding.
+        let mapper = self.look(|state| {
+            state.news += news;
+            state.told += 1;
+            let mapper = mapper.filter(|_| !state.queue.is_empty());
+            state.queue.stirred |= mapper.is_some();
+            mapper
+        });
+        self.freed.notify_all();
+        if let Some(mapper) = mapper {
+            mapper.wake(Urgency::Now);
+        }
+    }
+
+    /// Whether a mapper looks after the pool. Takes no lock.
+    pub(crate) fn has_mapper(&self) -> bool {
+        self.waker.get().is_some_and(|waker| !waker.is_dead())
     }
 
     /// Whether somebody waits for memory. One who begins to wait just now sweeps the stream caches and
@@ -292,8 +317,7 @@ impl<'a> Locked<'a> {
         let waker = state.take_urgency();
         drop(state);
         self.core.settled.notify_all();
-        // What it had out may be idle now.
-        self.core.announce();
+        self.core.tell(0);
         if let Some((waker, urgency)) = waker {
             waker.wake(urgency);
         }

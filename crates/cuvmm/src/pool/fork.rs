@@ -351,7 +351,13 @@ impl Locked<'_> {
             return Err(MemoryError::Asleep { size }.into());
         }
         let used = self.device.granule().round_up(size);
-        used.ok_or(ArgumentError::too_large(BYTES, size).into())
+        used.ok_or(
+            ArgumentError::Uncountable {
+                what: BYTES,
+                value: size,
+            }
+            .into(),
+        )
     }
 
     /// Puts whole extents of another slot's prefix under a new one, memory of its own behind them, and

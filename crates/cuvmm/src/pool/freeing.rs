@@ -65,6 +65,7 @@ impl State {
     pub(super) fn free_at(&mut self, id: SlotId, now: u64) {
         let slept = self.with_slot(id, |state, slot| {
             if let Some(block) = slot.vacate() {
+                state.queue.abandon_growth(id);
                 state.overwrite(slot, block.home.as_ref(), 0);
             }
             slot.touched = now;

@@ -137,7 +137,11 @@ impl Locked<'_> {
     ) -> Result<Furnished, BlockError> {
         ArgumentError::at_most(BYTES, size, capacity)?;
         let Some(used) = self.device.granule().round_up(size) else {
-            return Err(ArgumentError::too_large(BYTES, size).into());
+            return Err(ArgumentError::Uncountable {
+                what: BYTES,
+                value: size,
+            }
+            .into());
         };
         let Some(block) = &slot.block else {
             return Err(gone());
@@ -305,6 +309,17 @@ impl Core {
         steps: &[Step],
         wait: Wait,
     ) -> Result<(), Refused> {
+        self.grow_claimed(tenant, steps, wait, |_| true)
+    }
+
+    /// The same, unless nobody `claims` the growth in the end: then it is undone.
+    pub(super) fn grow_claimed(
+        &self,
+        tenant: TenantId,
+        steps: &[Step],
+        wait: Wait,
+        claims: impl Fn(&mut Locked<'_>) -> bool,
+    ) -> Result<(), Refused> {
         let forked = |cause: CallError| Refused {
             index: 0,
             cause: cause.into(),
@@ -313,7 +328,7 @@ impl Core {
         self.unshare_cuts(tenant, steps, wait)?;
         let failed = Cell::new(0);
         let grown = self.request(tenant, Demand::Growth(steps), wait, |state| {
-            self.attempt_to_grow(state, steps, &failed)
+            self.attempt_to_grow(state, steps, &failed, &claims)
         });
         let index = failed.get();
         grown.map_err(|cause| Refused { index, cause })
@@ -325,6 +340,7 @@ impl Core {
         mut state: Locked<'a>,
         steps: &[Step],
         failed: &Cell<usize>,
+        claims: &impl Fn(&mut Locked<'_>) -> bool,
     ) -> Attempt<'a, ()> {
         state.purge_some();
         state = self.await_slots(state, steps.iter().map(|(place, size)| (place.slot, *size)));
@@ -348,6 +364,9 @@ impl Core {
                     break;
                 }
             }
+        }
+        if outcome.is_ok() && !claims(&mut state) {
+            outcome = Err(gone());
         }
         state = self.conclude(state, changes, outcome.is_ok());
         (state, outcome)

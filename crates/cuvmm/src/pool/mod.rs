@@ -61,9 +61,13 @@
 //! where it needs the very block, or the memory, that the other one works on; that holds for the
 //! `try_` methods too.
 //!
+//! # Futures
+//! [`Tenant::allocate_async`] and [`Block::grow_to_async`] wait as [futures] that any executor polls,
+//! and hold no thread meanwhile. The pool needs a [mapper](PoolBuilder::mapper) for them.
+//!
 //! # What is not here
-//! No driver is named here, nothing is rounded here ([`size`](crate) does), and nothing waits but
-//! [`BlockBuilder::allocate`] and [`Block::grow_to`] with a timeout, and the end of the pool.
+//! No driver is named here, nothing is rounded here ([`size`](crate) does), and no thread waits but in
+//! [`BlockBuilder::allocate`] and [`Block::grow_to`] with a timeout, and at the end of the pool.
 
 mod adjacent;
 mod allocate;
@@ -83,6 +87,7 @@ mod fills;
 mod fork;
 mod free_list;
 mod freeing;
+pub mod futures;
 mod gate;
 mod grow;
 mod hardened;
@@ -97,11 +102,14 @@ mod precommit;
 mod precommit_all;
 mod pressure;
 mod purge;
+mod queue;
 mod reclaim;
 mod release;
 mod relief;
+mod requests;
 mod resting;
 mod rows;
+mod serve;
 mod share_table;
 mod shared;
 mod sleep;
@@ -118,6 +126,7 @@ mod tenant;
 mod unshare;
 mod wait;
 mod wake;
+mod wanted;
 mod withdraw;
 
 use std::fmt;

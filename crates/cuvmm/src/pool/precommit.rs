@@ -231,12 +231,13 @@ impl Core {
         let mut state = core.lock();
         state.precommit = Some(precommit);
         state.remind_mapper();
+        let queued = !state.queue.is_empty();
         Self::let_go(state);
-    }
-
-    /// Whether a mapper looks after the pool. Takes no lock.
-    pub(crate) fn has_mapper(&self) -> bool {
-        self.waker.get().is_some_and(|waker| !waker.is_dead())
+        if !core.has_mapper() {
+            core.dismiss_queue();
+        } else if queued {
+            core.call_mapper();
+        }
     }
 
     /// Ends that, once the mapper's thread is out of it; returns what to attach again.
@@ -268,12 +269,17 @@ impl MapperWork for Core {
             let mut state = self.lock();
             let more = state.unmap_behind();
             drop(state);
-            self.announce();
             if !more {
                 break;
             }
+            self.announce();
         }
-        let state = self.lock();
-        state.look_again()
+        let serve_again = self.serve(stop);
+        let look_again = self.lock().look_again();
+        [serve_again, look_again].into_iter().flatten().min()
+    }
+
+    fn ended(&self) {
+        self.dismiss_queue();
     }
 }

@@ -29,11 +29,13 @@ pub(crate) struct ToSleep {
 }
 
 impl Tenant {
-    /// Chooses the blocks that are to sleep, all behind the work that may use them.
+    /// Chooses the blocks that are to sleep, all behind the work that may use them: waits for that
+    /// until a moment, and as long as it is `wanted`.
     pub(crate) fn begin_sleep(
         &self,
         choice: Choice<'_>,
         until: Option<Instant>,
+        wanted: &dyn Fn() -> bool,
     ) -> Result<Vec<ToSleep>, SleepError> {
         let owner = self.owner();
         let (core, id) = (&owner.core, owner.tenant);
@@ -45,7 +47,10 @@ impl Tenant {
                 let outcome = state.mark_for_sleep(id, choice);
                 (state, outcome)
             },
-            |error| matches!(error, SleepError::Leased { .. } | SleepError::Busy { .. }),
+            |error| {
+                let waits = matches!(error, SleepError::Leased { .. } | SleepError::Busy { .. });
+                waits && wanted()
+            },
         )?;
         let to_sleep = chosen.into_iter().map(|chosen| ToSleep {
             moving: Some(MovingBlock::of(core, chosen)),

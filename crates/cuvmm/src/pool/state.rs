@@ -13,6 +13,7 @@ use super::free_list::FreeList;
 use super::hardened::Hardening;
 use super::ids::{BlockPlace, SlotId};
 use super::pace::Precommit;
+use super::queue::Queue;
 use super::slot::Freed;
 use super::slot::Slot;
 use super::tenancy::FreedBlock;
@@ -121,6 +122,10 @@ pub(crate) struct State {
     /// How often those who wait were told that memory came idle: an attempt lets the lock go, and may
     /// not see what came idle meanwhile.
     pub(super) told: u64,
+    /// How often memory came free while somebody waited.
+    pub(super) news: u64,
+    /// What futures wait for.
+    pub(super) queue: Queue,
     /// Whether the pool, or a tenant, may hold more than a limit that was lowered.
     pub(super) lowered: bool,
     /// Whether an operation has something to do before it ends, for itself or for another one.
@@ -165,6 +170,8 @@ impl State {
             clock: Arc::default(),
             flights: Flights::default(),
             told: 0,
+            news: 0,
+            queue: Queue::default(),
             lowered: false,
             has_behind: false,
             listed: 0,

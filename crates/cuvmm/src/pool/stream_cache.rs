@@ -10,11 +10,11 @@ use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, PoisonError};
 
-use super::allocate::Grain;
 use super::budget::TenantId;
 use super::core::Core;
 use super::ids::BlockPlace;
 use super::tenancy::{FreedBlock, Unswept};
+use super::wanted::Grain;
 use crate::own::Stream;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard};

@@ -88,7 +88,11 @@ impl Core {
         steps: &[Step],
         wait: Wait,
     ) -> Result<(), Refused> {
-        let progress = Progress::default();
+        let progress = Progress {
+            // The work that counts is what was queued when a future's request was attempted first.
+            fenced: Cell::new(matches!(wait, Wait::Turn { begun: true, .. })),
+            refused: Cell::default(),
+        };
         let slots = steps.iter().map(|step| (step.slot, 0));
         let state = self.await_slots(self.lock(), slots);
         let bytes: u64 = steps.iter().map(|step| state.replaced(step)).sum();

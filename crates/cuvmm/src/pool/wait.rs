@@ -28,6 +28,9 @@ pub(crate) enum Wait {
     Hooks,
     /// Call them, and wait until this moment.
     Until(Instant),
+    /// Nothing: it is a future's, and waits in the queue. In its first turn it calls hooks; and whether
+    /// it was attempted before.
+    Turn { appeals: bool, begun: bool },
 }
 
 /// The moment so long from now, or one that is as good as never.
@@ -51,9 +54,20 @@ impl Wait {
         Self::of(timeouts.flatten().max())
     }
 
-    const fn deadline(self) -> Option<Instant> {
+    /// Of a future's request.
+    pub(super) const fn turn(appeals: bool, begun: bool) -> Self {
+        Self::Turn { appeals, begun }
+    }
+
+    const fn calls_hooks(self) -> bool {
+        !matches!(self, Self::Never | Self::Turn { appeals: false, .. })
+    }
+
+    pub(super) fn deadline(self) -> Option<Instant> {
         match self {
             Self::Until(deadline) => Some(deadline),
+            // It waits for as long as it takes.
+            Self::Turn { .. } => Some(after(Duration::MAX)),
             Self::Never | Self::Hooks => None,
         }
     }
@@ -69,6 +83,18 @@ impl Core {
         wait: Wait,
         attempt: impl Fn(Locked<'a>) -> Attempt<'a, T>,
     ) -> Result<T, BlockError> {
+        self.request_while(tenant, demand, wait, &|| true, attempt)
+    }
+
+    /// The same, and waits only as long as it is `wanted`.
+    pub(super) fn request_while<'a, 'd, T>(
+        &'a self,
+        tenant: TenantId,
+        demand: impl Into<Demand<'d>>,
+        wait: Wait,
+        wanted: &dyn Fn() -> bool,
+        attempt: impl Fn(Locked<'a>) -> Attempt<'a, T>,
+    ) -> Result<T, BlockError> {
         let demand = demand.into();
         // A hook that waited for memory, or for other hooks, might wait for itself.
         let wait = match deferred::is_in_hook() {
@@ -81,17 +107,21 @@ impl Core {
             (state, outcome)
         };
         let mut attempted = self.beside_others(self.lock(), &attempt);
-        if wait != Wait::Never {
+        if wait.calls_hooks() {
             attempted = self.appeal(attempted, tenant, demand, wait.deadline(), &attempt);
         }
         if let Wait::Until(deadline) = wait {
             let again = |state: &State, error: &BlockError| {
-                error.is_shortage() && state.can_ever(tenant, demand, error)
+                error.is_shortage() && wanted() && state.can_ever(tenant, demand, error)
             };
             attempted = self.repeat(attempted, deadline, again, &attempt)?;
         }
         let (mut state, outcome) = attempted;
-        let outcome = outcome.map_err(|error| state.refuse(tenant, demand, error));
+        let outcome = outcome.map_err(|error| match wait {
+            // It may wait on.
+            Wait::Turn { .. } => error,
+            _ => state.refuse(tenant, demand, error),
+        });
         Self::let_go(state);
         outcome
     }
@@ -139,7 +169,7 @@ impl Core {
 
     /// Asks the tenant itself, then others, to give memory back, one after the other, as long as they
     /// can help.
-    fn appeal<'a, T>(
+    pub(super) fn appeal<'a, T>(
         &'a self,
         (mut state, mut outcome): Attempt<'a, T>,
         tenant: TenantId,
@@ -197,33 +227,49 @@ impl Core {
     /// Returns the count, to be told the next time.
     fn pause<'a>(
         &'a self,
-        mut state: Locked<'a>,
+        state: Locked<'a>,
         told: u64,
         left: Duration,
     ) -> Result<(Locked<'a>, u64), CallError> {
-        if state.needs_synchronise && state.capturing == 0 {
-            state.synchronising += 1;
-            drop(state);
-            let waited = self.device.settle();
-            state = self.lock();
-            state.synchronising -= 1;
-            // A guard of captures waits for that.
-            self.settled.notify_all();
-            match waited {
-                Ok(()) => {
-                    state.needs_synchronise = false;
-                    return Ok((state, told));
-                }
-                Err(error) if self.device.usable().is_err() => return Err(error),
-                // Another library captures, for instance. The caller tries again later.
-                Err(error) => tracing::debug!(%error, "the device could not be waited for"),
-            }
+        let (mut state, settled) = self.settle_device(state)?;
+        if settled {
+            return Ok((state, told));
         }
         if state.told == told {
             state = state.wait(&self.freed, Some(left));
         }
         let told = state.told;
         Ok((state, told))
+    }
+
+    /// Waits for the device, if a fence was asked that only a synchronisation can tell of; whether that
+    /// was so and the device was waited for.
+    pub(super) fn settle_device<'a>(
+        &'a self,
+        mut state: Locked<'a>,
+    ) -> Result<(Locked<'a>, bool), CallError> {
+        if !state.needs_synchronise || state.capturing > 0 {
+            return Ok((state, false));
+        }
+        state.synchronising += 1;
+        drop(state);
+        let waited = self.device.settle();
+        state = self.lock();
+        state.synchronising -= 1;
+        // A guard of captures waits for that.
+        self.settled.notify_all();
+        match waited {
+            Ok(()) => {
+                state.needs_synchronise = false;
+                Ok((state, true))
+            }
+            Err(error) if self.device.usable().is_err() => Err(error),
+            Err(error) => {
+                // Another library captures, for instance. The caller tries again later.
+                tracing::debug!(%error, "the device could not be waited for");
+                Ok((state, false))
+            }
+        }
     }
 }
 

@@ -36,11 +36,13 @@ pub(crate) struct ToWake {
 }
 
 impl Tenant {
-    /// Chooses the blocks that are to wake, and charges for them.
+    /// Chooses the blocks that are to wake, and charges for them: waits for the memory until a moment,
+    /// and as long as it is `wanted`.
     pub(crate) fn begin_wake(
         &self,
         choice: Choice<'_>,
         until: Option<Instant>,
+        wanted: &dyn Fn() -> bool,
     ) -> Result<Vec<ToWake>, SleepError> {
         let owner = self.owner();
         let (core, id) = (&owner.core, owner.tenant);
@@ -49,7 +51,7 @@ impl Tenant {
         let bytes = state.asleep(id, choice);
         drop(state);
         let wait = until.map_or(Wait::Hooks, Wait::Until);
-        let chosen = core.request(id, bytes, wait, |state| {
+        let chosen = core.request_while(id, bytes, wait, wanted, |state| {
             let mut state = core.await_choice(state, id, choice);
             let outcome = state.mark_for_wake(id, choice);
             (state, outcome)

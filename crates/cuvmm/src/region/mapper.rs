@@ -47,6 +47,9 @@ pub(crate) trait MapperWork: Send + Sync {
     /// Does what there is to do, until `stop` says that it should not go on. Returns after what
     /// time it wants to be called again if nobody wakes it.
     fn work(&self, stop: &AtomicBool) -> Option<Duration>;
+
+    /// The thread ends, and calls no more.
+    fn ended(&self);
 }
 
 /// A thread that does driver calls for the pools of one device: it commits memory ahead of blocks
@@ -87,6 +90,20 @@ impl Shared {
     }
 
     fn run(&self) {
+        /// Nobody is served from here on, also if the thread panicked.
+        struct Ended<'a>(&'a Shared);
+
+        impl Drop for Ended<'_> {
+            fn drop(&mut self) {
+                self.0.stop.store(true, Ordering::SeqCst);
+                // A panic may have ended it while it served one.
+                self.0.lock().serving = None;
+                self.0.done.notify_all();
+                self.0.each(|work| work.ended());
+            }
+        }
+
+        let _ended = Ended(self);
         let mut again = None;
         let mut woken = Instant::now();
         while !self.stop.load(Ordering::Acquire) {
@@ -95,16 +112,23 @@ impl Shared {
                 woken = Instant::now();
             }
             again = None;
-            let mut at = 0;
-            while let Some((id, work)) = self.begin(at) {
-                at = id + 1;
+            self.each(|work| {
                 let wish = work.work(&self.stop);
-                // What ends here, ends before anybody is told that it was served.
-                drop(work);
-                self.lock().serving = None;
-                self.done.notify_all();
                 again = [again, wish].into_iter().flatten().min();
-            }
+            });
+        }
+    }
+
+    /// Calls each that is attached.
+    fn each(&self, mut call: impl FnMut(&dyn MapperWork)) {
+        let mut at = 0;
+        while let Some((id, work)) = self.begin(at) {
+            at = id + 1;
+            call(&*work);
+            // What ends here, ends before anybody is told that it was served.
+            drop(work);
+            self.lock().serving = None;
+            self.done.notify_all();
         }
     }
 

@@ -20,6 +20,9 @@ use crate::size::range_within;
 use crate::users::Users;
 use crate::view::{View, ViewMut};
 
+/// What is counted of what came.
+const HANDLES: &str = "handles, one for each extent";
+
 /// How memory of another process is to be attached.
 #[derive(Clone, Debug)]
 pub struct AttachmentBuilder<'a> {
@@ -148,12 +151,7 @@ impl Arriving {
     /// Imports the next handles. They may be closed afterwards.
     pub(super) fn add(&mut self, handles: &[Exported]) -> Result<(), ShareError> {
         let all = self.arrived() + handles.len();
-        if all > self.places.len() {
-            return Err(ShareError::Handles {
-                handles: all,
-                extents: self.places.len(),
-            });
-        }
+        ArgumentError::at_most(HANDLES, all as u64, self.places.len() as u64)?;
         for handle in handles {
             let unmapped = self.import(self.arrived(), handle)?;
             self.physicals.push(unmapped);
@@ -179,10 +177,12 @@ impl Arriving {
             self.description.extents().get(index),
             self.places.get(index),
         ) else {
-            return Err(ShareError::Handles {
-                handles: index + 1,
-                extents: self.places.len(),
-            });
+            return Err(ArgumentError::TooLarge {
+                what: HANDLES,
+                value: index as u64 + 1,
+                most: self.places.len() as u64,
+            }
+            .into());
         };
         let offset = extent.offset;
         let imported = Physical::import(place.through(&self.home), handle, extent.size);
@@ -209,12 +209,8 @@ impl Arriving {
 
     /// Maps all that came: whole, or not at all.
     pub(super) fn map(self) -> Result<Attachment, ShareError> {
-        if !self.is_complete() {
-            return Err(ShareError::Handles {
-                handles: self.physicals.len(),
-                extents: self.places.len(),
-            });
-        }
+        let (came, wanted) = (self.arrived() as u64, self.places.len() as u64);
+        ArgumentError::at_least(HANDLES, came, wanted)?;
         let guests = self
             .others
             .iter()

@@ -6,7 +6,9 @@ use crate::pool::{MovingBlock, ToSleep};
 use crate::store::{Direction, HostStore, Job, Saved, copy};
 
 pub(super) fn discard(blocks: &Blocks<'_>) -> Result<Slept, SleepError> {
-    let to_sleep = blocks.tenant.begin_sleep(blocks.choice(), blocks.until())?;
+    let to_sleep = blocks
+        .tenant
+        .begin_sleep(blocks.choice(), blocks.until(), &|| blocks.is_wanted())?;
     let total = to_sleep.iter().map(ToSleep::bytes).sum();
     let mut done = 0;
     let withdrawn = to_sleep.iter().try_for_each(|one| {
@@ -24,7 +26,9 @@ pub(super) fn keep(blocks: &Blocks<'_>, store: &HostStore) -> Result<Slept, Slee
     if !store.device().is_same(blocks.tenant.device()) {
         return Err(ArgumentError::WrongDevice { what: "the store" }.into());
     }
-    let mut to_sleep = blocks.tenant.begin_sleep(blocks.choice(), blocks.until())?;
+    let mut to_sleep = blocks
+        .tenant
+        .begin_sleep(blocks.choice(), blocks.until(), &|| blocks.is_wanted())?;
     // Room for all of them at once, so that the refusal says what is missing.
     let wanted = to_sleep.iter().map(ToSleep::bytes).sum();
     let rooms = match store.rooms(to_sleep.iter().map(ToSleep::bytes), wanted) {

@@ -50,6 +50,7 @@
 //! Nobody decides here who sleeps when. Exported blocks do not sleep: others would go on using the
 //! memory.
 
+mod apart;
 mod down;
 mod wake;
 
@@ -60,6 +61,9 @@ use std::time::{Duration, Instant};
 use crate::error::SleepError;
 use crate::pool::{Choice, Tenant, after};
 use crate::store::HostStore;
+use crate::sync::atomic::{AtomicBool, Ordering};
+
+pub use apart::SleepFuture;
 
 /// What becomes of what sleeping blocks hold.
 #[derive(Clone, Copy, Debug)]
@@ -113,8 +117,13 @@ pub struct Blocks<'a> {
     tags: Vec<Arc<str>>,
     wait: Option<Duration>,
     release: bool,
-    watch: Option<&'a dyn Fn(&Progress) -> bool>,
+    watch: Option<Watch<'a>>,
+    /// Set when the operation is to end.
+    cancelled: Option<&'a AtomicBool>,
 }
+
+/// What is told how far an operation has come, and says whether it goes on.
+type Watch<'a> = &'a (dyn Fn(&Progress) -> bool + Sync);
 
 impl Tenant {
     /// All of its blocks, to be put to [sleep](crate::sleep) or woken.
@@ -125,6 +134,7 @@ impl Tenant {
             wait: None,
             release: false,
             watch: None,
+            cancelled: None,
         }
     }
 }
@@ -156,7 +166,7 @@ impl<'a> Blocks<'a> {
     /// as it was, as after a failure of the driver, and the operation fails with `Cancelled`.
     /// It may use the library, and the same store: a copy that it makes there goes by one stream of
     /// its own (`cuStreamCreate`).
-    pub const fn watch(mut self, watch: &'a dyn Fn(&Progress) -> bool) -> Self {
+    pub const fn watch(mut self, watch: &'a (dyn Fn(&Progress) -> bool + Sync)) -> Self {
         self.watch = Some(watch);
         self
     }
@@ -200,6 +210,12 @@ impl<'a> Blocks<'a> {
 
     fn until(&self) -> Option<Instant> {
         self.wait.map(after)
+    }
+
+    /// Whether it is worth waiting still.
+    fn is_wanted(&self) -> bool {
+        self.cancelled
+            .is_none_or(|cancelled| !cancelled.load(Ordering::SeqCst))
     }
 
     fn goes_on(&self, done: u64, total: u64) -> bool {

@@ -6,7 +6,9 @@ use crate::pool::ToWake;
 use crate::store::{Direction, Job, copy};
 
 pub(super) fn wake(blocks: &Blocks<'_>) -> Result<Woken, SleepError> {
-    let to_wake = blocks.tenant.begin_wake(blocks.choice(), blocks.until())?;
+    let to_wake = blocks
+        .tenant
+        .begin_wake(blocks.choice(), blocks.until(), &|| blocks.is_wanted())?;
     let mut waking = Waking {
         blocks,
         done: 0,

@@ -105,7 +105,10 @@ impl<'a> HostStoreBuilder<'a> {
 
     /// Pinned memory in whole parts.
     fn arena(&self, bytes: u64) -> Result<Vec<HostPart>, MemoryError> {
-        let size = whole(bytes).ok_or(ArgumentError::too_large(BYTES, bytes))?;
+        let size = whole(bytes).ok_or(ArgumentError::Uncountable {
+            what: BYTES,
+            value: bytes,
+        })?;
         let parts = HostPart::pinned(self.device, size, PART);
         parts.map_err(|cause| MemoryError::Create {
             size: bytes,
@@ -120,7 +123,10 @@ impl<'a> HostStoreBuilder<'a> {
         if bytes == 0 {
             return Ok(Vec::new());
         }
-        let size = whole(bytes).ok_or(ArgumentError::too_large(BYTES, bytes))?;
+        let size = whole(bytes).ok_or(ArgumentError::Uncountable {
+            what: BYTES,
+            value: bytes,
+        })?;
         let parts = HostPart::ordinary(size, PART);
         let mut parts = parts.ok_or(MemoryError::HostOutOfMemory { size: bytes })?;
         let threads = thread::available_parallelism().map_or(1, usize::from);

@@ -1,0 +1,92 @@
+//! An async server in which requests wait for GPU memory without holding a thread: each takes a
+//! block while it runs, and a model sleeps while it is not asked anything. With tokio, on one thread;
+//! the library names no runtime.
+//!
+//! Runs on the host; on a GPU with `CUVMM_DRIVER=cuda`.
+
+mod support;
+
+use std::error::Error;
+use std::time::Duration;
+
+use cuvmm::{BlockError, Contents, Device, HostStore, Limit, Mapper, Pool, Tenant};
+
+const MIB: u64 = 1 << 20;
+
+/// Serves one request: a cache that begins small and grows with the answer.
+async fn answer(tenant: Tenant, number: u8) -> Result<u8, BlockError> {
+    // Two of these leave room for both to grow, and none for a third: with less, requests that hold
+    // some memory could all wait for more.
+    let cache = tenant.block(6 * MIB).capacity(8 * MIB);
+    let mut cache = cache.allocate_async().await?;
+    // The model computes meanwhile.
+    tokio::time::sleep(Duration::from_millis(2)).await;
+    cache.grow_to_async(8 * MIB).await?;
+    cache.write(6 * MIB, &[number; 64])?;
+    let mut bytes = [0; 64];
+    cache.read(6 * MIB, &mut bytes)?;
+    Ok(bytes[0])
+}
+
+/// Serves sixteen requests, of which two fit at a time.
+async fn serve(pool: &Pool, device: &Device) -> Result<(), Box<dyn Error>> {
+    let tenant = pool.tenant("model").register()?;
+    let weights = tenant.block(8 * MIB).tag("weights");
+    let weights = weights.allocate_async().await?;
+    weights.write(0, b"weights")?;
+
+    let mut requests = tokio::task::JoinSet::new();
+    for number in 0..16 {
+        requests.spawn(answer(tenant.clone(), number));
+    }
+    let mut answered = 0;
+    while let Some(served) = requests.join_next().await {
+        served??;
+        answered += 1;
+    }
+    println!("{answered} requests were answered");
+
+    // A request that is given up: its future is dropped, and leaves nothing.
+    let all = tenant.allocate_async(24 * MIB);
+    let gave_up = tokio::time::timeout(Duration::from_millis(5), all).await;
+    println!("given up: {}", gave_up.is_err());
+
+    // Nobody asks: the weights go to host memory, copied beside this thread.
+    let store = HostStore::builder(device).pinned(8 * MIB).build()?;
+    let slept = tenant.blocks().sleep_async(Contents::Keep(&store)).await?;
+    println!("{} MiB sleep", slept.kept / MIB);
+    // The memory is another model's meanwhile, and waking waits for it.
+    let other = pool.tenant("other").register()?;
+    let theirs = other.allocate_async(24 * MIB).await?;
+    let waking = tenant.blocks().timeout(Duration::from_secs(60));
+    let (woken, ()) = tokio::join!(waking.wake_async(), async {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        drop(theirs);
+    });
+    println!("{} MiB woke", woken?.restored / MIB);
+    let mut bytes = [0; 7];
+    weights.read(0, &mut bytes)?;
+    match &bytes == b"weights" {
+        true => Ok(()),
+        false => Err("the weights are not as they were".into()),
+    }
+}
+
+/// Runs the example.
+///
+/// # Errors
+/// Whatever the library says.
+pub fn main() -> Result<(), Box<dyn Error>> {
+    let device = Device::open(support::driver()?, 0)?;
+    // Futures are served by the mapper's thread.
+    let mapper = Mapper::start(&device)?;
+    let pool = Pool::builder(&device)
+        .limit(Limit::Bytes(24 * MIB))
+        .mapper(&mapper)
+        .build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()?;
+    runtime.block_on(serve(&pool, &device))?;
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! How requests of [futures](super::futures) are made, answered and taken back.
+//!
+//! Each is made under the pool's lock and answered under it, by the mapper's thread, which
+//! [serves](super::serve) the queue. So a future that is dropped either takes its request away
+//! before it is granted, or finds the answer and gives back what it was given.
+//!
+//! A waker is code of a user: it is called and dropped when the thread has left the locked section.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::task::{Poll, Waker};
+
+use super::budget::TenantId;
+use super::core::{Core, Locked};
+use super::ids::BYTES;
+use super::queue::{Answer, Want};
+use super::state::State;
+use crate::deferred::{call_hook, defer};
+use crate::error::{ArgumentError, BlockError};
+use crate::region::Urgency;
+use crate::sync::atomic::Ordering;
+
+impl Locked<'_> {
+    /// Answers a request; false if its future has gone, or the block that was to grow.
+    pub(super) fn answer(&mut self, number: u64, answer: Answer) -> bool {
+        let wanted = self.queue.has(number);
+        let Some(request) = self.queue.take(number) else {
+            return false;
+        };
+        self.core().waiting.fetch_sub(1, Ordering::SeqCst);
+        self.queue.answers.insert(number, answer);
+        if let Some(waker) = request.waker {
+            defer(move || {
+                let woken = catch_unwind(AssertUnwindSafe(|| call_hook(|| waker.wake())));
+                if woken.is_err() {
+                    tracing::error!("a waker panicked");
+                }
+            });
+        }
+        wanted
+    }
+}
+
+impl Core {
+    /// Queues a request, and calls the mapper.
+    pub(super) fn enqueue(
+        &self,
+        tenant: TenantId,
+        want: Want,
+        waker: Waker,
+    ) -> Result<u64, BlockError> {
+        self.join_queue(tenant, Some(waker), |state| match &want {
+            Want::Block(wish) => {
+                state.needs(tenant, &wish.wanted())?;
+                Ok(want)
+            }
+            Want::Growth(place, to, from) => {
+                ArgumentError::at_most(BYTES, *to, place.capacity)?;
+                ArgumentError::at_least(BYTES, *to, *from)?;
+                Ok(want)
+            }
+            Want::News(..) => Ok(want),
+        })
+    }
+
+    /// Queues one who is told when memory comes free from now on.
+    pub(super) fn listen(&self) -> Result<u64, BlockError> {
+        self.join_queue(TenantId(u64::MAX), None, |state| {
+            state.check_alive()?;
+            // What comes in a stream cache from here on is announced.
+            state.sweep_each();
+            Ok(Want::News(state.news, state.pending_free()))
+        })
+    }
+
+    fn join_queue(
+        &self,
+        tenant: TenantId,
+        mut waker: Option<Waker>,
+        want: impl FnOnce(&mut State) -> Result<Want, BlockError>,
+    ) -> Result<u64, BlockError> {
+        self.device.own_process()?;
+        let number = self.look(|state| {
+            // Asked under the lock: a mapper that ends says so first, and answers the queue then.
+            if !self.has_mapper() {
+                return Err(BlockError::NoMapper);
+            }
+            // Counted first: what is freed from here on goes in no stream cache.
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+            let granule = state.device.granule();
+            // One that is not queued is dropped without the lock.
+            let joined = want(state);
+            let joined = joined.map(|want| state.queue.push(tenant, want, waker.take(), granule));
+            if joined.is_err() {
+                self.waiting.fetch_sub(1, Ordering::SeqCst);
+            }
+            joined
+        })?;
+        self.call_mapper();
+        Ok(number)
+    }
+
+    /// Looks for the answer to a request; where there is none, the waker is called when there is.
+    pub(super) fn poll_request(&self, number: u64, waker: &Waker) -> Poll<Answer> {
+        if let Err(forked) = self.device.own_process() {
+            return Poll::Ready(Err(forked.into()));
+        }
+        let waker = waker.clone();
+        self.look(|state| {
+            if let Some(answer) = state.queue.answers.remove(&number) {
+                return Poll::Ready(answer);
+            }
+            if let Some(request) = state.queue.get_mut(number) {
+                let before = request.waker.replace(waker);
+                defer(move || drop(before));
+            }
+            Poll::Pending
+        })
+    }
+
+    /// Takes a request back; returns the answer, if it has been answered.
+    pub(super) fn withdraw_request(&self, number: u64) -> Option<Answer> {
+        if self.device.is_forked() {
+            return None;
+        }
+        self.look(|state| {
+            if let Some(request) = state.queue.take(number) {
+                self.waiting.fetch_sub(1, Ordering::SeqCst);
+                defer(move || drop(request));
+            }
+            state.queue.answers.remove(&number)
+        })
+    }
+
+    /// Has the mapper's thread look at the queue at once.
+    pub(super) fn call_mapper(&self) {
+        if let Some(waker) = self.waker.get() {
+            waker.wake(Urgency::Now);
+        }
+    }
+
+    /// The mapper has ended: all who wait are told so.
+    pub(super) fn dismiss_queue(&self) {
+        let mut state = self.lock();
+        while let Some(number) = state.queue.first() {
+            state.answer(number, Err(BlockError::NoMapper));
+        }
+    }
+}

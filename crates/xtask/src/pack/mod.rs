@@ -20,7 +20,7 @@ use built::{Built, Place};
 const DLPACK: &str = include_str!("../../../cuvmm/tests/python/dlpack.py");
 
 /// What the pack may hold, in bytes.
-const MOST: u64 = 60 << 20;
+const MOST: u64 = 96 << 20;
 
 /// Pack the command and the tests for a machine that has no cargo.
 #[derive(Debug, clap::Args)]

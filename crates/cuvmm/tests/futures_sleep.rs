@@ -14,7 +14,7 @@ use common::{D0, G, busy, nth_of, pool, until};
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::{ArgumentError, SleepError};
 use cuvmm::sleep::Progress;
-use cuvmm::{Contents, HostStore, Stream};
+use cuvmm::{Contents, HostStore, Pool, Stream};
 
 on_both! {
     fn blocks_sleep_and_wake_beside_the_one_who_polls(rig) {
@@ -65,8 +65,10 @@ on_both! {
         });
         tenant.blocks().timeout(far).wake().unwrap();
         assert!(begun.elapsed() < far / 2 && !block.is_asleep());
-        drop((block, tenant, held_nothing(hog)));
-        until(&pool, "closed", || pool.stats().tenants.is_empty());
+        drop(tenant);
+        drop(hog);
+        drop(block);
+        close(pool);
     }
 
     fn the_watcher_is_called_in_polls_and_ends_it(rig) {
@@ -91,11 +93,14 @@ on_both! {
         let stopped = catch_unwind(AssertUnwindSafe(|| {
             block_on(tenant.blocks().watch(&stop).sleep_async(Contents::Keep(&store)))
         }));
-        // It was told of no progress, or panicked, and then all is as it was soon after.
-        if stopped.is_err() {
-            until(&pool, "as it was", || pool.stats().asleep == 0);
-            until(&pool, "given back", || store.free() == store.capacity());
-        }
+        // It was told of no progress, or panicked: then all is as it was when the thread has ended,
+        // unless that had done all already.
+        drop(tenant);
+        let pool = ended(pool, blocks.len() as u64);
+        let asleep = pool.stats().asleep;
+        assert!(asleep == 16 * G || stopped.is_err() && asleep == 0, "{asleep}");
+        drop(blocks);
+        close(pool);
     }
 
     fn failures_are_the_answer(rig) {
@@ -122,9 +127,26 @@ on_both! {
     }
 }
 
-/// Takes it, so that it is dropped here.
-fn held_nothing<T>(value: T) {
-    drop(value);
+/// Waits until no thread of a future has a part in the pool, of which so many blocks live and no
+/// tenant is registered.
+fn ended(pool: Pool, blocks: u64) -> Pool {
+    until(&pool, "ended", || {
+        let stats = pool.stats();
+        let live: u64 = stats.tenants.iter().map(|it| it.blocks).sum();
+        let drains = stats.tenants.iter().all(|it| it.draining && it.leases == 0);
+        live == blocks && drains
+    });
+    pool
+}
+
+/// Closes a pool, as soon as no thread of a future has a part in it.
+fn close(mut pool: Pool) {
+    let begun = Instant::now();
+    while let Err(refused) = pool.close() {
+        assert!(begun.elapsed().as_secs() < 120, "{refused}");
+        pool = refused.owner;
+        std::thread::sleep(Duration::from_micros(50));
+    }
 }
 
 #[test]

@@ -27,6 +27,32 @@
 //! **Dropping a future** takes its request back. What was granted and not taken goes back to the pool.
 //! One that is leaked (`mem::forget`) is granted and never freed, as a leaked block is. A future keeps
 //! the pool from being closed, and not its tenant from being unregistered.
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # use cuvmm::driver::host::{HostDriver, HostOptions};
+//! use cuvmm::{Device, Limit, Mapper, Pool};
+//!
+//! # let driver = std::sync::Arc::new(HostDriver::new(HostOptions::new()));
+//! # let device = Device::open(driver, 0)?;
+//! let mapper = Mapper::start(&device)?;
+//! let pool = Pool::builder(&device).limit(Limit::Bytes(16 << 20)).mapper(&mapper).build()?;
+//! let model = pool.tenant("model").register()?;
+//! // Any executor will do.
+//! let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+//! runtime.block_on(async {
+//!     let first = model.allocate_async(12 << 20).await?;
+//!     let request = async {
+//!         let block = model.allocate_async(8 << 20).await?; // there are 4 MiB left: waits
+//!         block.write(0, b"served")?;
+//!         Ok::<_, cuvmm::Error>(block)
+//!     };
+//!     let (served, ()) = tokio::join!(request, async { drop(first) });
+//!     served
+//! })?;
+//! # Ok(())
+//! # }
+//! ```
 
 use std::future::Future;
 use std::pin::Pin;

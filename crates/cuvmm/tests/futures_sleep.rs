@@ -63,7 +63,11 @@ on_both! {
             let stats = pool.stats();
             stats.in_use == 0 && stats.asleep == 9 * G
         });
-        tenant.blocks().timeout(far).wake().unwrap();
+        // The thread may have begun only now, and undo what it did.
+        until(&pool, "woken", || match tenant.blocks().timeout(far).wake() {
+            Err(SleepError::Busy { .. }) => false,
+            woken => woken.unwrap().blocks == 1,
+        });
         assert!(begun.elapsed() < far / 2 && !block.is_asleep());
         drop(tenant);
         drop(hog);

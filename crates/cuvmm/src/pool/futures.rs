@@ -17,7 +17,7 @@
 //!
 //! **Hooks.** [Pressure hooks](super::TenantBuilder::on_pressure) are called for a future as for a
 //! thread that waits, each once, in its first turn, with a deadline that is far away: on the mapper's
-//! thread. What they give is for whoever is first. Wakers are called there too, and should do no more
+//! thread. What they give goes to the first request that it is enough for. Wakers are called there too, and should do no more
 //! than schedule their task. Both hold up all pools of the device that the mapper serves, and so does
 //! the device itself on drivers before CUDA 12.5, where only waiting for it tells that the work on
 //! blocks without a home stream has passed. What panics in either is logged, and the mapper goes on.
@@ -110,7 +110,7 @@ impl Request {
         polled
     }
 
-    /// Takes it back; returns the answer that nobody has seen.
+    /// Takes it back; returns the answer, if there is one that the future has not seen.
     fn withdraw(&mut self, core: &Core) -> Option<Answer> {
         match std::mem::replace(self, Self::Ended) {
             Self::Queued(number) => core.withdraw_request(number),

@@ -312,7 +312,8 @@ impl Core {
         self.grow_claimed(tenant, steps, wait, |_| true)
     }
 
-    /// The same, unless nobody `claims` the growth in the end: then it is undone.
+    /// Grows blocks that have not all room for that. Where `claims` says in the end that the growth is
+    /// wanted no more, it is undone.
     pub(super) fn grow_claimed(
         &self,
         tenant: TenantId,

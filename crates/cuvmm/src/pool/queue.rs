@@ -23,7 +23,7 @@ const LOOK_AGAIN: (Duration, Duration) = (Duration::from_micros(100), Duration::
 pub(super) enum Want {
     /// A new block.
     Block(Arc<Wish>),
-    /// That a block has so many bytes; it has the second number of them.
+    /// That a block grows to the first number of bytes, from the second.
     Growth(BlockPlace, u64, u64),
     /// To hear that memory came free since the count of such [news](super::state::State::news) was the
     /// first number, and the second was the bytes pending free.

@@ -3,7 +3,7 @@
 //!
 //! One pass goes through the queue from the front, and gives each request its turn. One that does not
 //! fit is passed over, and nothing is attempted for those after it that cannot fit then either: so
-//! whoever came first is served first among those that fit. Where another thread gives memory up
+//! the request that came first is served first among those that fit. Where another thread gives memory up
 //! meanwhile, or a hook does, the pass begins at the front again.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -55,7 +55,7 @@ impl Want {
 }
 
 impl Core {
-    /// Serves those who wait. Returns after what time to do so again if nobody calls.
+    /// Serves those who wait. Returns after what time to do so again if the mapper is not called before.
     pub(super) fn serve(&self, stop: &AtomicBool) -> Option<Duration> {
         if self.look(|state| state.queue.is_empty()) {
             return None;
@@ -104,7 +104,7 @@ impl Core {
                 None => self.take_turn(&turn),
             };
             let mut state = self.lock();
-            // What a hook gave is for whoever is first.
+            // What a hook gave is for the first request that it is enough for.
             state.queue.stirred |= turn.appeals && state.news != news;
             match came {
                 Served::Ended => {
@@ -263,7 +263,7 @@ impl State {
         self.tenants.values().map(pending).sum()
     }
 
-    /// The same, after all fences have been asked.
+    /// Idle bytes whose work has not passed, after all fences have been asked.
     fn ask_pending_free(&mut self) -> u64 {
         let ids: Vec<TenantId> = self.tenants.keys().copied().collect();
         let mut plan = Plan::begin(self);

@@ -122,7 +122,7 @@ pub(crate) struct State {
     /// How often those who wait were told that memory came idle: an attempt lets the lock go, and may
     /// not see what came idle meanwhile.
     pub(super) told: u64,
-    /// How often memory came free while somebody waited.
+    /// How often memory came free while a request waited.
     pub(super) news: u64,
     /// What futures wait for.
     pub(super) queue: Queue,

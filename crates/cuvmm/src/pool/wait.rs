@@ -86,7 +86,8 @@ impl Core {
         self.request_while(tenant, demand, wait, &|| true, attempt)
     }
 
-    /// The same, and waits only as long as it is `wanted`.
+    /// Attempts what a tenant wants as [`request`](Self::request) does, and waits only as long as it is
+    /// `wanted`.
     pub(super) fn request_while<'a, 'd, T>(
         &'a self,
         tenant: TenantId,

@@ -90,7 +90,7 @@ impl Shared {
     }
 
     fn run(&self) {
-        /// Nobody is served from here on, also if the thread panicked.
+        /// No pool is served from here on, also if the thread panicked.
         struct Ended<'a>(&'a Shared);
 
         impl Drop for Ended<'_> {

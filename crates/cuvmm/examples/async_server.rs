@@ -51,7 +51,7 @@ async fn serve(pool: &Pool, device: &Device) -> Result<(), Box<dyn Error>> {
     let gave_up = tokio::time::timeout(Duration::from_millis(5), all).await;
     println!("given up: {}", gave_up.is_err());
 
-    // Nobody asks: the weights go to host memory, copied beside this thread.
+    // The model is idle: its weights go to host memory, copied by another thread.
     let store = HostStore::builder(device).pinned(8 * MIB).build()?;
     let slept = tenant.blocks().sleep_async(Contents::Keep(&store)).await?;
     println!("{} MiB sleep", slept.kept / MIB);

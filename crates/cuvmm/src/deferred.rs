@@ -7,6 +7,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::task::Waker;
 
 use crate::sync::thread_local;
 
@@ -110,6 +112,13 @@ pub(crate) fn call_hook(hook: impl FnOnce()) {
 
     let _ended = Ended(HERE.with(|here| here.in_hook.replace(true)));
     hook();
+}
+
+/// Wakes a task. A waker that panics ends no thread of this library.
+pub(crate) fn wake(waker: Waker) {
+    if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
+        tracing::error!("a waker panicked");
+    }
 }
 
 /// Whether the calling thread is in a hook, in which nothing waits and no other hook is called.

@@ -3,10 +3,11 @@
 
 mod common;
 
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
-use std::task::{Wake, Waker};
+use std::task::{RawWaker, RawWakerVTable, Wake, Waker};
 use std::time::Duration;
 
 use common::executor::{Task, block_on};
@@ -505,4 +506,40 @@ fn a_waker_that_panics_ends_no_sleep() {
     until(&pool, "woken", || panics.0.load(Ordering::SeqCst) > 0);
     let outcome = catch_unwind(AssertUnwindSafe(|| sleeping.finish()));
     assert!(matches!(&outcome, Ok(Ok(slept)) if slept.blocks == 8));
+}
+
+#[test]
+fn a_waker_is_dropped_with_no_lock_held() {
+    thread_local! {
+        static ASKED: RefCell<Option<Tenant>> = const { RefCell::new(None) };
+    }
+    fn look(_: *const ()) {
+        // Under the pool's lock this would wait for itself.
+        ASKED.with_borrow(|tenant| tenant.as_ref().map(Tenant::stats));
+    }
+    fn clone(_: *const ()) -> RawWaker {
+        RawWaker::new(std::ptr::null(), &TABLE)
+    }
+    static TABLE: RawWakerVTable = RawWakerVTable::new(clone, look, look, look);
+    let rig = common::model();
+    let mapper = Mapper::start(&rig.device).unwrap();
+    let pool = mapped_pool(&rig, 4, &mapper);
+    let tenant = pool.tenant("a").register().unwrap();
+    let held = tenant.try_allocate(4 * G).unwrap();
+    ASKED.set(Some(tenant.clone()));
+    // SAFETY: its functions take no data.
+    let waker = unsafe { Waker::from_raw(clone(std::ptr::null())) };
+    let mut future = Task::new(tenant.allocate_async(2 * G));
+    // Kept, replaced, and in the end not kept.
+    assert!(future.poll_with(&waker).is_pending());
+    assert!(future.poll_with(&waker).is_pending());
+    drop(held);
+    until(&pool, "granted", || tenant.stats().in_use == 2 * G);
+    assert!(future.poll_with(&waker).is_ready());
+    assert!(
+        Task::new(tenant.allocate_async(0))
+            .poll_with(&waker)
+            .is_ready()
+    );
+    ASKED.set(None);
 }

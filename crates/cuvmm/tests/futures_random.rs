@@ -184,7 +184,7 @@ fn run(steps: &[Step]) {
         }
         assert!(pool.stats().committed <= LIMIT * G);
     }
-    // All that could stand in the way goes: whoever waits is served, or refused for good.
+    // Held streams, limits and blocks go: each future that waits is served, or refused for good.
     rig.machine.let_go(D0, stream.as_raw());
     for tenant in &tenants {
         tenant.set_guarantee(0).unwrap();

@@ -131,8 +131,8 @@ on_both! {
     }
 }
 
-/// Waits until no thread of a future has a part in the pool, of which so many blocks live and no
-/// tenant is registered.
+/// Waits until no tenant of the pool is registered by the thread of a future, and this number of
+/// blocks is left.
 fn ended(pool: Pool, blocks: u64) -> Pool {
     until(&pool, "ended", || {
         let stats = pool.stats();

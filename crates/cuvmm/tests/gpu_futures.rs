@@ -1,5 +1,5 @@
 //! Futures that wait for memory which kernels still write: it is granted when they have ended, in
-//! order, and nobody sees a late write. Sleeping and waking as futures keep every word.
+//! order, and its new owner sees no late write. Sleeping and waking as futures keep every word.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 #[path = "common/executor.rs"]

@@ -1416,7 +1416,7 @@ fn block_on<F: Future + Unpin>(mut future: F) -> F::Output {
     }
 }
 
-/// A pool of so many granules with a mapper.
+/// A pool with a mapper, and its limit in granules.
 fn mapped(granules: u64) -> (Scene<Nothing>, Mapper) {
     let rig = model();
     let mapper = Mapper::start(&rig.device).unwrap();

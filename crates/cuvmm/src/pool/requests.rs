@@ -6,7 +6,6 @@
 //!
 //! A waker is code of a user: it is called and dropped when the thread has left the locked section.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Poll, Waker};
 
 use super::budget::TenantId;
@@ -14,7 +13,7 @@ use super::core::{Core, Locked};
 use super::ids::BYTES;
 use super::queue::{Answer, Want};
 use super::state::State;
-use crate::deferred::{call_hook, defer};
+use crate::deferred::{call_hook, defer, wake};
 use crate::error::{ArgumentError, BlockError};
 use crate::region::Urgency;
 use crate::sync::atomic::Ordering;
@@ -29,12 +28,7 @@ impl Locked<'_> {
         self.core().waiting.fetch_sub(1, Ordering::SeqCst);
         self.queue.answers.insert(number, answer);
         if let Some(waker) = request.waker {
-            defer(move || {
-                let woken = catch_unwind(AssertUnwindSafe(|| call_hook(|| waker.wake())));
-                if woken.is_err() {
-                    tracing::error!("a waker panicked");
-                }
-            });
+            defer(move || call_hook(|| wake(waker)));
         }
         wanted
     }
@@ -104,14 +98,14 @@ impl Core {
         if let Err(forked) = self.device.own_process() {
             return Poll::Ready(Err(forked.into()));
         }
-        let waker = waker.clone();
+        // One that is not kept is dropped without the lock.
+        let mut waker = Some(waker.clone());
         self.look(|state| {
             if let Some(answer) = state.queue.answers.remove(&number) {
                 return Poll::Ready(answer);
             }
             if let Some(request) = state.queue.get_mut(number) {
-                let before = request.waker.replace(waker);
-                defer(move || drop(before));
+                std::mem::swap(&mut request.waker, &mut waker);
             }
             Poll::Pending
         })

@@ -125,7 +125,7 @@ impl Shared {
         while let Some((id, work)) = self.begin(at) {
             at = id + 1;
             call(&*work);
-            // What ends here, ends before anybody is told that it was served.
+            // This may be the pool's last owner: it ends before `detach` hears that it was served.
             drop(work);
             self.lock().serving = None;
             self.done.notify_all();

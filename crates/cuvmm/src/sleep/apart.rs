@@ -9,6 +9,7 @@ use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use super::{Blocks, Contents, Progress, Slept, Watch, Woken};
+use crate::deferred::wake;
 use crate::device::Device;
 use crate::error::SleepError;
 use crate::store::HostStore;
@@ -59,9 +60,8 @@ impl<T> Running<T> {
         change(&mut state);
         let waker = state.waker.take();
         drop(state);
-        let wake = || waker.map_or((), Waker::wake);
-        if catch_unwind(AssertUnwindSafe(wake)).is_err() {
-            tracing::error!("a waker panicked");
+        if let Some(waker) = waker {
+            wake(waker);
         }
     }
 

@@ -72,7 +72,7 @@ pub use plan::{Plan, Step};
 pub use pool::{
     Block, Growth, Hardened, Lease, Limit, Pool, PoolStats, Scrub, Tenant, TenantStats,
 };
-pub use region::{DmaBuf, Extent, Layout, Mapper, Region, Registration};
+pub use region::{DmaBuf, Extent, HostExtents, Layout, Mapper, Region, Registration};
 pub use ring::RingBuffer;
 pub use share::{Attachment, Channel, Offer};
 pub use sleep::Contents;

@@ -5,10 +5,27 @@
 mod common;
 
 use common::{D0, D1, G};
+use cuvmm::driver::Driver;
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::{CUresult, Call, Location};
 use cuvmm::error::{ArgumentError, MemoryError};
-use cuvmm::{Access, Layout, Place, Region, Stream};
+use cuvmm::{Access, HostExtents, Layout, Place, Region, Stream};
+
+/// What moving calls.
+const MOVES: [Call; 12] = [
+    Call::CtxSynchronize,
+    Call::MemCreate,
+    Call::MemAddressReserve,
+    Call::MemMap,
+    Call::MemSetAccess,
+    Call::MemcpyDtoDAsync,
+    Call::StreamSynchronize,
+    Call::ThreadExchangeStreamCaptureMode,
+    Call::MemUnmap,
+    Call::EventCreate,
+    Call::EventRecord,
+    Call::EventSynchronize,
+];
 
 /// Offset and size in granules, and where.
 fn lie(region: &Region) -> Vec<(u64, u64, Location)> {
@@ -303,11 +320,7 @@ on_both! {
                 let before = lie(&region);
                 rig.faults.forget();
                 // What a drop cannot give back is another matter.
-                rig.faults.arm(common::nth_of(k, code, &[
-                    Call::CtxSynchronize, Call::MemCreate, Call::MemAddressReserve, Call::MemMap,
-                    Call::MemSetAccess, Call::MemcpyDtoDAsync, Call::StreamSynchronize,
-                    Call::ThreadExchangeStreamCaptureMode, Call::MemUnmap,
-                ]));
+                rig.faults.arm(common::nth_of(k, code, &MOVES));
                 let moved = region.relocate(0..4 * G, &Place::HostNuma(0), &stream);
                 let (hit, calls) = (rig.faults.injected() > 0, rig.faults.calls());
                 rig.faults.disarm();
@@ -331,6 +344,192 @@ on_both! {
                 }
             }
         }
+    }
+
+    fn every_call_of_a_move_may_fail_from_then_on(rig) {
+        let stream = Stream::new(&rig.device).unwrap();
+        for down in [true, false] {
+            for k in 1.. {
+                let mut region = Region::builder(&rig.device, 6 * G).largest_extent(2 * G).reserve().unwrap();
+                let (here, there) = match down {
+                    true => (Place::from(&rig.device), Place::HostNuma(0)),
+                    false => (Place::HostNuma(0), Place::from(&rig.device)),
+                };
+                region.commit_at(0..6 * G, &here).unwrap();
+                for granule in 0..6 {
+                    region.write(&stream, granule * G, &[granule as u8 + 1; 4]).unwrap();
+                }
+                rig.faults.forget();
+                rig.faults.arm(MOVES.iter().fold(Fault::from(k, CUresult::CUDA_ERROR_UNKNOWN), |fault, &call| fault.of(call)));
+                let moved = region.relocate(0..6 * G, &there, &stream);
+                let (hit, calls) = (rig.faults.injected() > 0, rig.faults.calls());
+                rig.faults.disarm();
+                assert_eq!(moved.is_err(), hit, "{k}: {calls:?}");
+                let lost = match &moved {
+                    Err(MemoryError::Lost { ranges, .. }) => ranges.clone(),
+                    _ => vec![],
+                };
+                for granule in 0..6 {
+                    let at = granule * G;
+                    let is_lost = lost.iter().any(|range| range.contains(&at));
+                    assert_eq!(region.is_committed(at..at + G), !is_lost, "{k}: {calls:?}");
+                    let mut seen = [0; 4];
+                    if !is_lost {
+                        region.read(&stream, at, &mut seen).unwrap();
+                        let kept = seen == [granule as u8 + 1; 4];
+                        assert!(kept || !rig.keeps_bytes(), "{k}, {granule}: {moved:?} {seen:?} {calls:?}");
+                    }
+                }
+                region.close().unwrap();
+                let live = rig.machine.live();
+                assert_eq!((live.physicals, live.mappings), (0, 0), "{k}: {calls:?}");
+                if !hit {
+                    assert!(k > 25, "{k}");
+                    break;
+                }
+            }
+        }
+    }
+
+    fn extents_that_lie_ready_are_moved_to(rig) {
+        let stream = Stream::new(&rig.device).unwrap();
+        let ready = HostExtents::new(&rig.device, 0, 8 * G);
+        ready.prepare(2 * G, 2).unwrap();
+        assert_eq!(ready.ready(), 4 * G);
+        let builder = || Region::builder(&rig.device, 8 * G).largest_extent(2 * G).host_extents(&ready);
+        let mut region = builder().reserve().unwrap();
+        region.commit(0..6 * G).unwrap();
+        region.write(&stream, 4 * G - 2, b"kept").unwrap();
+        let (host, device) = (Place::HostNuma(0), Place::from(&rig.device));
+        rig.faults.forget();
+        assert_eq!(region.relocate(2 * G..6 * G, &host, &stream).unwrap(), 4 * G);
+        assert_eq!(rig.faults.count(Call::MemCreate), 0);
+        // Each is mapped once for good, and what it replaces once beside.
+        assert_eq!((rig.faults.count(Call::MemMap), rig.faults.count(Call::MemSetAccess)), (4, 4));
+        assert_eq!(ready.ready(), 0);
+        assert_eq!(region.relocate(0..6 * G, &host, &stream).unwrap(), 2 * G, "one more is created");
+        assert_eq!(region.relocate(0..6 * G, &device, &stream).unwrap(), 6 * G);
+        assert_eq!((ready.ready(), region.held()), (6 * G, 6 * G));
+        let mut seen = [0; 4];
+        region.read(&stream, 4 * G - 2, &mut seen).unwrap();
+        assert!(seen == *b"kept" || !rig.keeps_bytes());
+        // What is committed reads as zero, and comes from elsewhere.
+        let mut other = builder().reserve().unwrap();
+        other.commit_at(0..8 * G, &host).unwrap();
+        assert_eq!(ready.ready(), 6 * G);
+        other.decommit(0..4 * G).unwrap();
+        other.purge_blocking().unwrap();
+        assert_eq!(ready.ready(), 8 * G, "there is room for no more");
+        drop(other);
+        assert_eq!((ready.ready(), ready.trim(3 * G)), (8 * G, 6 * G));
+        assert_eq!((ready.ready(), rig.machine.live().physical_bytes), (2 * G, 8 * G));
+        drop((region, ready));
+        assert_eq!(rig.machine.live().physicals, 0);
+    }
+
+    fn what_a_failed_move_took_lies_ready_again(rig) {
+        let stream = Stream::new(&rig.device).unwrap();
+        let ready = HostExtents::new(&rig.device, 0, 4 * G);
+        ready.prepare(G, 3).unwrap();
+        let mut region = Region::builder(&rig.device, 4 * G).largest_extent(G).host_extents(&ready).reserve().unwrap();
+        region.commit(0..3 * G).unwrap();
+        for call in [Call::CtxSynchronize, Call::MemMap, Call::MemcpyDtoDAsync] {
+            for nth in 1..3 {
+                rig.faults.arm(Fault::nth(nth, CUresult::CUDA_ERROR_UNKNOWN).of(call));
+                let moved = region.relocate(0..3 * G, &Place::HostNuma(0), &stream);
+                rig.faults.disarm();
+                if moved.is_ok() {
+                    assert_eq!((call, nth), (Call::CtxSynchronize, 2));
+                    region.relocate(0..3 * G, &Place::from(&rig.device), &stream).unwrap();
+                }
+                assert_eq!(ready.ready(), 3 * G, "{call:?} {nth}");
+            }
+        }
+    }
+
+    fn only_what_is_its_own_lies_ready_again(rig) {
+        let stream = Stream::new(&rig.device).unwrap();
+        let ready = HostExtents::new(&rig.device, 0, 16 * G);
+        let host = Place::HostNuma(0);
+        let builder = || Region::builder(&rig.device, 4 * G).largest_extent(2 * G).host_extents(&ready);
+        // A fork shows it too.
+        let mut region = builder().reserve().unwrap();
+        region.commit_at(0..2 * G, &host).unwrap();
+        let fork = region.fork(&[]).unwrap();
+        drop(region);
+        assert_eq!(ready.ready(), 0);
+        drop(fork);
+        assert_eq!(ready.ready(), 2 * G, "the last one had it alone");
+        // Another process may have it too, and so may not what was made for handles.
+        let types = cuvmm::driver::HandleTypes::POSIX_FD;
+        let mut region = builder().shareable(types).reserve().unwrap();
+        region.commit(0..2 * G).unwrap();
+        region.relocate(0..2 * G, &host, &stream).unwrap();
+        assert_eq!(ready.ready(), 2 * G, "memory for handles is no plain memory");
+        drop(region);
+        assert_eq!(ready.ready(), 2 * G);
+        let elsewhere = HostExtents::new(&rig.device, 1, 16 * G);
+        let mut region = Region::builder(&rig.device, 4 * G).host_extents(&elsewhere).reserve().unwrap();
+        region.commit_at(0..2 * G, &host).unwrap();
+        drop(region);
+        assert_eq!(elsewhere.ready(), 0, "it is another node's");
+    }
+
+    fn bad_host_extents_are_refused(rig) {
+        let ready = HostExtents::new(&rig.device, 0, 8 * G);
+        for size in [0, G / 2, 3 * G] {
+            let refused = ready.prepare(size, 1);
+            assert!(matches!(refused, Err(MemoryError::Argument(_))), "{size}: {refused:?}");
+        }
+        let refused = ready.prepare(G, 9);
+        assert!(matches!(refused, Err(MemoryError::Argument(ArgumentError::TooLarge { .. }))), "{refused:?}");
+        assert!(ready.prepare(G, u64::MAX).is_err());
+        assert!(HostExtents::new(&rig.device, 7, 8 * G).prepare(G, 1).is_err(), "no such node");
+        assert!(HostExtents::new(&rig.device, -1, 8 * G).prepare(G, 1).is_err());
+        rig.faults.arm(Fault::nth(3, CUresult::CUDA_ERROR_OUT_OF_MEMORY).of(Call::MemCreate));
+        assert!(matches!(ready.prepare(G, 4), Err(MemoryError::Create { .. })));
+        rig.faults.disarm();
+        assert_eq!(ready.ready(), 2 * G, "what was created lies ready");
+        ready.prepare(G, 4).unwrap();
+        ready.prepare(G, 4).unwrap();
+        assert_eq!((ready.ready(), ready.trim(0), ready.trim(0)), (4 * G, 4 * G, 0));
+        let other = common::model();
+        let refused = Region::builder(&other.device, G).host_extents(&ready).reserve();
+        assert!(matches!(refused, Err(MemoryError::Argument(ArgumentError::WrongDriver { .. }))), "{refused:?}");
+    }
+
+    fn the_host_is_let_in_when_it_asks(rig) {
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut region = Region::builder(&rig.device, 8 * G).largest_extent(2 * G).reserve().unwrap();
+        let (host, device) = (Place::HostNuma(0), Place::from(&rig.device));
+        region.commit_at(0..6 * G, &host).unwrap();
+        let node = Location::host_numa(0);
+        let address = region.address();
+        let access = |offset| rig.machine.get_access(address.checked_add(offset).unwrap(), node).unwrap();
+        let (none, all) = (cuvmm::driver::AccessFlags::NONE, cuvmm::driver::AccessFlags::READ_WRITE);
+        assert_eq!([access(0), access(2 * G), access(4 * G)], [none; 3]);
+        rig.faults.forget();
+        let pointer = region.host_pointer(2 * G..4 * G + 1).unwrap();
+        assert_eq!([access(0), access(2 * G), access(4 * G)], [none, all, all]);
+        assert_eq!(region.host_pointer(2 * G..6 * G).unwrap(), pointer);
+        assert_eq!(rig.faults.count(Call::MemSetAccess), 2, "it was let in already");
+        region.relocate(0..6 * G, &device, &stream).unwrap();
+        assert!(matches!(region.host_pointer(0..G), Err(MemoryError::Elsewhere { .. })));
+        region.relocate(0..6 * G, &host, &stream).unwrap();
+        assert_eq!(access(2 * G), none, "what has moved is closed to it");
+        rig.faults.arm(Fault::nth(2, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemSetAccess));
+        assert!(region.host_pointer(0..6 * G).is_err());
+        rig.faults.disarm();
+        assert_eq!([access(0), access(2 * G)], [all, none]);
+        region.host_pointer(0..6 * G).unwrap();
+        assert_eq!([access(0), access(2 * G), access(4 * G)], [all; 3]);
+        // A fork may only be read, by the host too, once it has been let in there.
+        let mut fork = region.fork(&[]).unwrap();
+        let address = fork.address();
+        let access = |offset| rig.machine.get_access(address.checked_add(offset).unwrap(), node).unwrap();
+        assert_eq!(access(0), none);
+        fork.host_pointer(0..G).unwrap();
+        assert_eq!(access(0), cuvmm::driver::AccessFlags::READ);
     }
 
     fn what_a_failed_move_loses_is_named(rig) {

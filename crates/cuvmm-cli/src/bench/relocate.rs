@@ -2,7 +2,7 @@
 
 use anyhow::ensure;
 use cuvmm::driver::DeviceAttribute;
-use cuvmm::{Place, Region, Stream};
+use cuvmm::{HostExtents, Place, Region, Stream};
 
 use super::commit::{GIB, MIB};
 use super::pinned::Pinned;
@@ -21,7 +21,8 @@ const EXTENT: u64 = 64 * MIB;
 const DOWN: &str =
     "cuMemcpyDtoHAsync of as much into pinned memory that was there before, waited for";
 const UP: &str = "cuMemcpyHtoDAsync of as much out of pinned memory, waited for";
-const FIRST_TOUCH: &str = "the host memory is new each time: the driver finds, pins and clears it";
+const READY: &str =
+    "the host memory lies ready; host_access_p50_ns is letting the host's processors in after";
 const NEW: &str = "the device memory is new each time";
 
 /// Moves a region to the host and back.
@@ -33,42 +34,47 @@ pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> an
     // While it moves, the region's memory is there twice.
     stage.room(3 * size)?;
     stage.room_to_write(4 * size)?;
-    let host = host(stage)?;
+    let node = nearest_node(stage)?;
+    let (host, device) = (Place::HostNuma(node), Place::from(&stage.device));
     let stream = Stream::new(&stage.device)?;
+    let ready = HostExtents::new(&stage.device, node, size);
+    ready
+        .prepare(EXTENT, size / EXTENT)
+        .map_err(|error| skip(format!("the driver gives no host memory to map: {error}")))?;
     let mut region = Region::builder(&stage.device, size)
         .largest_extent(EXTENT)
+        .host_extents(&ready)
         .reserve()?;
-    region
-        .commit_at(0..size, &host)
-        .map_err(|error| skip(format!("the driver gives no host memory to map: {error}")))?;
-    let device = Place::from(&stage.device);
-    region.relocate(0..size, &device, &stream)?;
+    region.commit(0..size)?;
     region.fill(&stream, 0..size, FILLED)?;
     stream.synchronize()?;
-    let mut relocate = |place: &Place| {
+    let relocate = |region: &mut Region, place: &Place| {
         let (took, moved) = stage
             .watch
             .time(|| region.relocate(0..size, place, &stream))?;
         ensure!(moved == size, "{moved} bytes were moved");
         anyhow::Ok(took)
     };
+    let mut accesses = Samples::default();
     let hand = &stage.hand;
     let there = hand.commit(&[size])?;
     let mut pinned = Pinned::new(hand, usize::try_from(size)?)?;
     let memory = Memory::from(&there);
     let mut sides: [(Samples, Samples); 2] = Default::default();
     for turn in 0..=stage.times(10, 1) {
-        let down = relocate(&host)?;
+        let down = relocate(&mut region, &host)?;
+        let access = stage.watch.time(|| region.host_pointer(0..size))?.0;
         let (download, ()) = stage.watch.time(|| {
             waited(hand, &stream, |queue| {
                 queue.download(pinned.bytes_mut(), memory)
             })
         })?;
-        let up = relocate(&device)?;
+        let up = relocate(&mut region, &device)?;
         let (upload, ()) = stage
             .watch
             .time(|| waited(hand, &stream, |queue| queue.upload(memory, pinned.bytes())))?;
         if turn > 0 {
+            accesses.add(access);
             for ((ours, floors), took) in sides.iter_mut().zip([(down, download), (up, upload)]) {
                 ours.add(took.0);
                 floors.add(took.1);
@@ -81,19 +87,23 @@ pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> an
         !stage.keeps_bytes() || seen == [FILLED; 4096],
         "bytes were lost on the way"
     );
-    let rows = [(TO_HOST, DOWN, FIRST_TOUCH), (TO_DEVICE, UP, NEW)];
+    let rows = [(TO_HOST, DOWN, READY), (TO_DEVICE, UP, NEW)];
     for ((name, floor, note), (ours, floors)) in rows.into_iter().zip(&sides) {
         if wanted.has(name) {
             let row = Row::new(name, ours, floor, floors).note(note);
             let row = row.count("extents", (size / EXTENT) as f64);
+            let row = match name {
+                TO_HOST => row.count("host_access_p50_ns", accesses.median()),
+                _ => row,
+            };
             report.add(stage.moved(row, size));
         }
     }
     Ok(())
 }
 
-/// Host memory next to the device.
-fn host(stage: &Stage) -> anyhow::Result<Place> {
+/// The NUMA node next to the device.
+fn nearest_node(stage: &Stage) -> anyhow::Result<i32> {
     let ask = |attribute| {
         let (driver, device) = (stage.hand.driver(), stage.hand.device());
         driver.device_attribute(device, attribute)
@@ -102,5 +112,5 @@ fn host(stage: &Stage) -> anyhow::Result<Place> {
         return Err(skip("the device maps no host memory"));
     }
     // -1 on a host without NUMA.
-    Ok(Place::HostNuma(ask(DeviceAttribute::HOST_NUMA_ID)?.max(0)))
+    Ok(ask(DeviceAttribute::HOST_NUMA_ID)?.max(0))
 }

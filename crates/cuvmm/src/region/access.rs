@@ -6,7 +6,6 @@ use cuvmm_driver::Location;
 use super::Region;
 use super::fence::{Fence, Poll};
 use super::layout::reachable;
-use super::place::opened_to;
 use super::space::Space;
 use crate::device::Device;
 use crate::error::{ArgumentError, MemoryError, ShareError};
@@ -52,15 +51,16 @@ impl Space {
     /// Lets nobody do more than `most` with an extent from now on.
     pub(crate) fn cap(&mut self, offset: u64, most: Access) -> Result<(), MemoryError> {
         if let Some(placed) = self.extents.get_mut(&offset) {
-            let physical = placed.mapping.physical();
-            let access = opened_to(&self.access, physical, most);
+            let host = placed.host_grant().filter(|_| placed.host);
+            let access = self.access.iter().chain(&host);
+            let access: Vec<AccessGrant> = access.map(|it| it.at_most(most)).collect();
             placed.mapping.set_access(&access)?;
             placed.most = most;
         }
         Ok(())
     }
 
-    /// The same with all extents: all or none.
+    /// Lets each device do no more than `most` with any extent from now on: all or none.
     pub(crate) fn cap_all(&mut self, most: Access) -> Result<(), MemoryError> {
         let before: Vec<(u64, Access)> = self
             .extents

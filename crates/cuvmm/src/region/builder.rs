@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use cuvmm_driver::{HandleTypes, PhysicalProps};
 
 use super::committed::{Committed, PendingExtents};
+use super::host_extents::HostExtents;
 use super::layout::Layout;
 use super::register::Register;
 use super::space::Space;
@@ -25,6 +26,7 @@ pub struct RegionBuilder<'a> {
     largest: u64,
     mapping_limit: u64,
     zero_extent: u64,
+    prepared: Option<HostExtents>,
 }
 
 impl<'a> RegionBuilder<'a> {
@@ -38,6 +40,7 @@ impl<'a> RegionBuilder<'a> {
             largest: DEFAULT_LARGEST_EXTENT,
             mapping_limit: DEFAULT_MAPPING_LIMIT,
             zero_extent: DEFAULT_ZERO_EXTENT,
+            prepared: None,
         }
     }
 
@@ -108,10 +111,21 @@ impl<'a> RegionBuilder<'a> {
         self
     }
 
+    /// Host memory that lies ready for what [moves](Region::relocate) to its NUMA node, and where
+    /// memory of that node goes when the region needs it no more. None by default: it is created when
+    /// something moves, and released after. Memory for [handles](Self::shareable) or RDMA never comes
+    /// from there.
+    #[must_use]
+    pub fn host_extents(mut self, prepared: &HostExtents) -> Self {
+        self.prepared = Some(prepared.clone());
+        self
+    }
+
     /// Reserves the addresses (`cuMemAddressReserve`). The size is rounded up to whole granules.
     ///
     /// # Errors
-    /// [`MemoryError`] when size or largest extent is wrong, or the driver has no such range.
+    /// [`MemoryError`] when size or largest extent is wrong, the host extents are another driver's, or
+    /// the driver has no such range.
     pub fn reserve(self) -> Result<Region, MemoryError> {
         let granule = self.device.granule();
         for size in [self.largest, self.zero_extent] {
@@ -127,6 +141,9 @@ impl<'a> RegionBuilder<'a> {
         if self.props.rdma_capable {
             self.layout.check_rdma()?;
         }
+        if let Some(prepared) = &self.prepared {
+            prepared.check(self.device)?;
+        }
         let mut region = Region {
             space: Space::reserve(self.device, size)?,
             props: self.props,
@@ -134,6 +151,7 @@ impl<'a> RegionBuilder<'a> {
             largest: self.largest,
             mapping_limit: self.mapping_limit,
             zeros: Zeros::new(self.zero_extent),
+            prepared: self.prepared,
             aliased: false,
             committed: Committed::default(),
             pending: PendingExtents::default(),
@@ -159,6 +177,7 @@ impl Region {
             largest: self.largest,
             mapping_limit: self.mapping_limit,
             zeros: self.zeros.empty_twin(),
+            prepared: self.prepared.clone(),
             aliased: false,
             committed: Committed::default(),
             pending: PendingExtents::default(),

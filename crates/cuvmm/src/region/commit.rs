@@ -9,7 +9,7 @@ use super::place::{PlaceError, Unmapped};
 use super::space::Extent;
 use super::zeros::beside;
 use crate::error::MemoryError;
-use crate::own::{Physical, Place, Stream};
+use crate::own::{Place, Stream};
 
 /// An extent to be.
 struct Planned {
@@ -160,15 +160,6 @@ impl Region {
             Ok((planned.offset, Unmapped::fresh(physical)))
         };
         planned.into_iter().map(one).collect()
-    }
-
-    /// New memory at a place, of the kind that the region was built for.
-    pub(super) fn physical(&self, size: u64, place: &Place) -> Result<Physical, MemoryError> {
-        let mut props = self.props;
-        props.location = place.location();
-        Physical::builder(place.through(self.device()), size)
-            .with_props(props)
-            .create()
     }
 
     /// Places physicals, and returns where: all of them or none.

@@ -27,6 +27,8 @@ mod export;
 mod fence;
 mod fork;
 mod grow;
+mod host_access;
+mod host_extents;
 mod layout;
 mod mapped;
 mod mapper;
@@ -38,6 +40,7 @@ mod replace;
 #[cfg(test)]
 pub(crate) mod rig;
 mod space;
+mod supply;
 mod taken;
 mod withdraw;
 mod zero_backed;
@@ -48,7 +51,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use cuvmm_driver::{DeviceAddress, Location, LocationKind, PhysicalProps};
+use cuvmm_driver::{DeviceAddress, PhysicalProps};
 
 use crate::device::Device;
 use crate::error::{ArgumentError, MemoryError};
@@ -64,6 +67,7 @@ pub(crate) use completed::Completed;
 pub(crate) use copies::{WaitError, wait_for};
 pub use dma_buf::DmaBuf;
 pub(crate) use fence::{Fence, Poll, Round, Uses};
+pub use host_extents::HostExtents;
 pub use layout::Layout;
 pub use mapper::Mapper;
 pub(crate) use mapper::{MapperWork, Urgency, Waker};
@@ -95,6 +99,8 @@ pub struct Region {
     largest: u64,
     mapping_limit: u64,
     zeros: Zeros,
+    /// Host memory to move to.
+    prepared: Option<HostExtents>,
     /// Whether some memory may be shown twice.
     aliased: bool,
     committed: Committed,
@@ -247,35 +253,6 @@ impl Region {
     /// The parts of a range that are committed, in order.
     pub fn committed_in(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
         self.committed.parts(range)
-    }
-
-    /// Where the host finds a committed range that lies in host memory.
-    ///
-    /// Having the pointer is harmless; who uses it sees to it that the range stays committed and
-    /// where it is, and that no work writes there meanwhile.
-    ///
-    /// # Errors
-    /// [`MemoryError`] when the range is not committed, or part of it lies on a device.
-    pub fn host_pointer(&self, range: Range<u64>) -> Result<*mut u8, MemoryError> {
-        let (offset, size) = (range.start, range.end.saturating_sub(range.start));
-        self.check_copy(offset, size)?;
-        let elsewhere = |extent: &Extent| extent.location.kind != LocationKind::HOST_NUMA;
-        if let Some(extent) = self
-            .space
-            .extents_in(range.start, range.end)
-            .find(elsewhere)
-        {
-            return Err(MemoryError::Elsewhere {
-                offset: extent.offset,
-                found: extent.location,
-                wanted: Location::HOST,
-            });
-        }
-        let address = self.address().checked_add(offset);
-        let address = address.and_then(|address| usize::try_from(address.0).ok());
-        Ok(std::ptr::with_exposed_provenance_mut(
-            address.unwrap_or_default(),
-        ))
     }
 
     /// All work of every device that has access.

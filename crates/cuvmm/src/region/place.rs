@@ -50,9 +50,18 @@ pub(crate) struct Placed {
     pub(super) fresh: bool,
     /// The most that anybody may do with it.
     pub(super) most: Access,
+    /// Whether the host's processors were let in.
+    pub(super) host: bool,
 }
 
 impl Placed {
+    /// The access of the host's processors, if it is host memory.
+    pub(super) fn host_grant(&self) -> Option<AccessGrant> {
+        let location = self.mapping.physical().location();
+        (location.kind == LocationKind::HOST_NUMA)
+            .then(|| AccessGrant::host_numa(location.id, Access::ReadWrite))
+    }
+
     /// Unmaps it, or hands it back.
     pub(super) fn unmap(self, proof: Unused) -> Result<Unmapped, (Self, CallError)> {
         let Self {
@@ -60,6 +69,7 @@ impl Placed {
             last_writer,
             fresh,
             most,
+            host,
         } = self;
         match mapping.unmap(proof) {
             Ok(physical) => Ok(Unmapped {
@@ -73,6 +83,7 @@ impl Placed {
                     last_writer,
                     fresh,
                     most,
+                    host,
                 };
                 Err((placed, error))
             }
@@ -130,23 +141,6 @@ impl Target {
     }
 }
 
-/// Who has which access to a physical: those of the space, nobody more than `most`, and the host's
-/// processors to host memory.
-pub(super) fn opened_to(
-    access: &[AccessGrant],
-    physical: &Physical,
-    most: Access,
-) -> Vec<AccessGrant> {
-    let location = physical.location();
-    let host = (location.kind == LocationKind::HOST_NUMA)
-        .then(|| AccessGrant::host_numa(location.id, Access::ReadWrite));
-    access
-        .iter()
-        .chain(&host)
-        .map(|access| access.at_most(most))
-        .collect()
-}
-
 /// Maps a physical at an offset and opens it.
 pub(super) fn place_one(
     reservation: &Reservation,
@@ -166,12 +160,14 @@ pub(super) fn place_one(
             });
         }
     };
-    let opened = mapping.set_access(&opened_to(access, &unmapped.physical, most));
+    let access: Vec<AccessGrant> = access.iter().map(|it| it.at_most(most)).collect();
+    let opened = mapping.set_access(&access);
     let placed = Placed {
         mapping,
         last_writer: unmapped.last_writer,
         fresh: unmapped.fresh,
         most,
+        host: false,
     };
     // The mapping holds the physical: this is no longer a holder, or it could not be taken back.
     drop(unmapped);

@@ -6,7 +6,6 @@ use std::ops::Range;
 use super::Region;
 use super::fence::Unused;
 use super::layout::reachable;
-use super::place::Unmapped;
 use super::space::Extent;
 use crate::error::MemoryError;
 use crate::own::{Place, Stream};
@@ -16,8 +15,17 @@ impl Region {
     /// that lie there already stay. Returns the bytes moved.
     ///
     /// Waits for all work of the devices that have access, copies on `stream` and waits for that.
-    /// Work that is launched meanwhile must keep off the range. Per extent `cuMemCreate`, a copy,
-    /// and unmapping and mapping twice. All or nothing.
+    /// Work that is launched meanwhile must keep off the range. Memory is there twice until all of it
+    /// has moved. All or nothing, unless the driver cannot even say whether a copy to host memory has
+    /// ended: what is copied by then lies in its new place.
+    ///
+    /// Per extent `cuMemCreate`, a copy, and unmapping and mapping twice, while the next extent is being
+    /// copied. Host memory comes from the region's [`HostExtents`](super::HostExtents) as far as they
+    /// reach, and goes there when it is moved away from. Without them finding, pinning and clearing it
+    /// takes 200 to 340 ms for 1 GiB on an H200's machine, and copying it 20 ms.
+    ///
+    /// The host's processors have no access to what has moved to host memory before
+    /// [`host_pointer`](Self::host_pointer) gives it to them.
     ///
     /// # Errors
     /// [`MemoryError`] when the range is not committed, cuts an extent or is
@@ -45,19 +53,22 @@ impl Region {
             .filter(|extent| extent.location != location)
             .collect();
         self.check_unexported(&moving)?;
-        let mut new = vec![];
-        for extent in moving {
-            new.push((
-                extent.offset,
-                Unmapped::fresh(self.physical(extent.size, place)?),
-            ));
-        }
-        let bytes = new.iter().map(|(_, unmapped)| unmapped.size()).sum();
-        if bytes == 0 {
+        if moving.is_empty() {
             return Ok(0);
         }
-        let proof = Unused::after_drain(self.space.users())?;
-        self.replace(new, stream, proof)?;
+        let bytes = moving.iter().map(|extent| extent.size).sum();
+        let mut new = vec![];
+        let proof = self
+            .overwritten(&moving, place, &mut new)
+            .and_then(|()| Ok(Unused::after_drain(self.space.users())?));
+        match proof {
+            Ok(proof) => self.replace(new, stream, proof)?,
+            Err(error) => {
+                let unused = new.into_iter().map(|(_, unmapped)| unmapped);
+                unused.for_each(|unmapped| self.let_go(unmapped));
+                return Err(error);
+            }
+        }
         Ok(bytes)
     }
 }

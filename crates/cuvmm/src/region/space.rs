@@ -240,7 +240,7 @@ impl Space {
     }
 
     /// Where the extents that meet a range begin.
-    fn covering(&self, start: u64, end: u64) -> Range<u64> {
+    pub(super) fn covering(&self, start: u64, end: u64) -> Range<u64> {
         if start >= end {
             return start..start;
         }

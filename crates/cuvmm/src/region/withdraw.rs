@@ -109,9 +109,10 @@ impl Region {
         let Some(mut completed) = fence.completed(&mut self.space) else {
             return Ok(false);
         };
-        completed.withdraw(offset)?;
+        let freed = completed.withdraw(offset)?;
         self.withdrawn.remove(&offset);
         self.pending.remove(offset);
+        freed.into_iter().for_each(|unmapped| self.let_go(unmapped));
         Ok(true)
     }
 
@@ -180,7 +181,8 @@ impl Region {
             let proof = self.proof_for(&extent, &mut all);
             let space = &mut self.space;
             match proof.and_then(|proof| space.proved(proof).withdraw_back(extent.offset)) {
-                Ok(_) => {
+                Ok(freed) => {
+                    freed.into_iter().for_each(|unmapped| self.let_go(unmapped));
                     self.withdrawn.remove(&extent.offset);
                     self.pending.remove(extent.offset);
                     self.committed.remove(extent.offset..extent.end());

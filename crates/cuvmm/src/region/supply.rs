@@ -1,0 +1,50 @@
+//! Where the memory of a region comes from, and where it goes when it is mapped there no more.
+
+use cuvmm_driver::PhysicalProps;
+
+use super::Region;
+use super::place::Unmapped;
+use super::space::Extent;
+use crate::error::MemoryError;
+use crate::own::{Physical, Place};
+
+impl Region {
+    /// New memory at a place, of the kind that the region was built for.
+    pub(super) fn physical(&self, size: u64, place: &Place) -> Result<Physical, MemoryError> {
+        Physical::builder(place.through(self.device()), size)
+            .with_props(self.props_at(place))
+            .create()
+    }
+
+    /// What memory at a place is asked for with.
+    pub(super) fn props_at(&self, place: &Place) -> PhysicalProps {
+        let mut props = self.props;
+        props.location = place.location();
+        props
+    }
+
+    /// Memory at a place for the bytes of some extents, which will be overwritten.
+    pub(super) fn overwritten(
+        &self,
+        extents: &[Extent],
+        place: &Place,
+        new: &mut Vec<(u64, Unmapped)>,
+    ) -> Result<(), MemoryError> {
+        for extent in extents {
+            let ready = self.prepared.as_ref();
+            let ready =
+                ready.and_then(|prepared| prepared.take(extent.size, &self.props_at(place)));
+            let physical = ready.map_or_else(|| self.physical(extent.size, place), Ok)?;
+            new.push((extent.offset, Unmapped::fresh(physical)));
+        }
+        Ok(())
+    }
+
+    /// Lets memory go that is mapped here no more: prepared host memory is kept for the next move.
+    pub(super) fn let_go(&self, unmapped: Unmapped) {
+        if let Some(prepared) = &self.prepared {
+            let props = self.props_at(&unmapped.physical.place());
+            prepared.keep(unmapped.physical, &props);
+        }
+    }
+}

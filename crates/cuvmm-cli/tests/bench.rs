@@ -73,6 +73,7 @@ const NAMES: &[&str] = &[
     "kv_decode_step_layer_major",
     "kv_create_after_free",
     "kv_fork",
+    "kv_fork_few_extents",
     "sleep_discard_8GiB_in_1GiB_pool",
     "wake_at_once_8GiB_in_1GiB_pool",
     "wake_later_8GiB_in_1GiB_pool",

@@ -440,6 +440,10 @@ enum Step {
         block: usize,
         cell: u64,
     },
+    Compact {
+        block: usize,
+        cells: u64,
+    },
     Sleep,
     Drop {
         block: usize,
@@ -461,6 +465,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (block(), 1u64..8).prop_map(|(block, by)| Step::Grow { block, by }),
         5 => (block(), 1u64..6).prop_map(|(block, by)| Step::Shrink { block, by }),
         10 => (block(), 0u64..20).prop_map(|(block, cell)| Step::Write { block, cell }),
+        2 => (block(), 4u64..20).prop_map(|(block, cells)| Step::Compact { block, cells }),
         1 => Just(Step::Sleep),
         4 => block().prop_map(|block| Step::Drop { block }),
         1 => Just(Step::Trim),
@@ -623,6 +628,23 @@ where
                         it.cells[cell as usize] = None
                     }
                     Err(other) => panic!("{other}"),
+                }
+            }
+            Step::Compact { block, cells } => {
+                let Some(it) = known.get(block) else {
+                    continue;
+                };
+                let (bytes, injected) = (cells * CELL, rig.faults.injected());
+                match it.block.compact_prefix(bytes) {
+                    Ok(copied) => assert!(copied <= bytes),
+                    Err(BlockError::Argument(ArgumentError::TooLarge { .. })) => {
+                        assert!(bytes > it.block.size())
+                    }
+                    Err(BlockError::Lost { .. }) => panic!("one fault loses nothing"),
+                    Err(error) => {
+                        let faulty = rig.faults.injected() > injected;
+                        assert!(faulty || error.is_shortage(), "{error}");
+                    }
                 }
             }
             Step::Sleep => {

@@ -11,8 +11,10 @@ use super::report::Report;
 use super::row::Row;
 use super::samples::Samples;
 use super::stage::Stage;
+use super::wanted::Wanted;
 
-pub(super) const NAME: &str = "kv_fork";
+pub(super) const SMALL: &str = "kv_fork";
+pub(super) const FEW: &str = "kv_fork_few_extents";
 
 /// Tokens of the prompt, beside those of half a granule.
 const TOKENS: u64 = 4096;
@@ -23,12 +25,22 @@ const FORKS: u64 = 8;
 const COPY: &str = "a copy of it by hand: reserve, create, map and set_access of one physical, copy \
                     on the device, wait";
 
-/// Forks a sequence at its end, which lies in the middle of a granule, and waits for the copy of
-/// what is not shared; and counts what eight of them hold.
+/// Forks a sequence as its cache made it, and one whose prefix was put into few large extents.
 ///
 /// # Errors
 /// When a side fails.
-pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
+pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> anyhow::Result<()> {
+    for name in [SMALL, FEW] {
+        if wanted.has(name) {
+            forks(stage, name, report)?;
+        }
+    }
+    Ok(())
+}
+
+/// Forks a sequence at its end, which lies in the middle of a granule, and waits for the copy of
+/// what is not shared; and counts what eight of them hold.
+fn forks(stage: &Stage, name: &'static str, report: &mut Report) -> anyhow::Result<()> {
     let device = stage.device.with_own_counters();
     let pool = Pool::builder(&device)
         .limit(Limit::Bytes(2 * GIB))
@@ -43,6 +55,15 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     stage.room(3 * GIB)?;
     stage.room_to_write(2 * size)?;
     let prompt = cache.create(tokens)?;
+    let once = match name {
+        FEW => {
+            stream.synchronize()?;
+            let (once, copied) = stage.watch.time(|| cache.compact_prefix(prompt, tokens))?;
+            ensure!(copied + PAGE == size, "{copied} bytes were copied");
+            Some(once)
+        }
+        _ => None,
+    };
     let mut frees = Samples::default();
     let mut calls = 0;
     let ours = || {
@@ -82,13 +103,17 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     }
     let (held, mappings) = (cache.stats().held, pool.stats().mappings);
     let mib = |bytes: u64| bytes as f64 / MIB as f64;
-    let row = Row::new(NAME, &ours, COPY, &floors)
+    let row = Row::new(name, &ours, COPY, &floors)
         .count("mib", mib(size))
         .count("driver_calls", calls as f64)
         .count("free_p50_ns", frees.median())
         .count("mib_of_prompt_and_8_forks", mib(held))
         .count("mib_of_9_copies", mib((FORKS + 1) * size))
         .count("mappings_of_prompt_and_8_forks", mappings as f64);
+    let row = match once {
+        Some(once) => row.count("compact_once_ns", once),
+        None => row,
+    };
     report.add(row.note(stage.watch.note()));
     Ok(())
 }

@@ -148,7 +148,11 @@ fn groups() -> Vec<Group> {
         kv::STEPS.map(|of| Group::one(of.0, move |stage, report| kv::step(stage, report, of))),
     );
     groups.push(Group::one(kv::CREATE, kv::create));
-    groups.push(Group::one(kv_fork::NAME, kv_fork::measure));
+    let names = [kv_fork::SMALL, kv_fork::FEW];
+    groups.push(Group::new(
+        names.map(str::to_owned).into(),
+        kv_fork::measure,
+    ));
     groups.extend(sleep::DISCARDED.map(|of| {
         Group::new(of.names(), move |stage, wanted, report| {
             sleep::discard(stage, wanted, report, of)

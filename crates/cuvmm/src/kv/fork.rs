@@ -4,9 +4,8 @@
 //! truncated to before it and grows again gets memory of its own there, and can be written.
 
 use super::KvCache;
-use super::TOKENS;
 use super::sequences::SequenceId;
-use crate::error::{ArgumentError, BlockError, KvCacheError};
+use crate::error::{BlockError, KvCacheError};
 use crate::pool::{Block, Prefix, Tenant};
 
 /// Forks blocks together.
@@ -47,6 +46,35 @@ impl KvCache {
         self.fork_by(id, tokens, Tenant::try_fork_blocks)
     }
 
+    /// Makes few large extents under the first tokens of a sequence, which many will [fork](Self::fork):
+    /// each fork then maps those, instead of one for each 8 MiB. Returns the bytes copied. Call it once,
+    /// before the first fork, when the rows of these tokens have been written.
+    ///
+    /// Waits, as the builder said, for the work that is queued on the sequence; work that is launched
+    /// meanwhile must keep off it. Needs room for a copy of the prefix, or 1 GiB of it at a time, and takes
+    /// none back from others. On an H200 a fork of 512 MiB takes 1.5 ms before, and about a tenth of
+    /// that after.
+    ///
+    /// A fork that is truncated to fewer tokens, and grows again, copies what lies before that token
+    /// in its extent, as does a fork of fewer tokens than were prepared. The memory of the sequence
+    /// is unmapped when it is freed. See [`Tenant::compact_prefix`].
+    ///
+    /// # Errors
+    /// [`KvCacheError`] when the sequence is gone or has fewer tokens, work has not passed, or memory is
+    /// short, with the figures. Every sequence has its rows.
+    #[doc(alias = "cuMemMap")]
+    pub fn compact_prefix(&mut self, id: SequenceId, tokens: u64) -> Result<u64, KvCacheError> {
+        let sequence = self.sequences.get(id)?;
+        sequence.check_tokens(tokens)?;
+        let bytes = self.geometry.bytes_of(tokens);
+        let blocks: Vec<&Block> = sequence.blocks.iter().collect();
+        let compacted = self.tenant.compact_prefix(&blocks, bytes);
+        compacted.map_err(|cause| KvCacheError::Block {
+            sequence: id.number(),
+            cause,
+        })
+    }
+
     fn fork_by(
         &mut self,
         id: SequenceId,
@@ -57,19 +85,10 @@ impl KvCache {
         if !self.options.may_fork {
             return Err(KvCacheError::MayNotFork);
         }
-        ArgumentError::not_zero(TOKENS, tokens)?;
-        let (number, most) = (id.number(), sequence.tokens);
-        let too_long = KvCacheError::Tokens {
-            sequence: number,
-            tokens,
-            most,
-        };
-        if tokens > sequence.tokens {
-            return Err(too_long);
-        }
+        sequence.check_tokens(tokens)?;
         self.room_for_one()?;
         let Some(size) = self.geometry.size_for(tokens) else {
-            return Err(too_long);
+            return Err(sequence.too_long(tokens));
         };
         let bytes = self.geometry.bytes_of(tokens);
         let blocks: Vec<&Block> = sequence.blocks.iter().collect();

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::TOKENS;
 use super::spread::Spread;
 use crate::error::{ArgumentError, KvCacheError};
 use crate::pool::Block;
@@ -56,6 +57,23 @@ impl Sequence {
     /// Whether its blocks must grow for what it is to have.
     pub(super) const fn lacks_room(&self) -> bool {
         self.tokens > self.room
+    }
+
+    /// Whether it has so many tokens, and they are some.
+    pub(super) fn check_tokens(&self, tokens: u64) -> Result<(), KvCacheError> {
+        ArgumentError::not_zero(TOKENS, tokens)?;
+        match tokens <= self.tokens {
+            true => Ok(()),
+            false => Err(self.too_long(tokens)),
+        }
+    }
+
+    pub(super) const fn too_long(&self, tokens: u64) -> KvCacheError {
+        KvCacheError::Tokens {
+            sequence: self.id.number,
+            tokens,
+            most: self.tokens,
+        }
     }
 
     /// Whether its blocks must grow when `lead` tokens more have come, and nobody knows.

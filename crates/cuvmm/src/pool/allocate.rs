@@ -164,6 +164,18 @@ impl Locked<'_> {
         Ok(given)
     }
 
+    /// Whether so many bytes of addresses may be reserved.
+    pub(super) fn check_addresses(&self, wanted: u64) -> Result<(), BlockError> {
+        if wanted <= self.budget.addresses_left() {
+            return Ok(());
+        }
+        Err(BlockError::OutOfAddresses {
+            wanted,
+            held: self.budget.addresses(),
+            limit: self.budget.limits().addresses,
+        })
+    }
+
     /// Addresses for new slots side by side, which are out.
     pub(super) fn open_slots(
         &mut self,
@@ -175,13 +187,7 @@ impl Locked<'_> {
         let each = class.size.saturating_add(guard).saturating_add(guard);
         let addresses = each.saturating_mul(count);
         self.make_address_room(addresses);
-        if self.budget.addresses_left() < addresses {
-            return Err(BlockError::OutOfAddresses {
-                wanted: addresses,
-                held: self.budget.addresses(),
-                limit: self.budget.limits().addresses,
-            });
-        }
+        self.check_addresses(addresses)?;
         // From here on the tenant is not empty, and cannot be forgotten.
         let flight = self.flight();
         let tenancy = self.tenants.get_mut(&id).ok_or_else(gone)?;

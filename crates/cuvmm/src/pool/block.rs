@@ -67,9 +67,14 @@ impl Block {
         self.held.size = size;
     }
 
+    /// When it is dropped its slot is looked at: what is special about it is not kept for the next block.
+    pub(super) fn goes_in_no_cache(&self) {
+        self.plain.store(false, Ordering::Relaxed);
+    }
+
     /// A block at another place that shares memory with this one: neither goes in a stream cache.
     pub(super) fn forked(&self, place: BlockPlace, size: u64) -> Self {
-        self.plain.store(false, Ordering::Relaxed);
+        self.goes_in_no_cache();
         let held = Held {
             place,
             size,

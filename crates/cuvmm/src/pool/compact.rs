@@ -5,6 +5,8 @@
 //! memory that lies in small extents goes back to the pool. What is free is merged by giving small
 //! physicals to the driver, which makes large ones of them when they are wanted.
 
+use std::ops::Range;
+
 use super::budget::{Amount, TenantId};
 use super::core::{Core, Locked};
 use super::ids::SlotId;
@@ -49,18 +51,27 @@ struct Cursor {
 
 /// Extents side by side that fewer could replace.
 #[derive(Debug)]
-struct Run {
-    offset: u64,
-    size: u64,
+pub(super) struct Run {
+    pub(super) offset: u64,
+    pub(super) size: u64,
     extents: Vec<Extent>,
+    /// The largest extent that may replace them.
+    largest: u64,
 }
 
 /// What came of a run.
-enum Moved {
+pub(super) enum Moved {
     Copied(u64),
     InUse,
-    NoRoom,
+    NoRoom(BlockError),
     Exported,
+}
+
+impl Run {
+    /// Where it ends.
+    pub(super) const fn end(&self) -> u64 {
+        self.offset + self.size
+    }
 }
 
 impl Core {
@@ -103,18 +114,13 @@ impl Locked<'_> {
         cursor: &mut Cursor,
         report: &mut Compaction,
     ) -> Result<bool, BlockError> {
-        if self.capturing > 0 {
-            return Err(MemoryError::Capturing.into());
-        }
-        if let Some(error) = self.device.lost() {
-            return Err(CallError::ContextLost(error).into());
-        }
+        self.may_compact()?;
         loop {
             let Some(run) = self.next_run(cursor) else {
                 report.released += self.release_small_free();
                 return Ok(false);
             };
-            cursor.offset = run.offset + run.size;
+            cursor.offset = run.end();
             let moved = self.with_slot_out(cursor.slot, |state, slot| state.move_run(slot, &run));
             match moved.unwrap_or(Ok(Moved::InUse))? {
                 Moved::Copied(bytes) => {
@@ -124,7 +130,7 @@ impl Locked<'_> {
                     return Ok(true);
                 }
                 Moved::InUse => report.in_use += 1,
-                Moved::NoRoom => report.no_room += 1,
+                Moved::NoRoom(_) => report.no_room += 1,
                 Moved::Exported => report.exported += 1,
             }
         }
@@ -147,21 +153,33 @@ impl State {
             } else {
                 0
             };
-            let run = self.run_of(slot, offset)?;
+            let run = self.run_of(slot, offset..u64::MAX, slot.class.largest)?;
             let slot = slot.id;
             *cursor = Cursor { slot, offset };
             Some(run)
         })
     }
 
-    /// The first run of a slot from an offset on, as long as may be.
-    fn run_of(&self, slot: &Slot, from: u64) -> Option<Run> {
+    /// Whether memory may be copied to other places now.
+    pub(super) fn may_compact(&self) -> Result<(), BlockError> {
+        if self.capturing > 0 {
+            return Err(MemoryError::Capturing.into());
+        }
+        match self.device.lost() {
+            Some(error) => Err(CallError::ContextLost(error).into()),
+            None => Ok(()),
+        }
+    }
+
+    /// The first run of extents that lie in a range of a slot and may give way to some of at most
+    /// `largest` bytes, as long as may be.
+    pub(super) fn run_of(&self, slot: &Slot, within: Range<u64>, largest: u64) -> Option<Run> {
         let granule = self.device.granule();
-        let largest = slot.class.largest;
+        let from = within.start.max(slot.bound());
         let extents: Vec<Extent> = slot
             .space
             .extents()
-            .filter(|extent| extent.offset >= from.max(slot.bound()))
+            .filter(|extent| extent.offset >= from && extent.end() <= within.end)
             .collect();
         (0..extents.len()).find_map(|first| {
             let rest = extents.get(first..)?;
@@ -181,13 +199,16 @@ impl State {
                 offset: rest.first()?.offset,
                 size,
                 extents: rest.get(..count)?.to_vec(),
+                largest,
             })
         })
     }
 }
 
 impl Locked<'_> {
-    fn move_run(&mut self, slot: &mut Slot, run: &Run) -> Result<Moved, BlockError> {
+    /// Copies the bytes of a run to fewer extents, which take its place, or takes it back where the slot,
+    /// which is out, has no block.
+    pub(super) fn move_run(&mut self, slot: &mut Slot, run: &Run) -> Result<Moved, BlockError> {
         if slot.leases > 0 || slot.is_busy() || slot.broken || slot.pinned {
             return Ok(Moved::InUse);
         }
@@ -209,19 +230,16 @@ impl Locked<'_> {
             return Ok(Moved::Copied(0));
         }
         let stream = self.scrubber()?;
-        let physicals = match self.gather(slot.id.tenant, run.size, slot.class.largest, false) {
+        let physicals = match self.gather(slot.id.tenant, run.size, run.largest, false) {
             Ok(physicals) => physicals,
-            Err(error) if error.is_shortage() => return Ok(Moved::NoRoom),
+            Err(error) if error.is_shortage() => return Ok(Moved::NoRoom(error)),
             Err(error) => return Err(error),
         };
         let count = physicals.len() as u64;
         self.return_resting_for(run.size);
-        let room = count < run.extents.len() as u64
-            && count <= self.budget.mappings_left()
-            && run.size <= self.budget.addresses_left();
-        if !room {
+        if let Err(error) = self.room_for_copy(slot, run, count) {
             self.put_back(physicals);
-            return Ok(Moved::NoRoom);
+            return Ok(Moved::NoRoom(error));
         }
         // The copy's own mappings and addresses are charged to no tenant, and count against the limits.
         let own = Amount {
@@ -233,6 +251,17 @@ impl Locked<'_> {
         let replaced = self.replace_run(slot, run, physicals, &stream);
         self.budget.refund(charge);
         replaced.map(|()| Moved::Copied(run.size))
+    }
+
+    /// Whether so many extents may be mapped beside a run, and are fewer.
+    fn room_for_copy(&mut self, slot: &Slot, run: &Run, count: u64) -> Result<(), BlockError> {
+        if count >= run.extents.len() as u64 {
+            // Memory is there, in small physicals.
+            let shortage = self.shortage(slot.id.tenant, run.size, 0);
+            return Err(BlockError::OutOfMemory(shortage));
+        }
+        self.make_mapping_room(slot.id.tenant, count, false)?;
+        self.check_addresses(run.size)
     }
 
     /// Puts other memory with the same bytes where a run lies.
@@ -261,6 +290,7 @@ impl Locked<'_> {
         let failed = match replaced {
             Ok(old) => {
                 slot.space.settle(run.offset);
+                slot.merged |= run.largest > slot.class.largest;
                 old.into_parts()
                     .for_each(|(_, unmapped)| self.keep(unmapped));
                 return Ok(());

@@ -394,6 +394,7 @@ impl Locked<'_> {
             }
         }
         self.share(source, slot, shared);
+        slot.merged = source.merged;
         let other = source.block.as_ref().ok_or_else(gone)?;
         let fit = Fit {
             // What is shared is to stay as it is.

@@ -100,6 +100,7 @@ mod moving;
 mod pace;
 mod precommit;
 mod precommit_all;
+mod prefix;
 mod pressure;
 mod purge;
 mod queue;

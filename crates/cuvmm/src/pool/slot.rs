@@ -63,6 +63,9 @@ pub(crate) struct Slot {
     /// Some of its memory was [exported](super::exported), or is about to be: as above, since
     /// somebody else can write there.
     pub(crate) exported: bool,
+    /// It has larger extents than its class allows, which a fork of another block could not share: as
+    /// above.
+    pub(crate) merged: bool,
     /// Up to where other slots show its memory too: as above, while it is not zero.
     pub(crate) shared: u64,
     /// Up to where it may only read, since it shares or shared what another slot had before: as
@@ -204,6 +207,7 @@ impl Slot {
             broken: false,
             single,
             exported: false,
+            merged: false,
             shared: 0,
             lent: 0,
             pinned: false,
@@ -325,15 +329,15 @@ impl Slot {
 
     /// Whether it serves its block and no other.
     pub(crate) fn serves_once(&self) -> bool {
-        self.broken || self.single || self.exported || self.bound() > 0
+        self.broken || self.single || self.exported || self.merged || self.bound() > 0
     }
 
     /// Whether something lies in it that is not to be kept cached: anything that no block uses if
-    /// its pool or tenant keeps nothing, what was exported, and what others show too.
+    /// its pool or tenant keeps nothing, what was exported or merged, and what others show too.
     pub(crate) fn is_to_purge(&self, keeps_nothing: bool) -> bool {
         let gives = match keeps_nothing {
             true => self.is_vacant() || self.has_spare(),
-            false => self.exported && self.is_vacant(),
+            false => (self.exported || self.merged) && self.is_vacant(),
         };
         gives || self.has_parting()
     }

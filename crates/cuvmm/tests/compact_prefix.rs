@@ -1,0 +1,283 @@
+//! Few large extents under what will be forked: what forks map then, what stands in the way, and what
+//! becomes of the memory.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::unit_arg)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::attention::{SMALL, Scene, assert_attends, fill, salts};
+use common::books::{balanced, books};
+use common::sweep::{sweep, text};
+use common::{D0, G, Rig, busy, pool};
+use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::{Call, Driver, HandleTypes};
+use cuvmm::error::{ArgumentError, BlockError, KvCacheError, MemoryError};
+use cuvmm::kv::Layout;
+use cuvmm::{Block, Contents, HostStore, KvCache, Limit, Pool, Stream, Tenant};
+
+/// A block that is made to be forked: extents of two granules, each of whose granules has its stamp.
+fn prompt(tenant: &Tenant, stream: &Stream, granules: u64) -> Block {
+    let builder = tenant.block(granules * G).capacity(64 * G);
+    let builder = builder.largest_extent(2 * G).home_stream(stream);
+    let block = builder.allocate().unwrap();
+    for granule in 0..granules {
+        block.write(granule * G, &[granule as u8 + 1; 8]).unwrap();
+    }
+    block
+}
+
+fn shows<B: Backing>(rig: &Rig<B>, block: &Block, granules: std::ops::Range<u64>)
+where
+    Machine<B>: Driver,
+{
+    for granule in granules.filter(|_| rig.keeps_bytes()) {
+        let mut bytes = [0; 8];
+        block.read(granule * G, &mut bytes).unwrap();
+        assert_eq!(bytes, [granule as u8 + 1; 8], "granule {granule}");
+    }
+}
+
+fn sizes(block: &Block) -> Vec<u64> {
+    block
+        .extents()
+        .iter()
+        .map(|extent| extent.size / G)
+        .collect()
+}
+
+fn is_in_use(outcome: &Result<u64, BlockError>) -> bool {
+    matches!(outcome, Err(BlockError::Memory(MemoryError::InUse { .. })))
+}
+
+on_both! {
+    fn a_fork_maps_few_extents(rig) {
+        let pool = pool(rig, 96);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let parent = prompt(&tenant, &stream, 23);
+        assert_eq!(parent.extents().len(), 12);
+        let address = parent.address();
+        // The last byte of the prefix lies in an extent that is not whole, and stays as it is.
+        assert_eq!(parent.compact_prefix(21 * G).unwrap(), 20 * G);
+        assert_eq!((sizes(&parent), parent.address()), (vec![16, 4, 2, 1], address));
+        assert_eq!(books(rig, &pool).committed, 23 * G);
+        shows(rig, &parent, 0..23);
+        assert_eq!(parent.compact_prefix(21 * G).unwrap(), 0, "it has been done");
+        rig.faults.forget();
+        let fork = parent.fork(21 * G, 22 * G).unwrap();
+        assert_eq!(rig.faults.count(Call::MemMap), 3, "two that are shared, and one of its own");
+        assert_eq!(sizes(&fork), [16, 4, 2]);
+        shows(rig, &fork, 0..21);
+        assert_eq!(books(rig, &pool).shared, 20 * G);
+        drop(parent);
+        shows(rig, &fork, 0..21);
+        drop(fork);
+        assert_eq!(books(rig, &pool).in_use, 0);
+    }
+
+    fn what_is_shared_stays_and_what_lies_behind_is_made_large(rig) {
+        let pool = pool(rig, 96);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let parent = prompt(&tenant, &stream, 20);
+        let fork = parent.fork(4 * G, 4 * G).unwrap();
+        assert_eq!(parent.compact_prefix(20 * G).unwrap(), 16 * G);
+        assert_eq!((sizes(&parent), sizes(&fork)), (vec![2, 2, 16], vec![2, 2]));
+        assert_eq!(fork.compact_prefix(4 * G).unwrap(), 0);
+        shows(rig, &parent, 0..20);
+        shows(rig, &fork, 0..4);
+        balanced(rig, &pool);
+    }
+
+    fn it_waits_for_work_as_long_as_the_block_may(rig) {
+        let pool = pool(rig, 96);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let parent = prompt(&tenant, &stream, 8);
+        {
+            let _lease = parent.lease();
+            assert!(is_in_use(&parent.compact_prefix(8 * G)), "a lease lives");
+        }
+        busy(rig, &stream, &parent, 1);
+        assert!(is_in_use(&parent.compact_prefix(8 * G)), "it may not wait");
+        assert_eq!(sizes(&parent), [2; 4]);
+        let builder = tenant.block(8 * G).capacity(8 * G).largest_extent(2 * G);
+        let builder = builder.home_stream(&stream).timeout(Duration::from_secs(600));
+        let patient = builder.allocate().unwrap();
+        std::thread::scope(|scope| {
+            let compacted = scope.spawn(|| tenant.compact_prefix(&[&parent, &patient], 8 * G));
+            rig.machine.let_go(D0, stream.as_raw());
+            assert_eq!(compacted.join().unwrap().unwrap(), 16 * G);
+        });
+        assert_eq!((sizes(&parent), sizes(&patient)), (vec![8], vec![8]));
+    }
+
+    fn it_takes_nothing_from_others(rig) {
+        let pool = pool(rig, 24);
+        let (tenant, other) = (pool.tenant("a").register().unwrap(), pool.tenant("b").register().unwrap());
+        let stream = Stream::new(&rig.device).unwrap();
+        let parent = prompt(&tenant, &stream, 12);
+        drop(other.block(8 * G).home_stream(&stream).allocate().unwrap());
+        stream.synchronize().unwrap();
+        let held = || {
+            let tenants = balanced(rig, &pool).tenants;
+            tenants.iter().map(|one| (one.in_use, one.pending_free)).collect::<Vec<_>>()
+        };
+        let before = held();
+        assert_eq!(before, [(12 * G, 0), (0, 8 * G)]);
+        let refused = parent.compact_prefix(12 * G);
+        let Err(BlockError::OutOfMemory(shortage)) = &refused else {
+            panic!("{refused:?}");
+        };
+        assert_eq!(shortage.tenant, "a");
+        assert_eq!(held(), before, "what is idle with another tenant stays there");
+        assert_eq!(sizes(&parent), [2; 6]);
+        // What fits is done by itself.
+        assert_eq!(parent.compact_prefix(4 * G).unwrap(), 4 * G);
+        assert_eq!(sizes(&parent), [4, 2, 2, 2, 2]);
+        shows(rig, &parent, 0..12);
+    }
+
+    fn what_cannot_be_is_refused_and_changes_nothing(rig) {
+        let pool = common::shareable(rig, 96).build().unwrap();
+        let (tenant, other) = (pool.tenant("a").register().unwrap(), pool.tenant("b").register().unwrap());
+        let stream = Stream::new(&rig.device).unwrap();
+        let parent = prompt(&tenant, &stream, 8);
+        let too_large = parent.compact_prefix(8 * G + 1);
+        assert!(matches!(too_large, Err(BlockError::Argument(ArgumentError::TooLarge { .. }))));
+        assert!(matches!(other.compact_prefix(&[&parent], G), Err(BlockError::NotOurs { index: 0 })));
+        assert_eq!(tenant.compact_prefix(&[], G).unwrap(), 0);
+        assert_eq!(parent.compact_prefix(0).unwrap(), 0);
+        {
+            let _guard = pool.capture_guard();
+            let captured = parent.compact_prefix(8 * G);
+            assert!(matches!(captured, Err(BlockError::Memory(MemoryError::Capturing))), "{captured:?}");
+        }
+        let store = HostStore::builder(&rig.device).pinned(16 * G).build().unwrap();
+        tenant.blocks().sleep(Contents::Keep(&store)).unwrap();
+        let asleep = parent.compact_prefix(8 * G);
+        assert!(matches!(asleep, Err(BlockError::Memory(MemoryError::Asleep { .. }))), "{asleep:?}");
+        tenant.blocks().wake().unwrap();
+        assert_eq!(sizes(&parent), [2; 4]);
+        drop(parent.export(HandleTypes::POSIX_FD).unwrap());
+        let refused = parent.compact_prefix(8 * G);
+        assert!(matches!(refused, Err(BlockError::Memory(MemoryError::Exported { .. }))), "{refused:?}");
+        shows(rig, &parent, 0..8);
+    }
+
+    fn large_extents_serve_no_other_block(rig) {
+        let pool = pool(rig, 96);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let parent = prompt(&tenant, &stream, 16);
+        parent.compact_prefix(16 * G).unwrap();
+        drop(parent);
+        let next = prompt(&tenant, &stream, 16);
+        assert_eq!(sizes(&next), [2; 8], "it can be forked anywhere");
+        // Nor those of a fork that is the last to show them.
+        next.compact_prefix(16 * G).unwrap();
+        let mut fork = next.fork(16 * G, 16 * G).unwrap();
+        drop(next);
+        fork.shrink_to(15 * G).unwrap();
+        fork.grow_to(16 * G).unwrap();
+        assert_eq!(fork.read_only(), 0, "it was opened where it lies");
+        drop(fork);
+        let next = prompt(&tenant, &stream, 16);
+        assert_eq!(sizes(&next), [2; 8]);
+        balanced(rig, &pool);
+    }
+
+    fn a_cut_copies_what_lies_before_it_in_its_extent(rig) {
+        let pool = pool(rig, 96);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let parent = prompt(&tenant, &stream, 20);
+        parent.compact_prefix(20 * G).unwrap();
+        let mut fork = parent.fork(20 * G, 20 * G).unwrap();
+        // In the second extent, of four granules.
+        fork.shrink_to(18 * G).unwrap();
+        fork.grow_to(19 * G).unwrap();
+        assert_eq!(fork.read_only(), 16 * G);
+        assert_eq!(sizes(&fork)[..2], [16, 2]);
+        fork.write(18 * G, &[99; 8]).unwrap();
+        shows(rig, &fork, 0..18);
+        shows(rig, &parent, 0..20);
+        // In the first: nothing is shared any more.
+        fork.shrink_to(10 * G).unwrap();
+        fork.grow_to(11 * G).unwrap();
+        assert_eq!((fork.read_only(), books(rig, &pool).shared), (0, 0));
+        shows(rig, &fork, 0..10);
+        shows(rig, &parent, 0..20);
+    }
+
+    fn sequences_of_a_cache(rig) {
+        let build = |tenant: &Tenant, stream: &Stream, layout| {
+            let builder = KvCache::builder(tenant, stream, SMALL).layout(layout);
+            builder.may_fork(true).build().unwrap()
+        };
+        let scene = Scene::new(rig, pool(rig, 160), Layout::TokenMajor, build);
+        let Scene { pool, mut cache, stream, .. } = scene;
+        let root = cache.create(400).unwrap();
+        fill(&mut cache, root, 1, 0..400);
+        stream.synchronize().unwrap();
+        let before = pool.stats().mappings;
+        let zero = cache.compact_prefix(root, 0);
+        assert!(matches!(zero, Err(KvCacheError::Argument(_))), "{zero:?}");
+        let more = cache.compact_prefix(root, 401);
+        assert!(matches!(more, Err(KvCacheError::Tokens { tokens: 401, most: 400, .. })), "{more:?}");
+        // 16 tokens a granule: 24 whole ones, which were six extents of four.
+        assert_eq!(cache.compact_prefix(root, 392).unwrap(), 24 * G);
+        assert_eq!(pool.stats().mappings, before - 4);
+        let fork = cache.fork(root, 392).unwrap();
+        cache.append(&[(fork, 8)]).unwrap();
+        fill(&mut cache, fork, 2, 392..400);
+        assert_attends(rig, &cache, root, &[1; 400]);
+        assert_attends(rig, &cache, fork, &salts(&[(1, 392), (2, 8)]));
+        assert_eq!(cache.stats().shared, 24 * G);
+        cache.truncate(fork, 30).unwrap();
+        cache.append(&[(fork, 10)]).unwrap();
+        fill(&mut cache, fork, 3, 30..40);
+        assert_attends(rig, &cache, fork, &salts(&[(1, 30), (3, 10)]));
+        assert_attends(rig, &cache, root, &[1; 400]);
+        cache.free(root).unwrap();
+        assert!(cache.compact_prefix(root, 1).is_err(), "it is gone");
+        balanced(rig, &pool);
+    }
+}
+
+#[test]
+fn every_driver_call_failed_once() {
+    struct World {
+        blocks: Vec<Block>,
+        tenant: Tenant,
+        pool: Pool,
+        _stream: Stream,
+    }
+    let calls = sweep(
+        |rig| {
+            let builder = Pool::builder(&rig.device).limit(Limit::Bytes(96 * G));
+            let pool = builder.largest_extent(8 * G).build().unwrap();
+            let tenant = pool.tenant("a").register().unwrap();
+            let stream = Stream::new(&rig.device).unwrap();
+            let blocks = (0..2).map(|_| prompt(&tenant, &stream, 12)).collect();
+            World {
+                blocks,
+                tenant,
+                pool,
+                _stream: stream,
+            }
+        },
+        |_, world| {
+            let blocks: Vec<&Block> = world.blocks.iter().collect();
+            text(world.tenant.compact_prefix(&blocks, 12 * G).map(drop))
+        },
+        |world| {
+            let stats = world.pool.stats();
+            [stats.in_use, stats.shared, stats.quarantined]
+        },
+        false,
+    );
+    // Of each block a run of four extents and one of two.
+    assert!(calls > 4 * 8, "{calls}");
+}

@@ -106,4 +106,41 @@ on_each! {
         check(stage, &home, &root, 0..6 * g, prefix);
         stage.settle();
     }
+
+    fn a_prefix_is_put_into_few_extents_once_its_work_has_passed(stage) {
+        let g = stage.g();
+        let pool = stage.pool(80);
+        let tenant = pool.tenant("a").register().unwrap();
+        let home = stage.stream();
+        let block = tenant.block(18 * g).capacity(32 * g).largest_extent(2 * g);
+        let block = block.home_stream(&home).timeout(Duration::from_secs(20));
+        let root = block.allocate().unwrap();
+        let [prefix, mine, theirs] = [stage.stamp(), stage.stamp(), stage.stamp()];
+        let address = root.address();
+        stage.late_fill(&home, &root, prefix, LATE);
+        assert_eq!(root.compact_prefix(17 * g).unwrap(), 16 * g);
+        let sizes = |block: &Block| block.extents().iter().map(|it| it.size / g).collect::<Vec<_>>();
+        assert_eq!((root.address(), sizes(&root)), (address, vec![16, 2]));
+        check(stage, &home, &root, 0..18 * g, prefix);
+        // Read through the fork while the root goes on behind it.
+        let mut fork = root.fork(17 * g, 18 * g).unwrap();
+        assert_eq!(sizes(&fork)[0], 16);
+        fill(stage, &home, &root, 17 * g..18 * g, mine);
+        fill(stage, &home, &fork, 17 * g..18 * g, theirs);
+        check(stage, &home, &fork, 0..17 * g, prefix);
+        check(stage, &home, &root, 0..17 * g, prefix);
+        check(stage, &home, &root, 17 * g..18 * g, mine);
+        check(stage, &home, &fork, 17 * g..18 * g, theirs);
+        // A cut in the large extent: what lies before it is copied.
+        fork.shrink_to(9 * g).unwrap();
+        fork.grow_to(10 * g).unwrap();
+        assert_eq!(fork.read_only(), 0);
+        fill(stage, &home, &fork, 9 * g..10 * g, theirs);
+        check(stage, &home, &fork, 0..9 * g, prefix);
+        check(stage, &home, &root, 0..17 * g, prefix);
+        drop(root);
+        check(stage, &home, &fork, 0..9 * g, prefix);
+        check(stage, &home, &fork, 9 * g..10 * g, theirs);
+        stage.settle();
+    }
 }

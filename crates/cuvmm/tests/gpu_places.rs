@@ -16,7 +16,9 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use cuvmm::driver::{DeviceAddress, DeviceAttribute, Location};
-use cuvmm::{Access, CowBuffer, Device, Layout, Place, Region, RingBuffer, SparseArray, Stream};
+use cuvmm::{
+    Access, CowBuffer, Device, HostExtents, Layout, Place, Region, RingBuffer, SparseArray, Stream,
+};
 use gpu::Stage;
 
 /// How long kernels take to begin, so that whoever does not wait for them is too early.
@@ -26,10 +28,14 @@ fn at(base: DeviceAddress, offset: u64) -> DeviceAddress {
     DeviceAddress(base.0 + offset)
 }
 
-fn host_memory(stage: &Stage) -> Place {
+fn nearest_node(stage: &Stage) -> i32 {
     let attribute = DeviceAttribute::HOST_NUMA_ID;
     let node = stage.driver().device_attribute(gpu::D0, attribute);
-    Place::HostNuma(node.unwrap().max(0))
+    node.unwrap().max(0)
+}
+
+fn host_memory(stage: &Stage) -> Place {
+    Place::HostNuma(nearest_node(stage))
 }
 
 /// The second device, or a word on the terminal. `CUVMM_REQUIRE_GPUS=2` makes that a failure.
@@ -73,6 +79,39 @@ on_each! {
         stage.work().check(&stream, base, 3 * g, first);
         stage.work().check(&stream, at(base, 3 * g), 2 * g, second);
         stage.work().check(&stream, at(base, 5 * g), 3 * g, first);
+        stage.settle();
+    }
+
+    fn extents_that_lie_ready_are_moved_to_and_back(stage) {
+        let g = stage.g();
+        let stream = stage.stream();
+        let ready = HostExtents::new(&stage.device, nearest_node(stage), 8 * g);
+        ready.prepare(2 * g, 4).unwrap();
+        let region = Region::builder(&stage.device, 8 * g).largest_extent(2 * g);
+        let mut region = region.host_extents(&ready).reserve().unwrap();
+        region.commit(0..8 * g).unwrap();
+        let (host, device) = (host_memory(stage), Place::from(&stage.device));
+        let base = region.address();
+        for _ in 0..3 {
+            // Each extent with a stamp of its own.
+            let stamps: Vec<u32> = (0..4).map(|_| stage.stamp()).collect();
+            for (extent, stamp) in stamps.iter().enumerate() {
+                stage.work().fill(&stream, at(base, extent as u64 * 2 * g), 2 * g, *stamp, LATE);
+            }
+            let check = || for (extent, stamp) in stamps.iter().enumerate() {
+                stage.work().check(&stream, at(base, extent as u64 * 2 * g), 2 * g, *stamp);
+            };
+            assert_eq!(region.relocate(0..8 * g, &host, &stream).unwrap(), 8 * g);
+            assert_eq!(ready.ready(), 0);
+            // Kernels reach it without the host's processors being let in, and so does a copy.
+            check();
+            let mut seen = [0; 4];
+            region.read(&stream, 2 * g, &mut seen).unwrap();
+            assert_eq!(seen, stage.work().pattern(stamps[1]));
+            assert_eq!(region.relocate(0..8 * g, &device, &stream).unwrap(), 8 * g);
+            assert_eq!(ready.ready(), 8 * g);
+            check();
+        }
         stage.settle();
     }
 

@@ -106,6 +106,48 @@ fn every_figure_follows_from_the_table() {
 }
 
 #[test]
+fn a_table_with_ranges_says_how_sure_the_expectation_is() {
+    let dir = TempDir::new().unwrap();
+    let costs = costs(&dir);
+    let file = plan(
+        &dir,
+        "[[step]]\nreserve = { name = \"a\", size = \"2 MiB\" }\n\
+         [[step]]\ncommit = { in = \"a\", size = \"2 MiB\" }\n",
+    );
+    let text = |said: &str| {
+        let assert = cuvmm()
+            .args(["plan", "--costs", &costs])
+            .arg(&file)
+            .assert();
+        let text = String::from_utf8(assert.success().get_output().stdout.clone()).unwrap();
+        assert!(text.contains(said), "{text}");
+        text
+    };
+    let said = json(&file, &["--costs", &costs], 0);
+    assert_eq!(said["total"]["expected_us"], 133.0);
+    assert!(said["total"]["expected_low_us"].is_null(), "{said}");
+    assert!(!text("no ranges").contains("range:"));
+    let table = std::fs::read_to_string(&costs).unwrap();
+    let table = table
+        .replace("create_cold 0:100", "create_cold 0:90/100/400")
+        .replace("unmap 0:15", "unmap 0:10/15/16");
+    std::fs::write(&costs, table).unwrap();
+    let said = json(&file, &["--costs", &costs], 0);
+    let range = |took: &Value| {
+        ["expected_low_us", "expected_us", "expected_high_us"]
+            .map(|key| took[key].as_f64().unwrap())
+    };
+    assert_eq!(range(&said["steps"][0]), [1.0, 1.0, 1.0]);
+    assert_eq!(range(&said["steps"][1]), [122.0, 132.0, 432.0]);
+    assert_eq!(range(&said["total"]), [123.0, 133.0, 433.0]);
+    assert_eq!(range(&said["ending"]), [18.0, 23.0, 24.0]);
+    assert!(text("range:").contains("122.00 us to 432.00 us"));
+    text("expected 23.00 us, range 18.00 us to 24.00 us");
+    let real = json(&file, &["--costs", &costs, "--driver", "host"], 0);
+    assert_eq!(range(&real["total"]), [123.0, 133.0, 433.0]);
+}
+
+#[test]
 fn the_samples_are_plans() {
     for (name, devices) in [("elastic-kv.toml", 1), ("two-gpus.toml", 2)] {
         let said = json(&sample(name), &[], 0);

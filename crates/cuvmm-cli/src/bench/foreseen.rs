@@ -1,5 +1,6 @@
 //! What a plan expects of cold commits beside what they take: at once after a release of the same
-//! size, and half a second after the last one.
+//! size, and half a second after the last one. Without a table that was given, prices and commits
+//! are measured in turns, so that both have their share of the driver's slow moments.
 
 use std::slice;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use cuvmm::plan::Report as Outcome;
 use cuvmm::{Device, Plan};
 
 use super::commit::{PAGE, SIZES};
-use super::prices;
+use super::prices::{self, Beside};
 use super::report::Report;
 use super::row::Row;
 use super::samples::Samples;
@@ -43,14 +44,12 @@ fn commit(plan: Plan, size: u64) -> Plan {
 }
 
 /// Half a second, a commit that does not count, then each size.
-fn round(sizes: &[(&str, u64)]) -> Plan {
+fn round(sizes: impl Iterator<Item = u64>) -> Plan {
     let begun = Plan::new()
         .wait(A_WHILE)
         .reserve("first", PAGE)
         .commit("first", PAGE);
-    sizes
-        .iter()
-        .fold(begun, |plan, &(_, size)| commit(plan, size))
+    sizes.fold(begun, commit)
 }
 
 /// Steps of a round before those of the sizes.
@@ -91,66 +90,149 @@ impl Expecting {
     }
 }
 
+/// Commits that are measured by themselves, or in the round of those that are cold.
+struct Measured {
+    name: String,
+    size: u64,
+    samples: Samples,
+}
+
+impl Measured {
+    /// The row, beside what was expected by the table, and by the ends of its range if it has one.
+    fn row(
+        &self,
+        stage: &Stage,
+        costs: &Costs,
+        expect: impl Fn(&Expecting) -> anyhow::Result<f64>,
+    ) -> anyhow::Result<Row> {
+        let by = |costs: &Costs| expect(&Expecting::new(stage, costs)?);
+        let expected = by(costs)?;
+        let floors = [expected].into_iter().collect();
+        let row = Row::new(self.name.clone(), &self.samples, EXPECTED, &floors);
+        let row = row.note(stage.watch.note());
+        let Some((low, high)) = costs.range() else {
+            return Ok(row);
+        };
+        let (low, high) = (by(&low)?.min(expected), by(&high)?.max(expected));
+        Ok(row
+            .count("expected_low_ns", low)
+            .count("expected_high_ns", high))
+    }
+}
+
+/// All commits that are asked for.
+struct Rows<'a> {
+    stage: &'a Stage,
+    at_once: Vec<Measured>,
+    cold: Vec<Measured>,
+    round: Plan,
+}
+
+impl<'a> Rows<'a> {
+    fn new(stage: &'a Stage, wanted: &Wanted, report: &mut Report) -> Self {
+        let mut asked = |name: String, size, there: &dyn Fn() -> anyhow::Result<()>| {
+            if !wanted.has(&name) {
+                return None;
+            }
+            match there() {
+                Ok(()) => Some(Measured {
+                    name,
+                    size,
+                    samples: Samples::default(),
+                }),
+                Err(error) => {
+                    report.leave_out(&name, &error);
+                    None
+                }
+            }
+        };
+        let at_once = SIZES.iter().filter_map(|&(word, size)| {
+            let there = || stage.room(size);
+            asked(at_once(word), size, &there)
+        });
+        let at_once = at_once.collect();
+        let mut together = PAGE;
+        let cold = SIZES.iter().filter_map(|&(word, size)| {
+            let there = || possible(stage).and_then(|()| stage.room(together + size));
+            let row = asked(truly_cold(word), size, &there)?;
+            together += size;
+            Some(row)
+        });
+        let cold: Vec<_> = cold.collect();
+        Self {
+            stage,
+            at_once,
+            round: round(cold.iter().map(|row| row.size)),
+            cold,
+        }
+    }
+
+    fn run(&self, plan: &Plan) -> anyhow::Result<Outcome> {
+        Ok(plan.run(slice::from_ref(&self.stage.device), &self.stage.watch)?)
+    }
+
+    /// Takes the samples of a turn whose prices were just measured.
+    fn take(&mut self, beside: Beside) -> anyhow::Result<()> {
+        match beside {
+            Beside::AtOnce(size) => {
+                let Some(index) = self.at_once.iter().position(|row| row.size == size) else {
+                    return Ok(());
+                };
+                let plan = commit(Plan::new(), size);
+                self.run(&plan)?;
+                let sample = took(&self.run(&plan)?, 0)?;
+                self.at_once[index].samples.add(sample);
+            }
+            Beside::Cold if self.cold.is_empty() => {}
+            Beside::Cold => {
+                let outcome = self.run(&self.round)?;
+                for (row, index) in self.cold.iter_mut().zip(0..) {
+                    row.samples.add(took(&outcome, BEGUN + 2 * index)?);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the samples of all turns, and says what is expected by: the table that was given, or
+    /// else the one that is measured meanwhile.
+    fn turns(&mut self) -> anyhow::Result<&'a Costs> {
+        let stage = self.stage;
+        let Some(given) = &stage.given else {
+            return prices::measured_beside(stage, &mut |beside| self.take(beside));
+        };
+        for _ in 0..stage.times(15, 2) {
+            stage.settle()?;
+            for (_, size) in SIZES {
+                self.take(Beside::AtOnce(size))?;
+            }
+            self.take(Beside::Cold)?;
+        }
+        Ok(given)
+    }
+}
+
 /// Measures all rows that are asked for.
 ///
 /// # Errors
 /// When a call fails.
 pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> anyhow::Result<()> {
-    let costs = prices::table(stage)?;
-    let run = |plan: &Plan| anyhow::Ok(plan.run(slice::from_ref(&stage.device), &stage.watch)?);
-    let row = |name: String, measured: &Samples, expected: f64| {
-        let expected = [expected].into_iter().collect();
-        Row::new(name, measured, EXPECTED, &expected).note(stage.watch.note())
-    };
-    for (word, size) in SIZES {
-        let name = at_once(word);
-        if !wanted.has(&name) {
-            continue;
-        }
-        if let Err(error) = stage.room(size) {
-            report.leave_out(&name, &error);
-            continue;
-        }
-        let plan = commit(Plan::new(), size);
-        let expecting = Expecting::new(stage, costs)?;
-        expecting.run(&plan)?;
-        let expected = took(&expecting.run(&plan)?, 0)?;
-        run(&plan)?;
-        let mut measured = Samples::default();
-        for _ in 0..stage.times(15, 2) {
-            measured.add(took(&run(&plan)?, 0)?);
-        }
-        report.add(row(name, &measured, expected));
-    }
-    let mut sizes = Vec::new();
-    let mut together = PAGE;
-    for (word, size) in SIZES {
-        let name = truly_cold(word);
-        if !wanted.has(&name) {
-            continue;
-        }
-        if let Err(error) = possible(stage).and_then(|()| stage.room(together + size)) {
-            report.leave_out(&name, &error);
-            continue;
-        }
-        together += size;
-        sizes.push((word, size));
-    }
-    if sizes.is_empty() {
+    let mut rows = Rows::new(stage, wanted, report);
+    if rows.at_once.is_empty() && rows.cold.is_empty() {
         return Ok(());
     }
-    let plan = round(&sizes);
-    let expected = Expecting::new(stage, costs)?.run(&plan)?;
-    let mut measured = vec![Samples::default(); sizes.len()];
-    for _ in 0..stage.times(15, 2) {
-        let outcome = run(&plan)?;
-        for (samples, index) in measured.iter_mut().zip(0..) {
-            samples.add(took(&outcome, BEGUN + 2 * index)?);
-        }
+    let costs = rows.turns()?;
+    for row in &rows.at_once {
+        let plan = commit(Plan::new(), row.size);
+        report.add(row.row(stage, costs, |expecting| {
+            expecting.run(&plan)?;
+            took(&expecting.run(&plan)?, 0)
+        })?);
     }
-    for ((&(word, _), samples), index) in sizes.iter().zip(&measured).zip(0..) {
-        let expected = took(&expected, BEGUN + 2 * index)?;
-        report.add(row(truly_cold(word), samples, expected));
+    for (row, index) in rows.cold.iter().zip(0..) {
+        report.add(row.row(stage, costs, |expecting| {
+            took(&expecting.run(&rows.round)?, BEGUN + 2 * index)
+        })?);
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! What each driver call costs, by size: the table that the model driver reads.
 
+use std::iter;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -16,7 +17,7 @@ use super::stage::Stage;
 /// Sizes in MiB.
 const SIZES: [u64; 9] = [2, 8, 32, 128, 512, 1_024, 2_048, 8_192, 32_768];
 
-/// What is released in a row, in GiB.
+/// What is committed in a row, and released again, in GiB.
 const BUSY: [u64; 4] = [2, 4, 8, 16];
 
 /// So long after a release of any size the driver is done with it, and still has it at hand.
@@ -24,6 +25,9 @@ const PASSED: Duration = Duration::from_millis(100);
 
 /// How many small mappings come first after such a wait.
 const FIRST: usize = 5;
+
+/// A cost's range and median, by thousandths of the samples: eight in ten lie within.
+const RANGE: [usize; 3] = [100, 500, 900];
 
 /// What is copied and filled, in bytes.
 const COPIES: [u64; 4] = [4_096, 2 * MIB, 32 * MIB, 256 * MIB];
@@ -40,20 +44,29 @@ impl Points {
         }
     }
 
+    /// What so many of a thousand take at most at a size, in microseconds.
+    fn at_most(&self, bytes: u64, thousandths: usize) -> f64 {
+        let found = self.0.iter().find(|(size, _)| *size == bytes);
+        found.map_or(0.0, |(_, samples)| {
+            rounded(samples.per_mille(thousandths) / 1e3)
+        })
+    }
+
     /// Replaces what was known by what was measured, if anything was.
     fn fill(&self, curve: &mut Curve) {
         if self.0.is_empty() {
             return;
         }
-        let point =
-            |(bytes, samples): &(u64, Samples)| (*bytes as f64 / MIB as f64, micros(samples));
-        let points: Vec<_> = self.0.iter().map(point).collect();
-        *curve = Curve::new(&points);
+        let point = |&(bytes, _): &(u64, Samples)| {
+            let cost = RANGE.map(|thousandths| self.at_most(bytes, thousandths));
+            (mib(bytes), cost)
+        };
+        *curve = self.0.iter().map(point).collect();
     }
 }
 
-fn micros(samples: &Samples) -> f64 {
-    rounded(samples.median() / 1e3)
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / MIB as f64
 }
 
 /// A tenth of a nanosecond is more than any clock here tells.
@@ -61,26 +74,27 @@ fn rounded(micros: f64) -> f64 {
     (micros * 1e4).round() / 1e4
 }
 
-/// The table that expectations are made by: the one given, or else one that is measured, once.
-///
-/// # Errors
-/// When a call fails.
-pub(super) fn table(stage: &Stage) -> anyhow::Result<&Costs> {
-    match &stage.given {
-        Some(given) => Ok(given),
-        None => measured(stage),
-    }
-}
-
 /// The table of this machine, measured once.
 ///
 /// # Errors
 /// When a call fails.
 pub(super) fn measured(stage: &Stage) -> anyhow::Result<&Costs> {
-    if let Some(costs) = stage.costs.get() {
-        return Ok(costs);
+    match stage.costs.get() {
+        Some(costs) => Ok(costs),
+        None => measured_beside(stage, &mut |_| Ok(())),
     }
-    let costs = measure(stage).context("what calls cost cannot be measured")?;
+}
+
+/// The table of this machine, measured in turns, with something else measured beside the prices of
+/// each turn.
+///
+/// # Errors
+/// When a call fails.
+pub(super) fn measured_beside<'a>(
+    stage: &'a Stage,
+    beside: &mut dyn FnMut(Beside) -> anyhow::Result<()>,
+) -> anyhow::Result<&'a Costs> {
+    let costs = measure(stage, beside).context("what calls cost cannot be measured")?;
     Ok(stage.costs.get_or_init(|| costs))
 }
 
@@ -95,16 +109,30 @@ pub(super) fn written(stage: &Stage, costs: &Costs) -> String {
     text + &costs.to_string()
 }
 
+/// What the prices of a turn were just measured for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Beside {
+    /// Committing so many bytes at once after a release.
+    AtOnce(u64),
+    /// Committing half a second after the last release.
+    Cold,
+}
+
 /// Measures all calls.
-fn measure(stage: &Stage) -> anyhow::Result<Costs> {
+fn measure(
+    stage: &Stage,
+    beside: &mut dyn FnMut(Beside) -> anyhow::Result<()>,
+) -> anyhow::Result<Costs> {
     let mut costs = Costs::default();
     costs.about = stage.about.clone();
-    costs.memory_mib = (stage.device.total_memory() / MIB) as f64;
+    costs.memory_mib = mib(stage.device.total_memory());
     let sizes = sizes(stage);
     flat(stage, &mut costs)?;
-    at_once(stage, &sizes, &mut costs)?;
-    busy(stage, &mut costs)?;
-    cold(stage, &sizes, &mut costs)?;
+    let mut turns = Turns::default();
+    for _ in 0..stage.times(15, 2) {
+        turns.turn(stage, &sizes, beside)?;
+    }
+    turns.fill(&mut costs);
     plain(stage, &sizes, &mut costs)?;
     copies(stage, &mut costs)?;
     peer(stage, &mut costs)?;
@@ -119,89 +147,75 @@ fn sizes(stage: &Stage) -> Vec<u64> {
         .collect()
 }
 
-/// The life of one mapping, over and over: what is created was released a moment ago.
-fn at_once(stage: &Stage, sizes: &[u64], costs: &mut Costs) -> anyhow::Result<()> {
-    let mut points: [Points; 7] = Default::default();
-    let [reserve, create, map, access, unmap, release, free] = &mut points;
-    for &bytes in sizes {
-        for turn in 0..=stage.times(21, 3) {
-            if bytes > GIB {
-                // The driver is busy with a large release, which is a cost of its own; what was
-                // released is still at hand. The wait empties the processor's caches.
-                stage.watch.wait(PASSED);
-                for _ in 0..FIRST {
-                    life(stage, PAGE)?;
-                }
+/// Prices that are measured in turns, each once a turn: the driver has slower and faster moments, and
+/// so each price has its share of both.
+#[derive(Default)]
+struct Turns {
+    /// Reserve, create, map, set_access, unmap, release, and address free: at once.
+    life: [Points; 7],
+    /// Commits in extents of 1 GiB, at once.
+    commits: Points,
+    create_cold: Points,
+    access_cold: Points,
+}
+
+impl Turns {
+    fn turn(
+        &mut self,
+        stage: &Stage,
+        sizes: &[u64],
+        beside: &mut dyn FnMut(Beside) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        // The driver is done with what the turn before released.
+        stage.settle()?;
+        for bytes in SIZES.map(|mib| mib * MIB) {
+            if sizes.contains(&bytes) {
+                self.life(stage, bytes)?;
             }
-            let took = life(stage, bytes)?;
-            if turn == 0 {
-                continue;
-            }
-            let all = [&mut *reserve, create, map, access, unmap, release, free];
-            for (points, took) in all.into_iter().zip(took) {
-                points.add(bytes, took);
+            if bytes <= GIB {
+                beside(Beside::AtOnce(bytes))?;
             }
         }
+        for bytes in BUSY.map(|gib| gib * GIB) {
+            if bytes <= stage.memory() / 2 {
+                self.commit(stage, bytes)?;
+            }
+            beside(Beside::AtOnce(bytes))?;
+        }
+        self.cold(stage, sizes)?;
+        beside(Beside::Cold)
     }
-    reserve.fill(&mut costs.reserve);
-    create.fill(&mut costs.create_warm);
-    map.fill(&mut costs.map);
-    access.fill(&mut costs.set_access);
-    unmap.fill(&mut costs.unmap);
-    release.fill(&mut costs.release);
-    free.fill(&mut costs.address_free);
-    Ok(())
-}
 
-/// What each call in the life of one mapping takes.
-fn life(stage: &Stage, bytes: u64) -> Result<[f64; 7], DriverError> {
-    let mut calls = Calls::new(&stage.hand, bytes);
-    Ok([
-        time(stage, || calls.reserve())?,
-        time(stage, || calls.create())?,
-        time(stage, || calls.map())?,
-        time(stage, || calls.set_access())?,
-        time(stage, || calls.unmap())?,
-        time(stage, || calls.release())?,
-        time(stage, || calls.free_addresses())?,
-    ])
-}
-
-/// What a commit takes longer at once after a release of that much than its calls by themselves.
-fn busy(stage: &Stage, costs: &mut Costs) -> anyhow::Result<()> {
-    let mut curve = vec![(1024.0, 0.0)];
-    for gib in BUSY {
-        let bytes = gib * GIB;
-        if bytes > stage.memory() / 2 {
-            break;
-        }
-        let extents = vec![GIB; usize::try_from(gib)?];
-        let mut samples = Samples::default();
-        for turn in 0..=stage.times(11, 2) {
-            let (took, range) = stage.watch.time(|| stage.hand.commit(&extents))?;
-            range.give_back()?;
-            if turn > 0 {
-                samples.add(took);
+    /// The life of one mapping, whose memory was released a moment ago.
+    fn life(&mut self, stage: &Stage, bytes: u64) -> anyhow::Result<()> {
+        life(stage, bytes)?;
+        if bytes > GIB {
+            // The driver is busy with a large release, which is a cost of its own; what was
+            // released is still at hand. The wait empties the processor's caches.
+            stage.watch.wait(PASSED);
+            for _ in 0..FIRST {
+                life(stage, PAGE)?;
             }
         }
-        let each = [&costs.create_warm, &costs.map, &costs.set_access];
-        let each: f64 = each.map(|curve| curve.at(GIB)).iter().sum();
-        let calls = costs.reserve.at(bytes) + gib as f64 * each;
-        curve.push((
-            (bytes / MIB) as f64,
-            rounded(micros(&samples) - calls).max(0.0),
-        ));
+        for (points, took) in self.life.iter_mut().zip(life(stage, bytes)?) {
+            points.add(bytes, took);
+        }
+        Ok(())
     }
-    costs.busy = Curve::new(&curve);
-    Ok(())
-}
 
-/// Half a second after the last release; all sizes one after the other, with none released
-/// meanwhile. A first commit does not count: half a second empties the processor's caches too.
-fn cold(stage: &Stage, sizes: &[u64], costs: &mut Costs) -> anyhow::Result<()> {
-    let mut create = Points::default();
-    let mut access = Points::default();
-    for _ in 0..stage.times(15, 2) {
+    /// A commit at once after a release of as much.
+    fn commit(&mut self, stage: &Stage, bytes: u64) -> anyhow::Result<()> {
+        let extents = vec![GIB; usize::try_from(bytes / GIB)?];
+        stage.hand.commit(&extents)?.give_back()?;
+        let (took, range) = stage.watch.time(|| stage.hand.commit(&extents))?;
+        range.give_back()?;
+        self.commits.add(bytes, took);
+        Ok(())
+    }
+
+    /// Half a second after the last release; all sizes one after the other, with none released
+    /// meanwhile. A first commit does not count: half a second empties the processor's caches too.
+    fn cold(&mut self, stage: &Stage, sizes: &[u64]) -> anyhow::Result<()> {
         stage.settle()?;
         let first = stage.hand.commit(&[PAGE])?;
         let mut kept = Vec::new();
@@ -216,20 +230,73 @@ fn cold(stage: &Stage, sizes: &[u64], costs: &mut Costs) -> anyhow::Result<()> {
             let reserved = time(stage, || calls.reserve())?;
             let created = time(stage, || calls.create())?;
             let mapped = time(stage, || calls.map())?;
-            access.add(bytes, time(stage, || calls.set_access())?);
+            self.access_cold
+                .add(bytes, time(stage, || calls.set_access())?);
             // Those two take longer as well by then. The table has one line for cold: what they take
             // more is the create's.
-            let usual = [(reserved, &costs.reserve), (mapped, &costs.map)];
-            let more = usual.map(|(took, curve)| (took - 1e3 * curve.at(bytes)).max(0.0));
-            create.add(bytes, created + more.iter().sum::<f64>());
+            let [reserve, _, map, ..] = &self.life;
+            let usual = [(reserved, reserve), (mapped, map)];
+            let more =
+                usual.map(|(took, points)| (took - 1e3 * points.at_most(bytes, 500)).max(0.0));
+            self.create_cold
+                .add(bytes, created + more.iter().sum::<f64>());
             kept.push(calls);
         }
         drop(kept);
         first.give_back()?;
+        Ok(())
     }
-    create.fill(&mut costs.create_cold);
-    access.fill(&mut costs.set_access_cold);
-    Ok(())
+
+    fn fill(&self, costs: &mut Costs) {
+        let [reserve, create, map, access, unmap, release, free] = &self.life;
+        reserve.fill(&mut costs.reserve);
+        create.fill(&mut costs.create_warm);
+        map.fill(&mut costs.map);
+        access.fill(&mut costs.set_access);
+        unmap.fill(&mut costs.unmap);
+        release.fill(&mut costs.release);
+        free.fill(&mut costs.address_free);
+        self.create_cold.fill(&mut costs.create_cold);
+        self.access_cold.fill(&mut costs.set_access_cold);
+        costs.busy = self.busy(costs);
+    }
+
+    /// How long after a release of as much the last create of a commit can begin, where the commit
+    /// takes longer than its calls by themselves.
+    fn busy(&self, costs: &Costs) -> Curve {
+        let (low, high) = costs.range().unwrap_or((costs.clone(), costs.clone()));
+        let point = |&(bytes, _): &(u64, Samples)| {
+            let until = |costs: &Costs, thousandths| {
+                let extents = (bytes / GIB) as f64;
+                let create = costs.create_warm.at(GIB);
+                let creates = costs.reserve.at(bytes) + extents * create;
+                let calls = creates + extents * (costs.map.at(GIB) + costs.set_access.at(GIB));
+                let longer = self.commits.at_most(bytes, thousandths) - calls;
+                let before = costs.address_free.at(bytes) + creates - create;
+                rounded(if longer > 0.0 { before + longer } else { 0.0 })
+            };
+            let usual = until(costs, RANGE[1]);
+            let low = until(&low, RANGE[0]).min(usual);
+            let high = until(&high, RANGE[2]).max(usual);
+            (mib(bytes), [low, usual, high])
+        };
+        let points = self.commits.0.iter().map(point);
+        iter::once((mib(GIB), [0.0; 3])).chain(points).collect()
+    }
+}
+
+/// What each call in the life of one mapping takes.
+fn life(stage: &Stage, bytes: u64) -> Result<[f64; 7], DriverError> {
+    let mut calls = Calls::new(&stage.hand, bytes);
+    Ok([
+        time(stage, || calls.reserve())?,
+        time(stage, || calls.create())?,
+        time(stage, || calls.map())?,
+        time(stage, || calls.set_access())?,
+        time(stage, || calls.unmap())?,
+        time(stage, || calls.release())?,
+        time(stage, || calls.free_addresses())?,
+    ])
 }
 
 /// The driver's own allocations.
@@ -347,5 +414,35 @@ fn median<T, E>(stage: &Stage, mut act: impl FnMut() -> Result<T, E>) -> Result<
     for _ in 0..times {
         samples.add(stage.watch.time(&mut act)?.0);
     }
-    Ok(micros(&samples))
+    Ok(rounded(samples.median() / 1e3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Costs, GIB, Points, Turns};
+
+    /// Ten samples from so many microseconds on.
+    fn points(bytes: u64, micros: u32) -> Points {
+        let mut points = Points::default();
+        (micros..micros + 10).for_each(|micros| points.add(bytes, 1e3 * f64::from(micros)));
+        points
+    }
+
+    #[test]
+    fn the_driver_is_busy_until_the_last_create_of_a_commit_that_takes_longer_than_its_calls() {
+        let mut turns = Turns {
+            // Calls of 2 GiB take 70, 98 and 126 microseconds by themselves.
+            life: std::array::from_fn(|_| points(GIB, 10)),
+            commits: points(2 * GIB, 190),
+            ..Turns::default()
+        };
+        for busy in [" 2048:138\n", " 2048:139/139/928\n"] {
+            let mut costs = Costs::default();
+            turns.fill(&mut costs);
+            let said = costs.to_string();
+            assert!(said.contains("\nmap 1024:10/14/18\n"), "{said}");
+            assert!(said.contains(&format!("busy 1024:0{busy}")), "{said}");
+            (0..2).for_each(|_| turns.commits.add(2 * GIB, 1e6));
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use cuvmm::plan::{CallsMade, Ending, Report, StepReport};
+use cuvmm::plan::{CallsMade, Report, StepReport};
 use serde::Serialize;
 
 use super::file::File;
@@ -55,6 +55,11 @@ pub(super) struct Total {
     pub(super) calls: BTreeMap<&'static str, u64>,
     /// Nothing where it was not expected to be begun.
     pub(super) expected_us: Option<f64>,
+    /// What is expected where all calls are as fast as at the low end of their range in the table;
+    /// nothing where the table has no ranges.
+    pub(super) expected_low_us: Option<f64>,
+    /// What is expected where all calls are as slow as at the high end.
+    pub(super) expected_high_us: Option<f64>,
     /// Nothing on the model.
     pub(super) measured_us: Option<f64>,
     /// Measured by expected.
@@ -86,20 +91,71 @@ pub(super) struct Whose {
     pub(super) costs: String,
 }
 
+/// What is expected of a plan.
+pub(super) struct Expected {
+    report: Report,
+    /// The least and the most of each step, and at last of giving everything back; of a table with
+    /// ranges.
+    range: Option<Vec<(Duration, Duration)>>,
+}
+
+impl Expected {
+    pub(super) fn new(report: Report) -> Self {
+        let range = None;
+        Self { report, range }
+    }
+
+    /// Takes in what one end of the table's ranges makes of the plan.
+    pub(super) fn widen(&mut self, end: &Report) {
+        let usual = times(&self.report).map(|time| (time, time));
+        let range = self.range.get_or_insert_with(|| usual.collect());
+        for ((least, most), time) in range.iter_mut().zip(times(end)) {
+            (*least, *most) = (time.min(*least), time.max(*most));
+        }
+    }
+
+    /// What is expected of each step that is expected to be begun, and at last of the ending.
+    fn times(&self) -> Vec<Times> {
+        let times = times(&self.report).enumerate();
+        let times = times.map(|(index, time)| Times {
+            usual: Some(micros(time)),
+            range: self.range.as_ref().and_then(|range| {
+                let &(least, most) = range.get(index)?;
+                Some((micros(least), micros(most)))
+            }),
+        });
+        times.collect()
+    }
+}
+
+/// The times of the steps that were begun, and at last of the ending.
+fn times(report: &Report) -> impl Iterator<Item = Duration> {
+    let ending = std::iter::once(report.ending.time);
+    begun(report).map(|step| step.time).chain(ending)
+}
+
+/// What is expected of one step, in microseconds.
+#[derive(Clone, Copy, Default)]
+struct Times {
+    usual: Option<f64>,
+    range: Option<(f64, f64)>,
+}
+
 impl Figures {
     /// Puts together what was expected and what was measured, if anything was.
     pub(super) fn new(
         whose: Whose,
         file: &File,
-        expected: &Report,
+        expected: &Expected,
         measured: Option<&Report>,
     ) -> Self {
-        let done = measured.unwrap_or(expected);
-        let wanted: Vec<_> = begun(expected).collect();
+        let done = measured.unwrap_or(&expected.report);
+        let mut wanted = expected.times();
+        let ending = wanted.pop().unwrap_or_default();
         let rows: Vec<Row> = begun(done)
             .enumerate()
             .map(|(index, step)| {
-                let wanted = wanted.get(index).map(|step| step.time);
+                let wanted = wanted.get(index).copied().unwrap_or_default();
                 row(file, step, wanted, measured.map(|_| step.time))
             })
             .collect();
@@ -108,33 +164,42 @@ impl Figures {
             // A total is one of the same steps on both sides, or none.
             (known.len() == rows.len()).then(|| known.iter().sum())
         };
-        let (expected_us, measured_us) =
-            (sum(|took| took.expected_us), sum(|took| took.measured_us));
-        let ending = |report: &Report| report.ending.time;
+        let total = Times {
+            usual: sum(|took| took.expected_us),
+            range: expected.range.as_ref().and_then(|_| {
+                let low = sum(|took| took.expected_low_us);
+                low.zip(sum(|took| took.expected_high_us))
+            }),
+        };
+        let measured_us = sum(|took| took.measured_us);
         Self {
             driver: whose.driver,
             device: whose.device,
             devices: whose.devices,
             device_memory: whose.device_memory,
             costs: whose.costs,
-            total: Total::of(&done.calls(), expected_us, measured_us),
+            total: Total::of(&done.calls(), total, measured_us),
             steps: rows,
             failure: failed(file, done),
-            expected_failure: measured.and_then(|_| failed(file, expected)),
+            expected_failure: measured.and_then(|_| failed(file, &expected.report)),
             peak: Peak {
                 memory: done.peak.memory,
                 waste: done.peak.waste,
                 mappings: done.peak.mappings,
                 addresses: done.peak.addresses,
             },
-            ending: ended(&done.ending, ending(expected), measured.map(ending)),
+            ending: Total::of(
+                &done.ending.calls,
+                ending,
+                measured.map(|report| micros(report.ending.time)),
+            ),
         }
     }
 }
 
 impl Total {
-    fn of(calls: &CallsMade, expected_us: Option<f64>, measured_us: Option<f64>) -> Self {
-        let ratio = match (measured_us, expected_us) {
+    fn of(calls: &CallsMade, expected: Times, measured_us: Option<f64>) -> Self {
+        let ratio = match (measured_us, expected.usual) {
             (Some(measured), Some(expected)) if expected > 0.0 => Some(measured / expected),
             _ => None,
         };
@@ -144,7 +209,9 @@ impl Total {
                 .iter()
                 .map(|(call, &count)| (call.name(), count))
                 .collect(),
-            expected_us,
+            expected_us: expected.usual,
+            expected_low_us: expected.range.map(|range| range.0),
+            expected_high_us: expected.range.map(|range| range.1),
             measured_us,
             ratio,
         }
@@ -157,17 +224,12 @@ fn begun(report: &Report) -> impl Iterator<Item = &StepReport> {
     report.steps.iter().chain(failed)
 }
 
-fn row(
-    file: &File,
-    step: &StepReport,
-    expected: Option<Duration>,
-    measured: Option<Duration>,
-) -> Row {
+fn row(file: &File, step: &StepReport, expected: Times, measured: Option<Duration>) -> Row {
     let held = step.in_use;
     Row {
         step: step.step,
         does: does(file, step.step),
-        took: Total::of(&step.calls, expected.map(micros), measured.map(micros)),
+        took: Total::of(&step.calls, expected, measured.map(micros)),
         asked: held.asked,
         padding: held.padding,
         precommitted: held.precommitted,
@@ -176,10 +238,6 @@ fn row(
         mappings: held.mappings,
         addresses: held.addresses,
     }
-}
-
-fn ended(ending: &Ending, expected: Duration, measured: Option<Duration>) -> Total {
-    Total::of(&ending.calls, Some(micros(expected)), measured.map(micros))
 }
 
 fn failed(file: &File, report: &Report) -> Option<Failed> {

@@ -14,10 +14,11 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow};
 use cuvmm::driver::Driver;
+use cuvmm::driver::model::Costs;
 use cuvmm::plan::{Clock as _, Report};
 use cuvmm::{Device, Plan};
 
-use self::figures::{Figures, Whose};
+use self::figures::{Expected, Figures, Whose};
 use self::file::File;
 use crate::costs;
 use crate::drivers::{Choice, Opened, StandIn};
@@ -98,17 +99,19 @@ impl Args {
             None => {}
         }
         let about = costs::about(&costs).to_owned();
-        stand_in.costs = Some(costs);
-        let model = Arc::new(stand_in.model());
-        let devices = open(&(model.clone() as Arc<dyn Driver>), count)?;
         let wrong = |error| file.wrong(&error);
+        let range = costs.range();
+        let (devices, watch) = model(&mut stand_in, costs, count)?;
         file.plan
             .check(real.as_ref().map_or(&devices, |real| &real.devices))
             .map_err(wrong)?;
-        let expected = file
-            .plan
-            .run(&devices, &Watch::Virtual(model))
-            .map_err(wrong)?;
+        let mut expected = Expected::new(file.plan.run(&devices, &watch).map_err(wrong)?);
+        if let Some((low, high)) = range {
+            for costs in [low, high] {
+                let (devices, watch) = model(&mut stand_in, costs, count)?;
+                expected.widen(&file.plan.run(&devices, &watch).map_err(wrong)?);
+            }
+        }
         let measured = match &real {
             Some(real) => Some(real.run(&file.plan)?.map_err(wrong)?),
             None => None,
@@ -165,6 +168,18 @@ impl Real {
         }
         Ok(plan.run(&self.devices, &self.watch))
     }
+}
+
+/// Devices of a new model, whose calls cost what a table says, and its clock.
+fn model(
+    stand_in: &mut StandIn,
+    costs: Costs,
+    count: usize,
+) -> anyhow::Result<(Vec<Device>, Watch)> {
+    stand_in.costs = Some(costs);
+    let model = Arc::new(stand_in.model());
+    let devices = open(&(model.clone() as Arc<dyn Driver>), count)?;
+    Ok((devices, Watch::Virtual(model)))
 }
 
 /// The first devices of a driver, as many as there are of so many.

@@ -9,12 +9,16 @@ use crate::watch::in_words;
 
 pub(super) fn of(figures: &Figures) -> String {
     let mut text = format!(
-        "{} x {} with {} on the {} driver\nexpected by {}\n\n{}\n\n",
+        "{} x {} with {} on the {} driver\nexpected by {}\n{}\n\n{}\n\n",
         figures.devices,
         safe(&figures.device),
         bytes(figures.device_memory),
         figures.driver,
         safe(&figures.costs),
+        match range(&figures.ending) {
+            Some(_) => "range: where all calls are as fast, and as slow, as the table's ranges say",
+            None => "the table has no ranges: how much longer a call can take is not known",
+        },
         table(figures)
     );
     let Total { calls, .. } = &figures.total;
@@ -33,14 +37,13 @@ pub(super) fn of(figures: &Figures) -> String {
     );
     let ending = &figures.ending;
     let times = [
-        ("expected", ending.expected_us),
-        ("measured", ending.measured_us),
+        ("expected", ending.expected_us.map(micros)),
+        ("range", range(ending)),
+        ("measured", ending.measured_us.map(micros)),
     ];
-    let times = times
-        .into_iter()
-        .filter_map(|(what, time)| Some((what, time?)));
+    let times = times.into_iter();
     let times: Vec<_> = times
-        .map(|(what, time)| format!("{what} {}", micros(time)))
+        .filter_map(|(what, time)| Some(format!("{what} {}", time?)))
         .collect();
     text += &format!(
         "Giving everything back: {}, {}\n",
@@ -70,7 +73,11 @@ pub(super) fn said(failed: &Failed) -> String {
 
 fn table(figures: &Figures) -> Table {
     let measured = figures.total.measured_us.is_some() || figures.driver != "model";
+    let ranged = range(&figures.ending).is_some();
     let mut head = vec!["step", "what", "calls", "expected"];
+    if ranged {
+        head.push("range");
+    }
     if measured {
         head.extend(["measured", "ratio"]);
     }
@@ -84,6 +91,9 @@ fn table(figures: &Figures) -> Table {
     }
     let times = |took: &Total| {
         let mut cells = vec![took.expected_us.map(micros)];
+        if ranged {
+            cells.push(range(took));
+        }
         if measured {
             cells.push(took.measured_us.map(micros));
             cells.push(took.ratio.map(|ratio| format!("{ratio:.2}")));
@@ -118,6 +128,12 @@ fn table(figures: &Figures) -> Table {
     cells.resize(head.len(), String::new());
     table.add_row(cells);
     table
+}
+
+/// From the least to the most that is expected, by a table with ranges.
+fn range(took: &Total) -> Option<String> {
+    let (low, high) = took.expected_low_us.zip(took.expected_high_us)?;
+    Some(format!("{} to {}", micros(low), micros(high)))
 }
 
 fn or_none(text: &str) -> String {

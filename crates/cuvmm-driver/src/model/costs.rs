@@ -11,25 +11,31 @@ use crate::Call;
 
 const MIB: f64 = 1048576.0;
 
+/// Which of the three costs of a point is which.
+const LOW: usize = 0;
+const USUAL: usize = 1;
+const HIGH: usize = 2;
+
 /// The GPUs that were measured, each with its table; the first is the default.
 const GPUS: &[(&str, &str)] = &[("nvidia-h200", include_str!("../../costs/nvidia-h200.costs"))];
 
 /// A cost by size: microseconds at some sizes in MiB, straight lines between them. Beyond the
-/// last point the last slope goes on; below the first the first value holds.
+/// last point the last slope goes on; below the first the first value holds. A point may have a
+/// range besides, in which most of what was measured there lies.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Curve(Vec<(f64, f64)>);
+pub struct Curve(Vec<(f64, [f64; 3])>);
 
 impl Curve {
     /// A curve through points of (MiB, microseconds), in growing order of size.
     #[must_use]
     pub fn new(points: &[(f64, f64)]) -> Self {
-        Self(points.to_vec())
+        points.iter().map(|&(mib, cost)| (mib, [cost; 3])).collect()
     }
 
     /// The same cost for every size.
     #[must_use]
     pub fn flat(microseconds: f64) -> Self {
-        Self(vec![(0.0, microseconds)])
+        Self::new(&[(0.0, microseconds)])
     }
 
     /// The cost of `bytes` in microseconds.
@@ -38,7 +44,7 @@ impl Curve {
         let size = bytes as f64 / MIB;
         let points = &self.0;
         let after = points.partition_point(|&(mib, _)| mib < size);
-        let line = |(x0, y0): (f64, f64), (x1, y1): (f64, f64)| {
+        let line = |(x0, [_, y0, _]): (f64, [f64; 3]), (x1, [_, y1, _]): (f64, [f64; 3])| {
             if x1 > x0 {
                 y0 + (y1 - y0) * (size - x0) / (x1 - x0)
             } else {
@@ -47,11 +53,28 @@ impl Curve {
         };
         match points.len() {
             0 => 0.0,
-            1 => points[0].1,
-            _ if after == 0 => points[0].1,
+            1 => points[0].1[USUAL],
+            _ if after == 0 => points[0].1[USUAL],
             n if after == n => line(points[n - 2], points[n - 1]),
             _ => line(points[after - 1], points[after]),
         }
+    }
+
+    fn has_range(&self) -> bool {
+        self.0.iter().any(|&(_, [low, _, high])| low < high)
+    }
+
+    /// A curve through one end of each point's range, without a range.
+    fn end(&self, end: usize) -> Self {
+        let points = self.0.iter();
+        points.map(|&(mib, cost)| (mib, [cost[end]; 3])).collect()
+    }
+}
+
+/// A curve through points of (MiB, \[low, usual, high\] microseconds), in growing order of size.
+impl FromIterator<(f64, [f64; 3])> for Curve {
+    fn from_iter<I: IntoIterator<Item = (f64, [f64; 3])>>(points: I) -> Self {
+        Self(points.into_iter().collect())
     }
 }
 
@@ -62,7 +85,8 @@ impl Curve {
 /// [`launch`](Self::launch), and the time it takes is paid by who waits for it.
 ///
 /// Written and parsed as text, a line for each cost: `launch 2.8`, or by size as
-/// MiB:microseconds, `map 2:0.9 1024:0.7`. What a text leaves out keeps its default.
+/// MiB:microseconds, `map 2:0.9 1024:0.7`, with a range as MiB:low/usual/high, `map 2:0.4/0.9/1.6`.
+/// What a text leaves out keeps its default.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Costs {
@@ -180,6 +204,22 @@ impl Costs {
         Ok(costs)
     }
 
+    /// This table with all ranges at their low end, and with all at their high end; nothing if no
+    /// cost has a range. What does not depend on a size stays as it is.
+    #[must_use]
+    pub fn range(&self) -> Option<(Self, Self)> {
+        let (mut low, mut high) = (self.clone(), self.clone());
+        if !low.curves().iter().any(|curve| curve.has_range()) {
+            return None;
+        }
+        for (end, costs) in [(LOW, &mut low), (HIGH, &mut high)] {
+            for curve in costs.curves() {
+                *curve = curve.end(end);
+            }
+        }
+        Some((low, high))
+    }
+
     /// The cost of a call that does not depend on a size; nothing for those that do.
     #[must_use]
     pub fn of_call(&self, call: Call) -> f64 {
@@ -236,6 +276,20 @@ mod tests {
         assert_eq!((at(6), at(8), at(9)), (40.0, 60.0, 70.0));
         assert_eq!(Curve::new(&[]).at(5), 0.0);
         assert_eq!(Curve::flat(7.0).at(1 << 40), 7.0);
+    }
+
+    #[test]
+    fn a_table_with_a_range_has_two_ends() {
+        let free = Costs::free_of_charge();
+        assert_eq!(free.range(), None);
+        let ranged = |cost| Costs {
+            map: [(2.0, cost)].into_iter().collect(),
+            launch: 5.0,
+            ..free.clone()
+        };
+        let (low, high) = ranged([1.0, 2.0, 4.0]).range().unwrap();
+        assert_eq!((low, high), (ranged([1.0; 3]), ranged([4.0; 3])));
+        assert_eq!(ranged([1.0, 2.0, 4.0]).map.at(2 << 20), 2.0);
     }
 
     #[test]

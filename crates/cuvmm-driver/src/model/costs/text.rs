@@ -1,9 +1,10 @@
 //! The costs as a text: a line for each call, which reads back as what was written.
 //!
 //! ```text
-//! # microseconds; by size as MiB:microseconds
+//! # microseconds; by size as MiB:microseconds, or as MiB:low/usual/high
 //! about an H300, driver 999
 //! reserve 2:1.5 1024:2
+//! map 2:0.4/0.9/1.6
 //! launch 2.8
 //! ```
 //!
@@ -53,6 +54,10 @@ macro_rules! entries {
                     _ => None,
                 }
             }
+
+            pub(super) fn curves(&mut self) -> Vec<&mut Curve> {
+                vec![$(&mut self.$curve),+]
+            }
         }
     };
 }
@@ -67,7 +72,10 @@ entries! {
 impl fmt::Display for Curve {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut points = self.0.iter();
-        points.try_for_each(|(mib, microseconds)| write!(f, " {mib}:{microseconds}"))
+        points.try_for_each(|(mib, [low, usual, high])| match low < high {
+            true => write!(f, " {mib}:{low}/{usual}/{high}"),
+            false => write!(f, " {mib}:{usual}"),
+        })
     }
 }
 
@@ -125,16 +133,22 @@ impl Costs {
 }
 
 fn points<'a>(words: impl Iterator<Item = &'a str>) -> Result<Curve, String> {
-    let mut points: Vec<(f64, f64)> = Vec::new();
+    let mut points: Vec<(f64, [f64; 3])> = Vec::new();
     for word in words {
         let Some((mib, microseconds)) = word.split_once(':') else {
             return Err(format!("{word:?} is not MiB:microseconds"));
+        };
+        let costs = microseconds.split('/').map(number);
+        let cost = match *costs.collect::<Result<Vec<_>, _>>()? {
+            [cost] => [cost; 3],
+            [low, usual, high] if low <= usual && usual <= high => [low, usual, high],
+            _ => return Err(format!("{word:?} is neither one cost nor low/usual/high")),
         };
         let mib = number(mib)?;
         if points.last().is_some_and(|&(before, _)| before >= mib) {
             return Err(format!("the sizes do not grow at {word:?}"));
         }
-        points.push((mib, number(microseconds)?));
+        points.push((mib, cost));
     }
     Ok(Curve(points))
 }
@@ -156,6 +170,13 @@ mod tests {
             release: Curve::new(&[]),
             map: Curve::flat(0.1),
             unmap: Curve::new(&[(0.003_906_25, 1.0 / 3.0), (2.0, 1e-7), (1e9, 5e12)]),
+            busy: [
+                (2.0, [0.0, 0.0, 0.1]),
+                (4.0, [1.0; 3]),
+                (8.0, [1.0, 2.5, 3.0]),
+            ]
+            .into_iter()
+            .collect(),
             launch: 0.1 + 0.2,
             about: "an H300, driver 1.2".to_owned(),
             ..Costs::default()
@@ -202,6 +223,9 @@ mod tests {
             ("map 2", 1, "MiB:microseconds"),
             ("map 2:inf", 1, "\"inf\""),
             ("map 4:1 2:1", 1, "do not grow"),
+            ("map 2:1/2", 1, "low/usual/high"),
+            ("map 2:1/3/2", 1, "low/usual/high"),
+            ("map 2:1/2/", 1, "\"\""),
         ] {
             let error = text.parse::<Costs>().unwrap_err();
             assert_eq!(error.line, line, "{text:?}");

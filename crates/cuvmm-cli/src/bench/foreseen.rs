@@ -103,9 +103,9 @@ impl Measured {
         &self,
         stage: &Stage,
         costs: &Costs,
-        expect: impl Fn(&Expecting) -> anyhow::Result<f64>,
+        take: impl Fn(&Expecting) -> anyhow::Result<f64>,
     ) -> anyhow::Result<Row> {
-        let by = |costs: &Costs| expect(&Expecting::new(stage, costs)?);
+        let by = |costs: &Costs| take(&Expecting::new(stage, costs)?);
         let expected = by(costs)?;
         let floors = [expected].into_iter().collect();
         let row = Row::new(self.name.clone(), &self.samples, EXPECTED, &floors);

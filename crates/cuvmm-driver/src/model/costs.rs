@@ -20,8 +20,8 @@ const HIGH: usize = 2;
 const GPUS: &[(&str, &str)] = &[("nvidia-h200", include_str!("../../costs/nvidia-h200.costs"))];
 
 /// A cost by size: microseconds at some sizes in MiB, straight lines between them. Beyond the
-/// last point the last slope goes on; below the first the first value holds. A point may have a
-/// range besides, in which most of what was measured there lies.
+/// last point the last slope goes on unless it falls; below the first the first value holds. A point
+/// may have a range besides, in which most of what was measured there lies.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve(Vec<(f64, [f64; 3])>);
 
@@ -55,7 +55,7 @@ impl Curve {
             0 => 0.0,
             1 => points[0].1[USUAL],
             _ if after == 0 => points[0].1[USUAL],
-            n if after == n => line(points[n - 2], points[n - 1]),
+            n if after == n => line(points[n - 2], points[n - 1]).max(points[n - 1].1[USUAL]),
             _ => line(points[after - 1], points[after]),
         }
     }
@@ -274,6 +274,8 @@ mod tests {
         let at = |mib: u64| curve.at(mib << 20);
         assert_eq!((at(1), at(2), at(3), at(4)), (10.0, 10.0, 15.0, 20.0));
         assert_eq!((at(6), at(8), at(9)), (40.0, 60.0, 70.0));
+        let falling = Curve::new(&[(2.0, 10.0), (4.0, 9.0)]);
+        assert_eq!((falling.at(3 << 20), falling.at(64 << 20)), (9.5, 9.0));
         assert_eq!(Curve::new(&[]).at(5), 0.0);
         assert_eq!(Curve::flat(7.0).at(1 << 40), 7.0);
     }

@@ -12,7 +12,7 @@ use crate::device::Device;
 use crate::error::DeviceError;
 use crate::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use crate::sync::thread::{self, JoinHandle, ThreadId};
-use crate::sync::{Condvar, Mutex, MutexGuard, SPINS, TIMES_OUT};
+use crate::sync::{Condvar, Mutex, MutexGuard, TIMES_OUT};
 
 /// Waking a thread costs whoever does it several microseconds. So the mapper's thread looks up by
 /// itself this often, as long as somebody wakes it now and then, and those who can wait so long need not wake it.
@@ -20,10 +20,6 @@ const LOOKS_UP: Duration = Duration::from_millis(1);
 
 /// How long after the last waking it does so.
 const STAYS_UP: Duration = Duration::from_secs(1);
-
-/// How long the thread looks on before it sleeps, where work wants to be called again: the futures that
-/// wait are served one after the other as memory comes free, and the next is often a moment away.
-const LOOKS_ON: Duration = Duration::from_micros(4);
 
 /// How soon the mapper is to look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -111,9 +107,6 @@ impl Shared {
         let mut again = None;
         let mut woken = Instant::now();
         while !self.stop.load(Ordering::Acquire) {
-            if again.is_some() {
-                self.look_for_more();
-            }
             self.sleep(again, woken);
             if self.wanted.swap(QUIET, Ordering::SeqCst) != QUIET {
                 woken = Instant::now();
@@ -136,19 +129,6 @@ impl Shared {
             drop(work);
             self.lock().serving = None;
             self.done.notify_all();
-        }
-    }
-
-    /// Looks for the next waking for a moment, where work asked to be called again soon: going to sleep
-    /// and being woken costs the thread more.
-    fn look_for_more(&self) {
-        let begun = Instant::now();
-        while SPINS && begun.elapsed() < LOOKS_ON {
-            let called = self.wanted.load(Ordering::SeqCst) != QUIET;
-            if called || self.stop.load(Ordering::SeqCst) {
-                return;
-            }
-            std::hint::spin_loop();
         }
     }
 

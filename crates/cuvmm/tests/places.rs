@@ -350,18 +350,18 @@ on_both! {
         let stream = Stream::new(&rig.device).unwrap();
         for down in [true, false] {
             for k in 1.. {
-                let mut region = Region::builder(&rig.device, 6 * G).largest_extent(2 * G).reserve().unwrap();
+                let mut region = Region::builder(&rig.device, 12 * G).largest_extent(2 * G).reserve().unwrap();
                 let (here, there) = match down {
                     true => (Place::from(&rig.device), Place::HostNuma(0)),
                     false => (Place::HostNuma(0), Place::from(&rig.device)),
                 };
-                region.commit_at(0..6 * G, &here).unwrap();
-                for granule in 0..6 {
+                region.commit_at(0..12 * G, &here).unwrap();
+                for granule in 0..12 {
                     region.write(&stream, granule * G, &[granule as u8 + 1; 4]).unwrap();
                 }
                 rig.faults.forget();
                 rig.faults.arm(MOVES.iter().fold(Fault::from(k, CUresult::CUDA_ERROR_UNKNOWN), |fault, &call| fault.of(call)));
-                let moved = region.relocate(0..6 * G, &there, &stream);
+                let moved = region.relocate(0..12 * G, &there, &stream);
                 let (hit, calls) = (rig.faults.injected() > 0, rig.faults.calls());
                 rig.faults.disarm();
                 assert_eq!(moved.is_err(), hit, "{k}: {calls:?}");
@@ -369,7 +369,7 @@ on_both! {
                     Err(MemoryError::Lost { ranges, .. }) => ranges.clone(),
                     _ => vec![],
                 };
-                for granule in 0..6 {
+                for granule in 0..12 {
                     let at = granule * G;
                     let is_lost = lost.iter().any(|range| range.contains(&at));
                     assert_eq!(region.is_committed(at..at + G), !is_lost, "{k}: {calls:?}");
@@ -384,7 +384,7 @@ on_both! {
                 let live = rig.machine.live();
                 assert_eq!((live.physicals, live.mappings), (0, 0), "{k}: {calls:?}");
                 if !hit {
-                    assert!(k > 25, "{k}");
+                    assert!(k > 60, "{k}");
                     break;
                 }
             }

@@ -9,6 +9,7 @@
 //!
 //! The caller has seen to it that no work uses the extents, and lets none begin.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use cuvmm_driver::LocationKind;
@@ -25,6 +26,10 @@ use crate::own::{Access, Event, Stream};
 
 /// Memory, and the offset where it is to be placed.
 type New = Vec<(u64, Unmapped)>;
+
+/// So many copies to host memory are queued before the first of them is waited for. By then it has
+/// most likely ended, and what lies beside is unmapped while the next are under way.
+const AHEAD: usize = 3;
 
 /// Memory was not replaced.
 #[derive(Debug)]
@@ -172,12 +177,19 @@ impl Exchange<'_, '_> {
         let placed = self.place_and_copy(&mut new);
         self.spare.extend(new.map(|(_, unmapped)| unmapped));
         placed?;
-        self.wait(None)?;
-        for (_, bytes) in &mut self.placed {
+        self.leave(self.placed.len(), self.beside.size(), None)
+    }
+
+    /// Waits for the copies to the first places, and leaves the old memory at the addresses that they
+    /// went through.
+    fn leave(&mut self, places: usize, end: u64, event: Option<Event>) -> Result<(), MemoryError> {
+        self.wait(event)?;
+        for (_, bytes) in self.placed.iter_mut().take(places) {
             *bytes = Bytes::There;
         }
         let mut beside = self.beside.never_used(0);
-        let there: Vec<u64> = beside.space.extents().map(|it| it.offset).collect();
+        let there = beside.space.extents_in(0, end).map(|it| it.offset);
+        let there: Vec<u64> = there.collect();
         there
             .into_iter()
             .try_for_each(|offset| Ok(beside.withdraw_back(offset).map(drop)?))
@@ -199,6 +211,7 @@ impl Exchange<'_, '_> {
         placed.map_err(|failed| failed.error)?;
         self.there.take_out(covered, &mut self.old)?;
         let mut at = 0;
+        let mut copies = VecDeque::new();
         for (offset, unmapped) in new {
             let size = unmapped.size();
             self.place(offset..offset + size, unmapped, Bytes::Missing)?;
@@ -209,6 +222,12 @@ impl Exchange<'_, '_> {
                 *bytes = Bytes::Queued;
             }
             at += size;
+            copies.push_back((self.placed.len(), at, self.mark()));
+            if copies.len() > AHEAD
+                && let Some((places, end, event)) = copies.pop_front()
+            {
+                self.leave(places, end, event)?;
+            }
         }
         Ok(())
     }

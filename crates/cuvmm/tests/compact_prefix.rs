@@ -4,15 +4,17 @@
 
 mod common;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::attention::{SMALL, Scene, assert_attends, fill, salts};
 use common::books::{balanced, books};
 use common::sweep::{sweep, text};
 use common::{D0, G, Rig, busy, pool};
+use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{Call, Driver, HandleTypes};
-use cuvmm::error::{ArgumentError, BlockError, KvCacheError, MemoryError};
+use cuvmm::driver::{CUresult, Call, Driver, HandleTypes};
+use cuvmm::error::{ArgumentError, BlockError, CallError, KvCacheError, MemoryError};
 use cuvmm::kv::Layout;
 use cuvmm::{Block, Contents, HostStore, KvCache, Limit, Pool, Stream, Tenant};
 
@@ -95,22 +97,95 @@ on_both! {
         let tenant = pool.tenant("a").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let parent = prompt(&tenant, &stream, 8);
-        {
-            let _lease = parent.lease();
-            assert!(is_in_use(&parent.compact_prefix(8 * G)), "a lease lives");
-        }
         busy(rig, &stream, &parent, 1);
         assert!(is_in_use(&parent.compact_prefix(8 * G)), "it may not wait");
         assert_eq!(sizes(&parent), [2; 4]);
         let builder = tenant.block(8 * G).capacity(8 * G).largest_extent(2 * G);
         let builder = builder.home_stream(&stream).timeout(Duration::from_secs(600));
         let patient = builder.allocate().unwrap();
+        {
+            // A lease is not waited for.
+            let _lease = patient.lease();
+            let refused = patient.compact_prefix(8 * G);
+            assert!(matches!(refused, Err(BlockError::Memory(MemoryError::Call(CallError::InUse)))), "{refused:?}");
+        }
         std::thread::scope(|scope| {
             let compacted = scope.spawn(|| tenant.compact_prefix(&[&parent, &patient], 8 * G));
             rig.machine.let_go(D0, stream.as_raw());
             assert_eq!(compacted.join().unwrap().unwrap(), 16 * G);
         });
         assert_eq!((sizes(&parent), sizes(&patient)), (vec![8], vec![8]));
+    }
+
+    fn what_is_queued_after_the_call_is_not_waited_for(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let builder = tenant.block(8 * G).capacity(8 * G).largest_extent(2 * G).home_stream(&stream);
+        let parent = builder.timeout(Duration::from_secs(600)).allocate().unwrap();
+        let other = prompt(&tenant, &stream, 2);
+        busy(rig, &stream, &other, 1);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            // The stream is never without work, and all but the last has always passed.
+            scope.spawn(|| while !done.load(Ordering::Acquire) {
+                let writes = vec![(other.address(), G, 1)];
+                rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
+                rig.machine.step(D0, stream.as_raw());
+                std::thread::yield_now();
+            });
+            let compacted = parent.compact_prefix(8 * G);
+            done.store(true, Ordering::Release);
+            assert_eq!(compacted.unwrap(), 8 * G);
+        });
+        rig.machine.let_go_all(D0);
+    }
+
+    fn there_need_be_room_for_one_at_a_time(rig) {
+        let pool = pool(rig, 24);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let (one, two) = (prompt(&tenant, &stream, 8), prompt(&tenant, &stream, 8));
+        assert_eq!(tenant.compact_prefix(&[&one, &two], 8 * G).unwrap(), 16 * G);
+        assert_eq!((sizes(&one), sizes(&two)), (vec![8], vec![8]));
+        // And where what is free lies in small physicals.
+        let three = prompt(&tenant, &stream, 8);
+        drop((one, two));
+        assert_eq!(pool.trim(8 * G).unwrap(), 16 * G);
+        let small: Vec<Block> = (0..8).map(|_| tenant.block(G).allocate().unwrap()).collect();
+        rig.device.synchronize().unwrap();
+        drop(small);
+        assert_eq!(three.compact_prefix(8 * G).unwrap(), 8 * G);
+        shows(rig, &three, 0..8);
+    }
+
+    fn what_a_failed_copy_was_made_to_is_scrubbed_for_the_next(rig) {
+        for nth in 1..4 {
+            let pool = pool(rig, 40);
+            let (tenant, other) = (pool.tenant("a").register().unwrap(), pool.tenant("b").register().unwrap());
+            let stream = Stream::new(&rig.device).unwrap();
+            let parent = prompt(&tenant, &stream, 8);
+            let secret = other.block(8 * G).home_stream(&stream).allocate().unwrap();
+            secret.write(0, b"secret!!").unwrap();
+            drop(secret);
+            stream.synchronize().unwrap();
+            drop(other);
+            // Before the copy, and after it.
+            rig.faults.forget();
+            rig.faults.arm(Fault::nth(nth, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemMap));
+            let failed = parent.compact_prefix(8 * G);
+            rig.faults.disarm();
+            assert_eq!(failed.is_err(), nth < 3, "{failed:?}");
+            shows(rig, &parent, 0..8);
+            let third = pool.tenant("c").register().unwrap();
+            for tenant in [&tenant, &third] {
+                let next = tenant.block(8 * G).home_stream(&stream).allocate().unwrap();
+                let mut bytes = [1; 8];
+                next.read(0, &mut bytes).unwrap();
+                assert!(bytes == [0; 8] || bytes[0] == 1 && tenant.name() == "a" || !rig.keeps_bytes(), "{nth}: {bytes:?}");
+                assert_ne!(&bytes, b"secret!!");
+            }
+        }
     }
 
     fn it_takes_nothing_from_others(rig) {

@@ -21,7 +21,7 @@ use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, CaptureMode, DeviceAddress, Driver};
 use cuvmm::error::MemoryError;
-use cuvmm::{DeviceVec, Region, RingBuffer, SparseArray, Stream};
+use cuvmm::{DeviceVec, Place, Region, RingBuffer, SparseArray, Stream};
 
 /// A kernel that is held back and will write to a range.
 fn kernel<B: Backing>(rig: &Rig<B>, stream: &Stream, at: DeviceAddress, size: u64)
@@ -192,6 +192,26 @@ fn a_registration_that_ends_under_a_foreign_capture_leaves_its_memory() {
 }
 
 on_both! {
+    fn nothing_is_exchanged_by_a_stream_that_captures(rig) {
+        let (stream, captures) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
+        for place in [Place::from(&rig.device), Place::HostNuma(0)] {
+            let mut region = Region::builder(&rig.device, 2 * G).largest_extent(G).reserve().unwrap();
+            region.commit_at(0..2 * G, &place).unwrap();
+            region.write(&stream, G, b"kept").unwrap();
+            let mut fork = region.fork(&[]).unwrap();
+            capture(rig, &captures);
+            let refused = fork.unshare(0..2 * G, &captures, &[]);
+            assert!(matches!(refused, Err(MemoryError::Capturing)), "{refused:?}");
+            end_capture(rig, &captures);
+            let mut seen = [0; 4];
+            fork.read(&stream, G, &mut seen).unwrap();
+            assert!(seen == *b"kept" || !rig.keeps_bytes());
+            assert_eq!(fork.unshare(0..2 * G, &captures, &[]).unwrap(), 2 * G);
+            fork.read(&stream, G, &mut seen).unwrap();
+            assert!(seen == *b"kept" || !rig.keeps_bytes());
+        }
+    }
+
     fn a_lease_that_lives_while_a_fence_is_asked_covers_what_is_queued_later(rig) {
         let pool = pool(rig, 8);
         let tenant = pool.tenant("a").register().unwrap();

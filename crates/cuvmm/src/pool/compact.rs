@@ -57,6 +57,8 @@ pub(super) struct Run {
     extents: Vec<Extent>,
     /// The largest extent that may replace them.
     largest: u64,
+    /// The slot's fence covers the work that counts. Otherwise what is queued by now counts.
+    pub(super) fenced: bool,
 }
 
 /// What came of a run.
@@ -200,6 +202,7 @@ impl State {
                 size,
                 extents: rest.get(..count)?.to_vec(),
                 largest,
+                fenced: false,
             })
         })
     }
@@ -215,9 +218,8 @@ impl Locked<'_> {
         if slot.exported && slot.block.is_some() {
             return Ok(Moved::Exported);
         }
-        if let Some(block) = &slot.block {
-            let fence = block.fence(&slot.space);
-            slot.fence.merge(fence);
+        if !run.fenced {
+            slot.fence_work();
         }
         if let Err(error) = slot.fence.poll() {
             tracing::debug!(%error, "a fence could not be asked: the block stays where it is");
@@ -230,7 +232,7 @@ impl Locked<'_> {
             return Ok(Moved::Copied(0));
         }
         let stream = self.scrubber()?;
-        let physicals = match self.gather(slot.id.tenant, run.size, run.largest, false) {
+        let physicals = match self.gather_for(slot, run) {
             Ok(physicals) => physicals,
             Err(error) if error.is_shortage() => return Ok(Moved::NoRoom(error)),
             Err(error) => return Err(error),
@@ -253,6 +255,19 @@ impl Locked<'_> {
         replaced.map(|()| Moved::Copied(run.size))
     }
 
+    /// Memory for the bytes of a run. Where it would not be in fewer physicals, the small ones that are
+    /// free are given to the driver first, which makes large ones of them.
+    fn gather_for(&mut self, slot: &Slot, run: &Run) -> Result<Vec<Unmapped>, BlockError> {
+        let tenant = slot.id.tenant;
+        let physicals = self.gather(tenant, run.size, run.largest, false)?;
+        if physicals.len() < run.extents.len() {
+            return Ok(physicals);
+        }
+        self.put_back(physicals);
+        self.release_small_free();
+        self.gather(tenant, run.size, run.largest, false)
+    }
+
     /// Whether so many extents may be mapped beside a run, and are fewer.
     fn room_for_copy(&mut self, slot: &Slot, run: &Run, count: u64) -> Result<(), BlockError> {
         if count >= run.extents.len() as u64 {
@@ -272,25 +287,34 @@ impl Locked<'_> {
         physicals: Vec<Unmapped>,
         stream: &Stream,
     ) -> Result<(), BlockError> {
-        let (by, blank) = (slot.id.tenant.0, false);
+        let by = slot.id.tenant.0;
         let mut at = run.offset;
         let new = physicals.into_iter().map(|mut unmapped| {
             let offset = at;
             at += unmapped.size();
-            unmapped.last_writer = Some(LastWriter { by, blank });
+            // Another tenant may have written to it before, and if the copy fails so may this one.
+            let writer = unmapped
+                .last_writer
+                .get_or_insert(LastWriter { by, blank: false });
+            if writer.by != by {
+                let by = LastWriter::SEVERAL;
+                *writer = LastWriter { by, blank: false };
+            }
+            writer.blank = false;
             (offset, unmapped)
         });
         let new = new.collect();
         let before = slot.space.footing();
+        slot.merged |= run.largest > slot.class.largest;
         let replaced = self.unlocked(|| match slot.completed() {
             Ok(mut completed) => completed.replace(new, Access::ReadWrite, stream),
             Err(error) => Err(NotReplaced::unchanged(error, new)),
         });
+        slot.space.note_writer(run.offset, run.end(), by);
         self.rebook(slot, before);
         let failed = match replaced {
             Ok(old) => {
                 slot.space.settle(run.offset);
-                slot.merged |= run.largest > slot.class.largest;
                 old.into_parts()
                     .for_each(|(_, unmapped)| self.keep(unmapped));
                 return Ok(());
@@ -339,7 +363,7 @@ impl Locked<'_> {
     }
 
     /// Gives free physicals that are smaller than the largest extent to the driver.
-    fn release_small_free(&mut self) -> u64 {
+    pub(super) fn release_small_free(&mut self) -> u64 {
         let mut released = 0;
         let largest = self.policy.largest_extent;
         while let Some(unmapped) = self.free_list.take_below(largest) {

@@ -12,10 +12,11 @@ use super::block::Block;
 use super::compact::Moved;
 use super::core::{Core, Locked};
 use super::ids::{BYTES, BlockPlace, SlotId};
+use super::slot::Slot;
 use super::state::{State, gone};
 use super::tenant::Tenant;
 use super::wait::{Attempt, after};
-use crate::error::{ArgumentError, BlockError, MemoryError};
+use crate::error::{ArgumentError, BlockError, CallError, MemoryError};
 
 impl Tenant {
     /// Makes few large extents of the whole extents in the first `bytes` bytes of several of the
@@ -28,9 +29,8 @@ impl Tenant {
     /// where memory is short it fails. What is [shared](super::TenantStats::shared) already stays as it
     /// is, so that this comes before the first fork.
     ///
-    /// Waits as long as the most patient of the blocks may for the work that is queued on them. Work
-    /// that is launched meanwhile must keep off them, unless a lease is held, which ends the wait with
-    /// an error.
+    /// Waits as long as the most patient of the blocks may for the work that is queued on them when it
+    /// is called. Work that is launched meanwhile must keep off them.
     ///
     /// A fork that is truncated into a large extent, and grows again, copies what lies before the cut in
     /// that extent. Memory of a block that has larger extents than it was [built
@@ -38,9 +38,10 @@ impl Tenant {
     /// is freed.
     ///
     /// # Errors
-    /// [`BlockError`]: work has not passed or a lease lives ([`MemoryError::InUse`]), memory is short,
-    /// with the figures, a block sleeps, was exported or is another tenant's, a capture is running, or
-    /// the driver refuses. What was done until then stays; every block has its bytes.
+    /// [`BlockError`]: work has not passed ([`MemoryError::InUse`]), a lease lives or the block has lost
+    /// memory ([`CallError::InUse`], without waiting), memory is short, with the figures, a block sleeps,
+    /// was exported or is another tenant's, a capture is running, or the driver refuses. What was done
+    /// until then stays; every block has its bytes unless it is [`Lost`](BlockError::Lost).
     #[doc(alias = "cuMemMap")]
     pub fn compact_prefix(&self, blocks: &[&Block], bytes: u64) -> Result<u64, BlockError> {
         match blocks.iter().position(|block| !self.has(block)) {
@@ -76,6 +77,15 @@ fn compact_prefix(blocks: &[&Block], bytes: u64) -> Result<u64, BlockError> {
     core.compact_prefix(&places, bytes, timeout.map(after))
 }
 
+/// How far one call has come.
+#[derive(Debug, Default)]
+struct Progress {
+    /// The fences cover the work that was queued when it began.
+    fenced: Cell<bool>,
+    /// Bytes copied so far.
+    copied: Cell<u64>,
+}
+
 impl Core {
     fn compact_prefix(
         &self,
@@ -84,16 +94,16 @@ impl Core {
         deadline: Option<Instant>,
     ) -> Result<u64, BlockError> {
         self.device.own_process()?;
-        let copied = Cell::new(0);
+        let progress = Progress::default();
         let in_use =
             |error: &BlockError| matches!(error, BlockError::Memory(MemoryError::InUse { .. }));
         let compacted = self.until(
             deadline,
-            |state| self.attempt_to_compact(state, blocks, bytes, &copied),
+            |state| self.attempt_to_compact(state, blocks, bytes, &progress),
             in_use,
         );
         self.announce();
-        compacted.map(|()| copied.get())
+        compacted.map(|()| progress.copied.get())
     }
 
     fn attempt_to_compact<'a>(
@@ -101,14 +111,23 @@ impl Core {
         mut state: Locked<'a>,
         blocks: &[BlockPlace],
         bytes: u64,
-        copied: &Cell<u64>,
+        progress: &Progress,
     ) -> Attempt<'a, ()> {
+        if !progress.fenced.replace(true) {
+            state = self.await_slots(state, blocks.iter().map(|block| (block.slot, 0)));
+            for block in blocks {
+                state
+                    .slot_mut(block.slot)
+                    .into_iter()
+                    .for_each(Slot::fence_work);
+            }
+        }
         for block in blocks {
             let mut from = 0;
             loop {
                 // The mapper may be placing something behind the block.
                 state = self.await_slot(state, block.slot);
-                match state.compact_next(block.slot, from, bytes, copied) {
+                match state.compact_next(block.slot, from, bytes, progress) {
                     Ok(Some(end)) => from = end,
                     Ok(None) => break,
                     Err(error) => return (state, Err(error)),
@@ -126,7 +145,7 @@ impl Locked<'_> {
         id: SlotId,
         from: u64,
         to: u64,
-        copied: &Cell<u64>,
+        progress: &Progress,
     ) -> Result<Option<u64>, BlockError> {
         self.may_compact()?;
         let state: &State = self;
@@ -135,13 +154,19 @@ impl Locked<'_> {
             let size = slot.requested();
             return Err(MemoryError::Asleep { size }.into());
         }
-        let Some(run) = state.run_of(slot, from..to, state.policy.largest_extent) else {
+        let Some(mut run) = state.run_of(slot, from..to, state.policy.largest_extent) else {
             return Ok(None);
         };
+        if slot.leases > 0 || slot.broken {
+            return Err(CallError::InUse.into());
+        }
+        run.fenced = true;
         let moved = self.with_slot_out(id, |state, slot| state.move_run(slot, &run));
         match moved.ok_or_else(gone)?? {
             Moved::Copied(bytes) => {
-                copied.set(copied.get() + bytes);
+                progress.copied.set(progress.copied.get() + bytes);
+                // They are wanted as large ones for the next.
+                self.release_small_free();
                 Ok(Some(run.end()))
             }
             Moved::InUse => {

@@ -217,6 +217,14 @@ impl Slot {
         }
     }
 
+    /// Has the work on its block that is queued by now pass before its memory may be unmapped.
+    pub(crate) fn fence_work(&mut self) {
+        if let Some(block) = &self.block {
+            let fence = block.fence(&self.space);
+            self.fence.merge(fence);
+        }
+    }
+
     /// Whether the mapper is at it.
     pub(crate) const fn is_busy(&self) -> bool {
         self.coming > 0

@@ -17,7 +17,7 @@ use super::state::State;
 use super::wait::{Attempt, Wait};
 use crate::error::{BlockError, CallError, MemoryError};
 use crate::own::Access;
-use crate::region::{Extent, Fence, TakenOut};
+use crate::region::{Extent, Fence, LastWriter, TakenOut};
 
 /// A block's slot, and from where on its memory is to be its own.
 #[derive(Clone, Copy, Debug)]
@@ -179,11 +179,8 @@ impl State {
     /// Has the work that is queued by now pass before other memory is put under a block.
     fn fence(&mut self, step: &Step) {
         let slot = self.slot_mut(step.slot);
-        if let Some(slot) = slot.filter(|slot| slot.bound() > step.from)
-            && let Some(block) = &slot.block
-        {
-            let fence = block.fence(&slot.space);
-            slot.fence.merge(fence);
+        if let Some(slot) = slot.filter(|slot| slot.bound() > step.from) {
+            slot.fence_work();
         }
     }
 
@@ -348,8 +345,9 @@ impl Locked<'_> {
     ) -> Result<(), Unfinished> {
         // All of it is overwritten by the copy: there is nothing to scrub.
         self.commit(slot, offset, bytes, true)?;
-        let tenant = slot.id.tenant.0;
-        slot.space.note_writer(offset, offset + bytes, tenant);
+        // Another tenant may have written to it before, and if the copy fails so may this one.
+        let several = LastWriter::SEVERAL;
+        slot.space.note_writer(offset, offset + bytes, several);
         let home = slot.home().cloned();
         let copied = self.copy_between(source, slot, (offset, bytes), home.as_ref());
         copied.inspect_err(|failed| {

@@ -97,7 +97,8 @@ impl Region {
     /// whole. Returns the bytes copied.
     ///
     /// Waits for `streams`, which are those that may be reading here, and copies on `stream`. Per
-    /// copied extent `cuMemCreate`, a copy, and unmapping and mapping twice. Copies all or nothing.
+    /// copied extent `cuMemCreate`, a copy, and unmapping and mapping twice. Copies all or nothing. The
+    /// host's processors have no access to copies before [`host_pointer`](Self::host_pointer) gives it.
     ///
     /// # Errors
     /// [`MemoryError`] when the range is not committed, an extent that would be copied is

@@ -28,7 +28,8 @@ impl Space {
 impl Region {
     /// Where the host finds a committed range that lies in host memory. Lets the host's processors in to
     /// extents where they have no access yet (`cuMemSetAccess` for each, 18 to 26 ms for 1 GiB on an
-    /// H200's machine); an extent that was moved or committed since then is closed to them again.
+    /// H200's machine); an extent that was moved, unshared or newly made since then is closed to them again. Waits for
+    /// a copy that a failed move left on its way, and for what parts of the extents were withdrawn after.
     ///
     /// Having the pointer is harmless. Before it is used, the caller sees to it that the range stays
     /// committed and where it is, and that no work writes there meanwhile.
@@ -50,6 +51,16 @@ impl Region {
                 found: extent.location,
                 wanted: Location::HOST,
             });
+        }
+        let extents: Vec<u64> = self
+            .space
+            .extents_in(range.start, range.end)
+            .map(|extent| extent.offset)
+            .collect();
+        for offset in extents {
+            if let Some(withdrawn) = self.withdrawn.get_mut(&offset) {
+                withdrawn.wait()?;
+            }
         }
         self.space.let_host_in(range.start, range.end)?;
         let address = self.address().checked_add(offset);

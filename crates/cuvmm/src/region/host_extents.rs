@@ -16,8 +16,9 @@ use crate::sync::{Mutex, MutexGuard};
 /// copying it 20 ms.
 ///
 /// Clones share the same extents, and regions of one driver can share them: what one moves away from,
-/// another can move to. They hold what was written to them until then, which no region shows: each is
-/// overwritten whole when something moves there.
+/// another can move to. They hold what was written to them until then. Each is overwritten whole when
+/// something moves there, so no region shows it, unless a [move](super::Region::relocate) fails so that
+/// nothing is known of its copy.
 #[derive(Clone)]
 pub struct HostExtents {
     shared: Arc<Shared>,

@@ -15,6 +15,11 @@ pub(crate) struct LastWriter {
     pub(crate) blank: bool,
 }
 
+impl LastWriter {
+    /// A number that no user has, for memory that several may have written to: it is scrubbed for each.
+    pub(crate) const SEVERAL: u64 = u64::MAX;
+}
+
 /// A physical that is not mapped, and who wrote to it last.
 #[derive(Debug)]
 pub(crate) struct Unmapped {

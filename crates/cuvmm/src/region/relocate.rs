@@ -17,7 +17,8 @@ impl Region {
     /// Waits for all work of the devices that have access, copies on `stream` and waits for that.
     /// Work that is launched meanwhile must keep off the range. Memory is there twice until all of it
     /// has moved. All or nothing, unless the driver cannot even say whether a copy to host memory has
-    /// ended: what is copied by then lies in its new place.
+    /// ended: what is copied by then lies in its new place, and other streams find other bytes there
+    /// until it has ended.
     ///
     /// Per extent `cuMemCreate`, a copy, and unmapping and mapping twice, while the next extent is being
     /// copied. Host memory comes from the region's [`HostExtents`](super::HostExtents) as far as they

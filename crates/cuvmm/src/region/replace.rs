@@ -87,8 +87,8 @@ enum Bytes {
 
 impl Completed<'_> {
     /// Copies the bytes of extents to other memory and puts that in their places, where no device has
-    /// more access than `most`. Each new one begins and ends where extents do, and all are host memory
-    /// or none is. Returns the old memory.
+    /// more access than `most`. Each new one begins and ends where extents do; where the first lies says
+    /// which way all go. Returns the old memory.
     ///
     /// All or nothing, unless it cannot even be told whether a copy has ended: new host memory then
     /// stays where it lies.
@@ -98,6 +98,12 @@ impl Completed<'_> {
         most: Access,
         stream: &Stream,
     ) -> Result<TakenOut, Box<NotReplaced>> {
+        // A copy would become a part of the graph, and nothing would be copied.
+        match stream.is_capturing() {
+            Ok(false) => {}
+            Ok(true) => return Err(NotReplaced::unchanged(MemoryError::Capturing, new)),
+            Err(error) => return Err(NotReplaced::unchanged(error, new)),
+        }
         let size = new.iter().map(|(_, unmapped)| unmapped.size()).sum();
         let beside = match Space::reserve(self.space.device(), size) {
             Ok(beside) => beside,

@@ -59,7 +59,7 @@ impl Sequence {
         self.tokens > self.room
     }
 
-    /// Whether it has so many tokens, and they are some.
+    /// Refuses a number of tokens that is zero or more than it has.
     pub(super) fn check_tokens(&self, tokens: u64) -> Result<(), KvCacheError> {
         ArgumentError::not_zero(TOKENS, tokens)?;
         match tokens <= self.tokens {

@@ -164,7 +164,7 @@ impl Locked<'_> {
         Ok(given)
     }
 
-    /// Whether so many bytes of addresses may be reserved.
+    /// Refuses to reserve more bytes of addresses than are left.
     pub(super) fn check_addresses(&self, wanted: u64) -> Result<(), BlockError> {
         if wanted <= self.budget.addresses_left() {
             return Ok(());

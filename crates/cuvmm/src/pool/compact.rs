@@ -268,7 +268,7 @@ impl Locked<'_> {
         self.gather(tenant, run.size, run.largest, false)
     }
 
-    /// Whether so many extents may be mapped beside a run, and are fewer.
+    /// Whether a number of extents may be mapped beside a run, and are fewer than it has.
     fn room_for_copy(&mut self, slot: &Slot, run: &Run, count: u64) -> Result<(), BlockError> {
         if count >= run.extents.len() as u64 {
             // Memory is there, in small physicals.

@@ -27,7 +27,7 @@ use crate::own::{Access, Event, Stream};
 /// Memory, and the offset where it is to be placed.
 type New = Vec<(u64, Unmapped)>;
 
-/// So many copies to host memory are queued before the first of them is waited for. By then it has
+/// The number of copies to host memory that are queued before the first of them is waited for. It has
 /// most likely ended, and what lies beside is unmapped while the next are under way.
 const AHEAD: usize = 3;
 

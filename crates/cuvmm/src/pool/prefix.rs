@@ -24,7 +24,7 @@ impl Tenant {
     /// the bytes copied: none where fewer extents are not to be had.
     ///
     /// Bytes are copied on the device (`cuMemcpyDtoDAsync`, waited for) to extents of at most the
-    /// pool's [largest](crate::PoolBuilder::largest_extent), one after the other; the old ones are the
+    /// pool's [largest](super::PoolBuilder::largest_extent), one after the other; the old ones are the
     /// pool's then. It needs room within the limit for one at a time, and takes none back from others:
     /// where memory is short it fails. What is [shared](super::TenantStats::shared) already stays as it
     /// is, so that this comes before the first fork.

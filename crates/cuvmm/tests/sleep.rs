@@ -48,6 +48,29 @@ fn sleeps(tenant: &Tenant, contents: Contents<'_>) -> Slept {
 }
 
 on_both! {
+    fn what_could_not_be_scrubbed_for_waking_is_scrubbed_for_the_next(rig) {
+        let pool = common::pool(rig, 16);
+        let (tenant, other) = (pool.tenant("a").register().unwrap(), pool.tenant("b").register().unwrap());
+        let stream = cuvmm::Stream::new(&rig.device).unwrap();
+        let sleeper = tenant.block(8 * common::G).home_stream(&stream).allocate().unwrap();
+        tenant.blocks().release(true).sleep(cuvmm::Contents::Discard).unwrap();
+        let secret = other.block(8 * common::G).home_stream(&stream).allocate().unwrap();
+        secret.write(0, b"secret!!").unwrap();
+        drop(secret);
+        stream.synchronize().unwrap();
+        drop(other);
+        rig.faults.forget();
+        let fault = cuvmm::driver::fault::Fault::all(cuvmm::driver::CUresult::CUDA_ERROR_UNKNOWN);
+        rig.faults.arm(fault.of(cuvmm::driver::Call::MemsetD8Async));
+        assert!(tenant.blocks().wake().is_err());
+        rig.faults.disarm();
+        assert!(sleeper.is_asleep());
+        let next = tenant.block(8 * common::G).home_stream(&stream).allocate().unwrap();
+        let mut bytes = [1; 8];
+        next.read(0, &mut bytes).unwrap();
+        assert!(bytes == [0; 8] || !rig.keeps_bytes(), "{bytes:?}");
+    }
+
     fn memory_goes_and_comes_back_at_the_same_addresses(rig) {
         let pool = common::pool(rig, 32);
         let tenant = pool.tenant("model").register().unwrap();

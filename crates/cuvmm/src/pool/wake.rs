@@ -19,7 +19,7 @@ use super::tenant::Tenant;
 use super::wait::Wait;
 use crate::error::{BlockError, MemoryError, SleepError};
 use crate::own::Stream;
-use crate::region::{Fence, wait_for};
+use crate::region::{Fence, LastWriter, wait_for};
 use crate::store::{HostStore, Saved};
 
 /// A block that is being woken. Dropped before that is done, it sleeps on, with what was kept of it.
@@ -270,8 +270,12 @@ impl Locked<'_> {
         };
         let cleansed = self.cleanse(slot, begun, &fit);
         // What was kept of the block is copied there next, and may not reach another tenant.
-        let tenant = slot.id.tenant.0;
-        slot.space.note_writer(begun, begun + bytes, tenant);
+        let by = match cleansed {
+            Ok(_) => slot.id.tenant.0,
+            // It holds what another tenant wrote still.
+            Err(_) => LastWriter::SEVERAL,
+        };
+        slot.space.note_writer(begun, begun + bytes, by);
         cleansed.map_err(|unfinished| {
             // The roll-back takes out what it can.
             if let SleepState::Moving { filling, .. } = &mut slot.sleep_state {

@@ -4,13 +4,14 @@ use std::path::Path;
 
 use cuvmm::driver::model::Costs;
 
-use crate::{files, usage};
+use crate::command::usage;
+use crate::files;
 
-/// Reads a table that `cuvmm bench --save-costs` wrote.
+/// Reads a table that `cuvmm-bench run --save-costs` wrote.
 ///
 /// # Errors
 /// Wrong usage: a file that cannot be read or is no table, with its name.
-pub(crate) fn read(file: &Path) -> anyhow::Result<Costs> {
+pub fn read(file: &Path) -> anyhow::Result<Costs> {
     let table = files::text(file)?.parse();
     table.map_err(|error| files::wrong(file, error))
 }
@@ -19,14 +20,14 @@ pub(crate) fn read(file: &Path) -> anyhow::Result<Costs> {
 ///
 /// # Errors
 /// As [`read`]; a GPU without a table is wrong usage.
-pub(crate) fn chosen(file: Option<&Path>, gpu: Option<&str>) -> anyhow::Result<Costs> {
+pub fn chosen(file: Option<&Path>, gpu: Option<&str>) -> anyhow::Result<Costs> {
     match (file, gpu) {
         (Some(file), _) => read(file),
         (None, Some(gpu)) => Costs::of_gpu(gpu).ok_or_else(|| {
             let known: Vec<_> = Costs::gpus().collect();
             let known = known.join(", ");
             usage(format!(
-                "--gpu: there is no table for {gpu:?}, but for {known}; `cuvmm bench --save-costs` makes one"
+                "--gpu: there is no table for {gpu:?}, but for {known}; `cuvmm-bench run --save-costs` makes one"
             ))
         }),
         (None, None) => Ok(Costs::default()),
@@ -34,7 +35,7 @@ pub(crate) fn chosen(file: Option<&Path>, gpu: Option<&str>) -> anyhow::Result<C
 }
 
 /// Where a table was measured, for people.
-pub(crate) fn about(costs: &Costs) -> &str {
+pub fn about(costs: &Costs) -> &str {
     match costs.about.as_str() {
         "" => "a table that does not say where it was measured",
         about => about,

@@ -12,7 +12,7 @@ use crate::terminal::shown;
 
 /// The word on the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Choice {
+pub enum Choice {
     /// A GPU when there is one, else the host
     #[default]
     Auto,
@@ -26,31 +26,31 @@ pub(crate) enum Choice {
 
 /// What a driver without a GPU is to be like; what is not said is as usual.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct StandIn {
+pub struct StandIn {
     /// Memory of each device in bytes, whatever the system has: only what is written is taken.
-    pub(crate) capacity: Option<u64>,
+    pub capacity: Option<u64>,
     /// What calls cost on the model: by default what they cost on an H200.
-    pub(crate) costs: Option<Costs>,
+    pub costs: Option<Costs>,
     /// How many devices there are.
-    pub(crate) devices: Option<u16>,
+    pub devices: Option<u16>,
     /// The granule in bytes, on the model.
-    pub(crate) granularity: Option<u64>,
+    pub granularity: Option<u64>,
 }
 
 /// A driver, and why it is this one.
 #[derive(Clone, Debug)]
-pub(crate) struct Opened {
+pub struct Opened {
     /// The driver.
-    pub(crate) driver: Arc<dyn Driver>,
+    pub driver: Arc<dyn Driver>,
     /// The same, by its own type.
-    pub(crate) concrete: Concrete,
+    pub concrete: Concrete,
     /// For people: why it is this one.
-    pub(crate) reason: String,
+    pub reason: String,
 }
 
 /// A driver by its own type.
 #[derive(Clone, Debug)]
-pub(crate) enum Concrete {
+pub enum Concrete {
     /// The real driver.
     Cuda(Arc<CudaDriver>),
     /// The host driver.
@@ -61,7 +61,7 @@ pub(crate) enum Concrete {
 
 impl Choice {
     /// The word that chooses it.
-    pub(crate) const fn word(self) -> &'static str {
+    pub const fn word(self) -> &'static str {
         match self {
             Self::Auto => "auto",
             Self::Cuda => "cuda",
@@ -71,7 +71,7 @@ impl Choice {
     }
 
     /// The choice that opens a driver of this kind again.
-    pub(crate) const fn of(kind: DriverKind) -> Self {
+    pub const fn of(kind: DriverKind) -> Self {
         match kind {
             DriverKind::Cuda => Self::Cuda,
             DriverKind::Model => Self::Model,
@@ -83,7 +83,7 @@ impl Choice {
     ///
     /// # Errors
     /// Why the real driver cannot be had, if it was asked for. The others can always be.
-    pub(crate) fn open(self) -> anyhow::Result<Opened> {
+    pub fn open(self) -> anyhow::Result<Opened> {
         self.open_as(&StandIn::default())
     }
 
@@ -91,7 +91,7 @@ impl Choice {
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub(crate) fn open_as(self, like: &StandIn) -> anyhow::Result<Opened> {
+    pub fn open_as(self, like: &StandIn) -> anyhow::Result<Opened> {
         match self {
             Self::Auto => {
                 let found = auto::open(OpenOptions::new().wanted(Wanted::Best))?;
@@ -141,7 +141,7 @@ impl Choice {
 
 impl StandIn {
     /// The model of it.
-    pub(crate) fn model(&self) -> ModelDriver {
+    pub fn model(&self) -> ModelDriver {
         let costs = self.costs.clone().unwrap_or_default();
         let mut options = ModelOptions::new().costs(costs);
         if let Some(bytes) = self.capacity {
@@ -159,33 +159,15 @@ impl StandIn {
 
 impl Opened {
     /// The model, where it is that.
-    pub(crate) fn model(&self) -> Option<Arc<ModelDriver>> {
+    pub fn model(&self) -> Option<Arc<ModelDriver>> {
         match &self.concrete {
             Concrete::Model(model) => Some(Arc::clone(model)),
             Concrete::Cuda(_) | Concrete::Host(_) => None,
         }
     }
 
-    /// The version of the driver: of the GPU's, or of our own.
-    pub(crate) fn driver_version(&self) -> String {
-        match self.driver.kind() {
-            DriverKind::Cuda => {
-                conformance::driver_version().unwrap_or_else(|| "unknown".to_owned())
-            }
-            kind => {
-                let own = concat!("cuvmm ", env!("CARGO_PKG_VERSION"));
-                format!("{} driver of {own}", kind.name())
-            }
-        }
-    }
     /// For people: which driver, and why this one.
-    pub(crate) fn said(&self) -> String {
+    pub fn said(&self) -> String {
         format!("the {} driver ({})", self.driver.kind().name(), self.reason)
     }
-}
-
-/// The day it is.
-pub(crate) fn today() -> String {
-    let now = jiff::Timestamp::now();
-    now.to_zoned(jiff::tz::TimeZone::UTC).date().to_string()
 }

@@ -12,8 +12,8 @@ use anyhow::Context as _;
 use bytesize::ByteSize;
 use rustix::fs::OFlags;
 
+use crate::command::usage;
 use crate::terminal::shown;
-use crate::usage;
 
 /// The most bytes of a file that is read whole: a plan, a table, recorded answers.
 const MOST_TEXT: u64 = 64 << 20;
@@ -30,7 +30,7 @@ fn kind(found: FileType) -> &'static str {
 }
 
 /// The error for a file that cannot be used as the command line asks: wrong usage.
-pub(crate) fn wrong(path: &Path, what: impl std::fmt::Display) -> anyhow::Error {
+pub fn wrong(path: &Path, what: impl std::fmt::Display) -> anyhow::Error {
     usage(format!("{}: {what}", shown(path)))
 }
 
@@ -39,7 +39,7 @@ pub(crate) fn wrong(path: &Path, what: impl std::fmt::Display) -> anyhow::Error 
 ///
 /// # Errors
 /// Wrong usage, with the path and what is there.
-pub(crate) fn regular(path: &Path) -> anyhow::Result<File> {
+pub fn regular(path: &Path) -> anyhow::Result<File> {
     let file = without_waiting(OpenOptions::new().read(true), path);
     let file = file.map_err(|error| wrong(path, error))?;
     let found = file.metadata().map_err(|error| wrong(path, error))?;
@@ -59,7 +59,7 @@ pub(crate) fn regular(path: &Path) -> anyhow::Result<File> {
 ///
 /// # Errors
 /// Wrong usage, with the path and what is there.
-pub(crate) fn text(path: &Path) -> anyhow::Result<String> {
+pub fn text(path: &Path) -> anyhow::Result<String> {
     let bytes = bytes(path, MOST_TEXT)?;
     String::from_utf8(bytes).map_err(|_| wrong(path, "this is no text in UTF-8"))
 }
@@ -68,7 +68,7 @@ pub(crate) fn text(path: &Path) -> anyhow::Result<String> {
 ///
 /// # Errors
 /// Wrong usage, with the path and what is there.
-pub(crate) fn bytes(path: &Path, most: u64) -> anyhow::Result<Vec<u8>> {
+pub fn bytes(path: &Path, most: u64) -> anyhow::Result<Vec<u8>> {
     let read = || -> io::Result<Result<Vec<u8>, String>> {
         // Looked at before it is opened too: to open a device may do something.
         let readable = |found: FileType| found.is_file() || found.is_fifo();
@@ -104,7 +104,7 @@ pub(crate) fn bytes(path: &Path, most: u64) -> anyhow::Result<Vec<u8>> {
 ///
 /// # Errors
 /// Wrong usage, with the path and why it cannot.
-pub(crate) fn writable(path: &Path) -> anyhow::Result<()> {
+pub fn writable(path: &Path) -> anyhow::Result<()> {
     let opened = without_waiting(OpenOptions::new().append(true).create(true), path);
     opened.map(drop).map_err(|error| wrong(path, error))
 }
@@ -113,7 +113,7 @@ pub(crate) fn writable(path: &Path) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// When that fails, with the path.
-pub(crate) fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+pub fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| shown(path))
 }
 

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use cuvmm::driver::{Driver, GranularityKind, Location, Ordinal, PhysicalProps};
 use serde::Serialize;
 
-use crate::drivers::{Choice, StandIn};
-use crate::terminal::{chain, counted, json, print};
+use cuvmm_cli::drivers::{Choice, StandIn};
+use cuvmm_cli::terminal::{chain, counted, json, print};
 use probe::Capability;
 use topology::Reaches;
 

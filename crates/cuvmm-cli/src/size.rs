@@ -7,7 +7,7 @@ const UNITS: &str = "kmgtpe";
 ///
 /// # Errors
 /// What is wrong with it, and what a size looks like.
-pub(crate) fn size(text: &str) -> Result<u64, String> {
+pub fn size(text: &str) -> Result<u64, String> {
     match bytes(text)? {
         0 => Err("a size is at least one byte".to_owned()),
         bytes => Ok(bytes),
@@ -19,7 +19,7 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
 ///
 /// # Errors
 /// What is wrong with it, and what a size looks like.
-pub(crate) fn bytes(text: &str) -> Result<u64, String> {
+pub fn bytes(text: &str) -> Result<u64, String> {
     read(text)
         .ok_or_else(|| "a size is a number of bytes, or like 512MiB or 8GiB".to_owned())?
         .ok_or_else(|| format!("a size is at most {} bytes, just under 16 EiB", u64::MAX))

@@ -12,16 +12,16 @@ use std::io::{self, ErrorKind, IsTerminal as _, Write as _};
 use std::path::Path;
 
 use serde::Serialize;
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::MakeExt as _;
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::debug_fn;
+use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt;
 
 /// Whether a terminal does something else with a character than show it: controls (C0, DEL and C1),
 /// separators of lines and paragraphs, and marks that change the direction of text.
-pub(crate) fn acts(character: char) -> bool {
+pub fn acts(character: char) -> bool {
     character.is_control()
         || matches!(
             character,
@@ -30,20 +30,20 @@ pub(crate) fn acts(character: char) -> bool {
 }
 
 /// A text as one line that a terminal only shows: `\n` and `\u{1b}` stand for what they name.
-pub(crate) fn safe(text: &str) -> Cow<'_, str> {
+pub fn safe(text: &str) -> Cow<'_, str> {
     escaped(text, acts, |character, to| {
         to.extend(character.escape_default());
     })
 }
 
 /// A path as one line that a terminal only shows.
-pub(crate) fn shown(path: &Path) -> String {
+pub fn shown(path: &Path) -> String {
     safe(&path.to_string_lossy()).into_owned()
 }
 
 /// An error and its causes in one text. A cause that the message before it ends with is left out: some
 /// of the library's messages name theirs, and others do not.
-pub(crate) fn chain(error: &anyhow::Error) -> String {
+pub fn chain(error: &anyhow::Error) -> String {
     let mut causes = error.chain().map(ToString::to_string);
     let mut text = causes.next().unwrap_or_default();
     for cause in causes {
@@ -55,7 +55,7 @@ pub(crate) fn chain(error: &anyhow::Error) -> String {
 }
 
 /// A number of things, with the word in its right form.
-pub(crate) fn counted(count: u64, what: &str) -> String {
+pub fn counted(count: u64, what: &str) -> String {
     match count {
         1 => format!("1 {what}"),
         count => format!("{count} {what}s"),
@@ -84,7 +84,7 @@ fn escaped(
 ///
 /// # Errors
 /// When the text cannot be written for another reason.
-pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+pub fn print(text: &str) -> anyhow::Result<()> {
     let text = escaped(
         text,
         |character| character != '\n' && acts(character),
@@ -98,7 +98,7 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
 }
 
 /// Prints one line to standard error.
-pub(crate) fn tell(line: &str) {
+pub fn tell(line: &str) {
     // Standard error is the last place to report to: its own failure has none.
     let _ = writeln!(io::stderr(), "{}", safe(line));
 }
@@ -107,7 +107,7 @@ pub(crate) fn tell(line: &str) {
 ///
 /// # Errors
 /// When the value cannot be serialised.
-pub(crate) fn json_line(value: &impl Serialize) -> serde_json::Result<String> {
+pub fn json_line(value: &impl Serialize) -> serde_json::Result<String> {
     Ok(only_shown(&serde_json::to_string(value)?) + "\n")
 }
 
@@ -115,7 +115,7 @@ pub(crate) fn json_line(value: &impl Serialize) -> serde_json::Result<String> {
 ///
 /// # Errors
 /// When the value cannot be serialised.
-pub(crate) fn json(value: &impl Serialize) -> serde_json::Result<String> {
+pub fn json(value: &impl Serialize) -> serde_json::Result<String> {
     Ok(only_shown(&serde_json::to_string_pretty(value)?) + "\n")
 }
 
@@ -137,18 +137,31 @@ fn only_shown(json: &str) -> String {
 
 /// Has logs go to standard error as `RUST_LOG` says: in colour on a terminal, unless `NO_COLOR` is
 /// set.
-pub(crate) fn log() {
-    let filter = EnvFilter::builder()
-        .with_default_directive(LevelFilter::WARN.into())
-        .from_env_lossy();
+pub fn log() {
+    let filter = filter(&std::env::var("RUST_LOG").unwrap_or_default());
     let plain = std::env::var_os("NO_COLOR").is_some_and(|set| !set.is_empty());
     let coloured = !plain && io::stderr().is_terminal();
     // It fails where there is a subscriber already, and nothing here sets another.
     let _ = subscriber(filter, coloured, io::stderr).try_init();
 }
 
+/// Returns the filter for a list such as `warn,cuvmm=debug`: levels, and targets with a level each.
+/// Parts that cannot be parsed are ignored. Without a level for all targets, warnings are shown.
+fn filter(list: &str) -> Targets {
+    let parts = list
+        .split(',')
+        .map(str::trim)
+        .filter(|part| !part.is_empty());
+    let parts = parts.filter_map(|part| part.parse::<Targets>().ok());
+    let default = Targets::new().with_default(LevelFilter::WARN);
+    parts.fold(default, |filter, part| match part.default_level() {
+        Some(level) => filter.with_default(level),
+        None => filter.with_targets(&part),
+    })
+}
+
 /// Logs of one line each, in which what acts on a terminal is escaped.
-fn subscriber<W>(filter: EnvFilter, coloured: bool, to: W) -> impl SubscriberInitExt
+fn subscriber<W>(filter: Targets, coloured: bool, to: W) -> impl SubscriberInitExt
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
@@ -159,12 +172,11 @@ where
             name => write!(to, "{name}={}", safe(&value)),
         }
     });
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let lines = tracing_subscriber::fmt::layer()
         .with_ansi(coloured)
         .fmt_fields(fields.delimited(" "))
-        .with_writer(to)
-        .finish()
+        .with_writer(to);
+    tracing_subscriber::registry().with(lines).with(filter)
 }
 
 #[cfg(test)]
@@ -173,10 +185,9 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use anyhow::anyhow;
-    use tracing_subscriber::EnvFilter;
     use tracing_subscriber::util::SubscriberInitExt as _;
 
-    use super::{acts, chain, json, safe, subscriber};
+    use super::{acts, chain, filter, json, safe, subscriber};
 
     #[derive(Clone, Default)]
     struct Lines(Arc<Mutex<Vec<u8>>>);
@@ -192,7 +203,7 @@ mod tests {
     }
 
     fn logged(coloured: bool) -> String {
-        let (lines, filter) = (Lines::default(), EnvFilter::new("warn"));
+        let (lines, filter) = (Lines::default(), filter("warn"));
         let to = lines.clone();
         let logs = subscriber(filter, coloured, move || to.clone()).set_default();
         let error = "\u{1b}]0;title\u{7}\n2026 ERROR all is lost";
@@ -217,6 +228,23 @@ mod tests {
             !coloured.contains("\u{1b}]0") && coloured.contains(shown),
             "{coloured:?}"
         );
+    }
+
+    #[test]
+    fn a_filter_has_levels_for_all_targets_and_for_some() {
+        use tracing::Level;
+
+        let shows =
+            |list: &str, target: &str, level: Level| filter(list).would_enable(target, &level);
+        for list in ["", "nonsense=nonsense,", "cuvmm=debug"] {
+            assert!(shows(list, "other", Level::WARN), "{list}");
+            assert!(!shows(list, "other", Level::INFO), "{list}");
+        }
+        assert!(shows("cuvmm=debug", "cuvmm::pool", Level::DEBUG));
+        assert!(shows("info, cuvmm=trace", "other", Level::INFO));
+        assert!(shows("info, cuvmm=trace", "cuvmm", Level::TRACE));
+        assert!(!shows("error", "other", Level::WARN));
+        assert!(!shows("off", "other", Level::ERROR));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Whose time is measured: ours, or on the model what its calls would have cost.
+//! Clocks: the time that passes, or on the model the time that its calls would have taken.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,49 +8,57 @@ use cuvmm::plan::Clock;
 
 use crate::drivers::Concrete;
 
-/// A clock for what the driver does.
+/// A clock for the work of a driver.
 #[derive(Clone, Debug)]
-pub(crate) enum Watch {
-    /// Time as it passes here.
+pub enum Watch {
+    /// Real time.
     Wall(Instant),
-    /// The model's own clock, which only its calls move.
+    /// The model's own clock, which only the model's calls move.
     Virtual(Arc<ModelDriver>),
 }
 
-/// So long after a release a create is truly cold: the driver has cleared what was released.
-pub(crate) const A_WHILE: Duration = Duration::from_millis(500);
+/// The time after a release from which a create is truly cold: the driver has cleared the memory that
+/// was released.
+pub const A_WHILE: Duration = Duration::from_millis(500);
 
-/// How long before the end of a wait the thread is awake.
+/// The last part of a wait, in which the thread spins.
 const AWAKE: Duration = Duration::from_millis(20);
 
-/// Said of rows that are on the model's clock altogether.
+/// The note of rows whose figures are all on the model's clock.
 const VIRTUAL: &str = "virtual time, by the cost table";
 
-/// Said of rows where only the rival is.
-const VIRTUAL_FLOOR: &str = "the floor is virtual time, by the cost table; ours is real";
+/// The note of rows of which only the baseline is on the model's clock.
+const VIRTUAL_BASELINE: &str =
+    "the baseline is virtual time, by the cost table; the library's is real";
 
 impl Watch {
-    pub(crate) fn of(driver: &Concrete) -> Self {
+    /// Returns the clock for a driver: virtual for the model, real for the others.
+    pub fn of(driver: &Concrete) -> Self {
         match driver {
             Concrete::Model(model) => Self::Virtual(Arc::clone(model)),
             Concrete::Cuda(_) | Concrete::Host(_) => Self::Wall(Instant::now()),
         }
     }
 
-    /// How many nanoseconds something takes.
-    pub(crate) fn time<T, E>(&self, act: impl FnOnce() -> Result<T, E>) -> Result<(f64, T), E> {
+    /// Runs `act` and returns how many nanoseconds it took by this clock.
+    ///
+    /// # Errors
+    /// The error of `act`.
+    pub fn time<T, E>(&self, act: impl FnOnce() -> Result<T, E>) -> Result<(f64, T), E> {
         let begun = self.now();
         let outcome = act()?;
         let took = self.now().saturating_sub(begun);
         Ok((nanos(took), outcome))
     }
 
-    pub(crate) const fn note(&self) -> Option<&'static str> {
+    /// Returns the note of a row that is measured by this clock, if time is virtual.
+    pub const fn note(&self) -> Option<&'static str> {
         self.virtually(VIRTUAL)
     }
 
-    pub(crate) const fn note_on_floor(&self) -> Option<&'static str> {
-        self.virtually(VIRTUAL_FLOOR)
+    /// Returns the note of a row whose baseline alone is measured by this clock, if time is virtual.
+    pub const fn note_on_baseline(&self) -> Option<&'static str> {
+        self.virtually(VIRTUAL_BASELINE)
     }
 
     const fn virtually(&self, note: &'static str) -> Option<&'static str> {
@@ -72,7 +80,7 @@ impl Clock for Watch {
     fn wait(&self, time: Duration) {
         match self {
             Self::Wall(_) => {
-                // A core that has slept is slow at first, which is nobody's cost.
+                // A core that has slept is slow at first, which no measurement should include.
                 let end = Instant::now() + time;
                 std::thread::sleep(time.saturating_sub(AWAKE));
                 while Instant::now() < end {
@@ -84,19 +92,23 @@ impl Clock for Watch {
     }
 }
 
-/// How many nanoseconds something takes here, whatever the driver.
-pub(crate) fn wall<T, E>(act: impl FnOnce() -> Result<T, E>) -> Result<(f64, T), E> {
+/// Runs `act` and returns how many nanoseconds of real time it took, on any driver.
+///
+/// # Errors
+/// The error of `act`.
+pub fn wall<T, E>(act: impl FnOnce() -> Result<T, E>) -> Result<(f64, T), E> {
     let begun = Instant::now();
     let outcome = act()?;
     Ok((nanos(begun.elapsed()), outcome))
 }
 
-pub(crate) fn nanos(time: Duration) -> f64 {
+/// Returns a duration in nanoseconds.
+pub fn nanos(time: Duration) -> f64 {
     time.as_nanos() as f64
 }
 
-/// A time for people.
-pub(crate) fn in_words(nanos: f64) -> String {
+/// Returns a number of nanoseconds as text with a unit from ns to s.
+pub fn in_words(nanos: f64) -> String {
     match nanos {
         ns if ns < 1e3 => format!("{ns} ns"),
         ns if ns < 1e6 => format!("{:.2} us", ns / 1e3),

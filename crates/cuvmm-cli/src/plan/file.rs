@@ -12,9 +12,10 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 use toml::Spanned;
 
-use crate::size;
-use crate::terminal::{counted, shown};
-use crate::{files, usage};
+use cuvmm_cli::command::usage;
+use cuvmm_cli::files;
+use cuvmm_cli::size;
+use cuvmm_cli::terminal::{counted, shown};
 
 /// A plan, and where and how each of its steps is written.
 #[derive(Debug)]

@@ -20,12 +20,12 @@ use cuvmm::{Device, Plan};
 
 use self::figures::{Expected, Figures, Whose};
 use self::file::File;
-use crate::costs;
-use crate::drivers::{Choice, Opened, StandIn};
-use crate::size::size;
-use crate::terminal::{json, print};
-use crate::usage;
-use crate::watch::{A_WHILE, Watch};
+use cuvmm_cli::command::usage;
+use cuvmm_cli::costs;
+use cuvmm_cli::drivers::{Choice, Opened, StandIn};
+use cuvmm_cli::size::size;
+use cuvmm_cli::terminal::{json, print};
+use cuvmm_cli::watch::{A_WHILE, Watch};
 
 /// Go through operations on memory in advance: driver calls, time, waste, and what does not fit
 ///
@@ -41,7 +41,7 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = Choice::Model)]
     driver: Choice,
 
-    /// What calls cost, as `cuvmm bench --save-costs` wrote it
+    /// What calls cost, as `cuvmm-bench run --save-costs` wrote it
     #[arg(long, value_name = "FILE", conflicts_with = "gpu")]
     costs: Option<PathBuf>,
 

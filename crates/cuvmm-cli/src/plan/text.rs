@@ -4,8 +4,8 @@ use bytesize::ByteSize;
 use comfy_table::{CellAlignment, Table, presets};
 
 use super::figures::{Failed, Figures, Total};
-use crate::terminal::{counted, safe};
-use crate::watch::in_words;
+use cuvmm_cli::terminal::{counted, safe};
+use cuvmm_cli::watch::in_words;
 
 pub(super) fn of(figures: &Figures) -> String {
     let mut text = format!(

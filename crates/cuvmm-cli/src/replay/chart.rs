@@ -8,8 +8,8 @@ use plotters::prelude::*;
 use super::policy::Policy;
 use super::settings::Nanos;
 use super::timeline::Timeline;
-use crate::files;
-use crate::terminal::safe;
+use cuvmm_cli::files;
+use cuvmm_cli::terminal::safe;
 
 /// One panel: a policy and what it did.
 type Panel = (Policy, Timeline);

@@ -9,7 +9,7 @@ use serde::{Serialize, Serializer};
 use super::settings::Nanos;
 use super::simulate::{Fate, Played, Request};
 use super::stamps::Verified;
-use crate::terminal::counted;
+use cuvmm_cli::terminal::counted;
 
 /// What the memory operations of one model, or of all, cost.
 #[derive(Clone, Debug, Default)]

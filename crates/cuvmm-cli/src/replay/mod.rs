@@ -35,10 +35,10 @@ use self::pooled::{Division, Pooled};
 use self::report::Setup;
 use self::timeline::Timeline;
 use self::workload::Workload;
-use crate::costs;
-use crate::drivers::StandIn;
-use crate::files;
-use crate::terminal::print;
+use cuvmm_cli::costs;
+use cuvmm_cli::drivers::StandIn;
+use cuvmm_cli::files;
+use cuvmm_cli::terminal::print;
 
 /// What a driver without a GPU has beyond the replay's memory: no pool leaves anything free.
 const SLACK: u64 = 256 << 20;

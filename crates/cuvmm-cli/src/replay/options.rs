@@ -9,11 +9,11 @@ use cuvmm::driver::model::Costs;
 use super::policy::Policy;
 use super::settings::Settings;
 use super::workload::{self, Workload};
-use crate::costs;
-use crate::drivers::Choice;
-use crate::size::size;
-use crate::terminal::counted;
-use crate::usage;
+use cuvmm_cli::command::usage;
+use cuvmm_cli::costs;
+use cuvmm_cli::drivers::Choice;
+use cuvmm_cli::size::size;
+use cuvmm_cli::terminal::counted;
 
 /// Replay a request trace: several models share one GPU's memory.
 ///
@@ -72,7 +72,7 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(super) expect: bool,
 
-    /// What calls cost on the model, as `cuvmm bench --save-costs` wrote it
+    /// What calls cost on the model, as `cuvmm-bench run --save-costs` wrote it
     #[arg(long, value_name = "FILE", conflicts_with = "gpu")]
     pub(super) costs: Option<PathBuf>,
 

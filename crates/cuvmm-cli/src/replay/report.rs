@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::figures::{self, Figures, InOrder, Loss, PolicyFigures};
 use super::policy::Policy;
 use super::settings::{Nanos, Settings};
-use crate::terminal::{self, counted, safe};
+use cuvmm_cli::terminal::{self, counted, safe};
 
 /// What was replayed on what, for the head of the report.
 #[derive(Clone, Debug)]

@@ -15,7 +15,7 @@ use rand_pcg::Pcg64Mcg;
 use super::settings::Nanos;
 use super::simulate::Request;
 use super::trace::{self, Row};
-use crate::files;
+use cuvmm_cli::files;
 
 /// The most bytes of a trace: about 90 million requests.
 const MOST_TRACE: u64 = 4 << 30;

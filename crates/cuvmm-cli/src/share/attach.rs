@@ -14,7 +14,7 @@ use super::file::Weights;
 use super::publishers::{self, Publisher};
 use super::shown::{Attached, Dump};
 use super::{Where, elements, size};
-use crate::terminal::{json, json_line, print, shown};
+use cuvmm_cli::terminal::{json, json_line, print, shown};
 
 /// How long the publisher is asked to wait for something newer before it is asked again.
 const LONG: Duration = Duration::from_secs(3600);

@@ -12,8 +12,8 @@ use anyhow::{Context as _, anyhow, ensure};
 use cuvmm::share::{Manifest, Tensor};
 use safetensors::tensor::Metadata;
 
-use crate::files;
-use crate::terminal::{chain, shown};
+use cuvmm_cli::files;
+use cuvmm_cli::terminal::{chain, shown};
 
 /// The bytes before the header: its length.
 const LENGTH: u64 = 8;

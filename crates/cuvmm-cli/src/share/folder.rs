@@ -12,7 +12,7 @@ use anyhow::{Context as _, ensure};
 use cuvmm::share::LOCK_ENDING;
 use rustix::process::geteuid;
 
-use crate::terminal::shown;
+use cuvmm_cli::terminal::shown;
 
 /// How the name of a socket ends.
 const SOCKET: &str = "sock";

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::publishers::{Found, find};
 use super::{size, table};
-use crate::terminal::{json as as_json, print, safe, shown};
+use cuvmm_cli::terminal::{json as as_json, print, safe, shown};
 
 /// List what this user's processes publish
 ///

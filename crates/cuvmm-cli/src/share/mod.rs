@@ -21,8 +21,8 @@ use bytesize::ByteSize;
 use comfy_table::{CellAlignment, Table, presets};
 use cuvmm::Device;
 
-use crate::drivers::Choice;
-use crate::usage;
+use cuvmm_cli::command::usage;
+use cuvmm_cli::drivers::Choice;
 
 /// Pass memory of the device between processes without a copy
 ///

@@ -12,9 +12,10 @@ use cuvmm::{Device, Region, Stream};
 use super::file::{Stamp, Weights};
 use super::stop::{Stop, Stopped};
 use super::{Where, folder, publishers, size};
-use crate::terminal::{chain, counted, print, shown};
-use crate::watch::{in_words, nanos};
-use crate::{FAILURE, complain, files, usage};
+use cuvmm_cli::command::usage;
+use cuvmm_cli::files;
+use cuvmm_cli::terminal::{self, chain, counted, print, shown};
+use cuvmm_cli::watch::{in_words, nanos};
 
 /// Nothing of a version is ever given back alone, and each reader pays for each extent: so they are as
 /// large as they can be.
@@ -222,7 +223,7 @@ impl Press {
                 {
                     Err(error) if error.is::<Stopped>() => return Ok(()),
                     Err(error) => {
-                        complain(&chain(&error), FAILURE);
+                        terminal::tell(&format!("cuvmm: {}", chain(&error)));
                     }
                     Ok(()) => {}
                 }

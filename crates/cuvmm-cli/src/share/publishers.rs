@@ -8,7 +8,7 @@ use cuvmm::error::{ChannelError, ShareError};
 use cuvmm::share::{self, Listing, Subscriber};
 
 use super::folder;
-use crate::terminal::{chain, safe, shown};
+use cuvmm_cli::terminal::{chain, safe, shown};
 
 /// How long a publisher may take to answer before the next one is asked.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::publishers::Publisher;
 use super::{size, table};
-use crate::terminal::{counted, safe, shown};
+use cuvmm_cli::terminal::{counted, safe, shown};
 
 /// As many tensors are listed unless all are wanted.
 const FEW: usize = 10;

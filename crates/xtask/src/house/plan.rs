@@ -106,8 +106,16 @@ pub(crate) const CRATES: &[Place] = &[
     },
     Place {
         name: "cuvmm-cli",
-        uses: &["cuvmm", "conformance"],
-        tests_use: &["fakecuda"],
+        uses: &["cuvmm"],
+        tests_use: &[],
+        reads_environment: true,
+        library: false,
+        floors: &[],
+    },
+    Place {
+        name: "cuvmm-bench",
+        uses: &["cuvmm", "cuvmm-cli", "conformance"],
+        tests_use: &[],
         reads_environment: true,
         library: false,
         floors: &[],

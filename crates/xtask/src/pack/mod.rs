@@ -71,6 +71,7 @@ fn builds() -> Result<Vec<Vec<String>>> {
     let mut builds: Vec<Vec<String>> = vec![owned(&[
         "build",
         "--package=cuvmm-cli",
+        "--package=cuvmm-bench",
         "--package=conformance",
         "--package=fakecuda",
     ])];

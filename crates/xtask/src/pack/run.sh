@@ -19,6 +19,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 out=${OUT:-$here/out}
 mkdir -p "$out"
 export CUVMM_BIN=$here/bin/cuvmm
+export CUVMM_BENCH_BIN=$here/bin/cuvmm-bench
 export CUVMM_REQUIRE_GPU=${CUVMM_REQUIRE_GPU:-1}
 
 passed=0
@@ -63,18 +64,18 @@ tests() {
 
 conform() {
     local answers=$out/answers.json
-    step conform-record "$CUVMM_BIN" conform --driver cuda --slow --record "$answers"
+    step conform-record "$CUVMM_BENCH_BIN" conform --driver cuda --slow --record "$answers"
     local known
     for known in "$here"/answers/*.json; do
         [ -e "$known" ] || continue
         step "conform-against-$(basename "$known" .json)" \
-            "$CUVMM_BIN" conform --driver cuda --slow --against "$known"
+            "$CUVMM_BENCH_BIN" conform --driver cuda --slow --against "$known"
     done
 }
 
 # The loader takes the packed library for the driver.
 stand_in() {
-    step stand-in env LD_LIBRARY_PATH="$here/lib" "$CUVMM_BIN" conform --driver cuda
+    step stand-in env LD_LIBRARY_PATH="$here/lib" "$CUVMM_BENCH_BIN" conform --driver cuda
 }
 
 replay() {

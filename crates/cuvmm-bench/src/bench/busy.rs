@@ -1,0 +1,182 @@
+//! Work that uses a block for a while, on any driver, and tells whether anybody else touched it.
+//!
+//! On a GPU it is kernels: one writes every word of the block and runs on for the time, the next
+//! looks at every word. Elsewhere a stream is held back with a kernel queued on it that reads the
+//! block, and let go when the time has gone by; the model has no bytes to look at, but there too a
+//! kernel that finds its memory gone loses the context.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{anyhow, ensure};
+use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::{DeviceAddress, DriverKind, Ordinal};
+use cuvmm::{Block, Stream};
+
+use super::kernels::Kernels;
+use super::stage::{Stage, skip};
+use cuvmm_cli::drivers::Concrete;
+
+const PATTERN: u32 = 0x5a5a_5a5a;
+
+/// How a device is kept busy.
+pub(super) enum Busy<'a> {
+    Kernels(&'a Kernels),
+    Held(Held),
+}
+
+/// A machine whose streams can be held back.
+pub(super) struct Held {
+    machine: Arc<dyn Holds>,
+    device: Ordinal,
+}
+
+/// What is being used, to be looked at when it ends.
+pub(super) struct Used {
+    stream: Stream,
+    at: DeviceAddress,
+    bytes: usize,
+    begun: Instant,
+    time: Duration,
+}
+
+impl<'a> Busy<'a> {
+    /// # Errors
+    /// The row is skipped where a GPU runs no kernels.
+    pub(super) fn new(stage: &'a Stage) -> anyhow::Result<Self> {
+        let device = stage.device.ordinal();
+        let held = |machine| Ok(Self::Held(Held { machine, device }));
+        match &stage.driver {
+            Concrete::Cuda(_) => stage.kernels.as_ref().map(Self::Kernels).map_err(skip),
+            Concrete::Host(machine) => held(Arc::clone(machine) as _),
+            Concrete::Model(machine) => held(Arc::clone(machine) as _),
+        }
+    }
+
+    /// In words, what the work is.
+    pub(super) const fn said(&self) -> &'static str {
+        match self {
+            Self::Kernels(_) => "the work is a kernel",
+            Self::Held(_) => "the work is a held stream",
+        }
+    }
+
+    /// Queues the work and returns at once.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub(super) fn use_block(
+        &self,
+        stream: &Stream,
+        block: &Block,
+        time: Duration,
+    ) -> anyhow::Result<Used> {
+        let (at, bytes) = (block.address(), block.size());
+        match self {
+            Self::Kernels(kernels) => kernels.use_block(stream, block, PATTERN, time)?,
+            Self::Held(Held { machine, device }) => {
+                let byte = PATTERN.to_le_bytes()[0];
+                machine.kernel(*device, stream, (vec![], vec![(at, bytes, byte)]))?;
+                stream.synchronize()?;
+                machine.held(*device, stream, true);
+                machine.kernel(*device, stream, (vec![(at, bytes)], vec![]))?;
+            }
+        }
+        Ok(Used {
+            stream: stream.clone(),
+            at,
+            bytes: usize::try_from(bytes)?,
+            begun: Instant::now(),
+            time,
+        })
+    }
+
+    /// Waits until the work has ended, and sees that the block was not touched before.
+    ///
+    /// # Errors
+    /// When it was.
+    pub(super) fn end(&self, used: Used) -> anyhow::Result<()> {
+        let changed = match self {
+            Self::Kernels(kernels) => {
+                used.stream.synchronize()?;
+                kernels.changed()?
+            }
+            Self::Held(Held { machine, device }) => {
+                std::thread::sleep(used.time.saturating_sub(used.begun.elapsed()));
+                let changed = machine.changed(*device, used.at, used.bytes)?;
+                machine.held(*device, &used.stream, false);
+                used.stream.synchronize()?;
+                changed
+            }
+        };
+        ensure!(changed == 0, "{changed} words changed under running work");
+        Ok(())
+    }
+
+    /// Does something while the device is busy for some time.
+    ///
+    /// # Errors
+    /// What it answers.
+    pub(super) fn meanwhile<T>(
+        &self,
+        stream: &Stream,
+        time: Duration,
+        act: impl FnOnce() -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        match self {
+            Self::Kernels(kernels) => {
+                kernels.wait(stream, time)?;
+                act()
+            }
+            Self::Held(Held { machine, device }) => {
+                machine.held(*device, stream, true);
+                machine.kernel(*device, stream, (vec![], vec![]))?;
+                std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        std::thread::sleep(time);
+                        machine.held(*device, stream, false);
+                    });
+                    act()
+                })
+            }
+        }
+    }
+}
+
+/// Ranges that a kernel reads, and ranges that it fills with a byte.
+type Ranges = (Vec<(DeviceAddress, u64)>, Vec<(DeviceAddress, u64, u8)>);
+
+/// What host and model have in common.
+trait Holds: Send + Sync {
+    fn held(&self, device: Ordinal, stream: &Stream, yes: bool);
+    fn kernel(&self, device: Ordinal, stream: &Stream, ranges: Ranges) -> anyhow::Result<()>;
+    /// Words that do not hold the pattern.
+    fn changed(&self, device: Ordinal, at: DeviceAddress, bytes: usize) -> anyhow::Result<u64>;
+}
+
+impl<B: Backing> Holds for Machine<B> {
+    fn held(&self, device: Ordinal, stream: &Stream, yes: bool) {
+        if yes {
+            self.hold(device, stream.as_raw());
+        } else {
+            self.let_go(device, stream.as_raw());
+        }
+    }
+
+    fn kernel(&self, device: Ordinal, stream: &Stream, ranges: Ranges) -> anyhow::Result<()> {
+        self.queue_kernel(device, stream.as_raw(), ranges.0, ranges.1)
+            .map_err(|code| anyhow!("queueing a kernel: {code}"))
+    }
+
+    fn changed(&self, device: Ordinal, at: DeviceAddress, bytes: usize) -> anyhow::Result<u64> {
+        if B::KIND == DriverKind::Model {
+            return Ok(0);
+        }
+        let mut seen = vec![0; bytes];
+        self.peek(device, at, &mut seen)
+            .map_err(|code| anyhow!("the block is not there: {code}"))?;
+        let words = seen.chunks_exact(4);
+        let wrong = words.filter(|word| **word != PATTERN.to_le_bytes());
+        Ok(wrong.count() as u64)
+    }
+}

@@ -1,0 +1,72 @@
+//! Dropping a block that the device is using.
+
+use std::time::Duration;
+
+use cuvmm::{Block, Pool, Scrub, Stream};
+
+use super::busy::Busy;
+use super::commit::MIB;
+use super::report::Report;
+use super::row::Row;
+use super::samples::Samples;
+use super::stage::Stage;
+use cuvmm_cli::watch::wall;
+
+pub(super) const NAME: &str = "drop_under_kernel";
+
+const SIZE: u64 = 256 * MIB;
+
+const FLOOR: &str = "cuMemFree under a kernel of 100 ms, which waits for it";
+
+/// How long the device uses the block.
+const WHILE: Duration = Duration::from_millis(100);
+
+/// Measures the drop, has another tenant ask for the memory while the work runs, and sees that
+/// nothing touched it.
+///
+/// # Errors
+/// When a side fails, or memory changed under running work.
+pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
+    stage.room_to_write(2 * SIZE)?;
+    let busy = Busy::new(stage)?;
+    let pool = stage.pool(SIZE, Scrub::Never)?;
+    let stream = Stream::new(&stage.device)?;
+    let mut ours = Samples::default();
+    let mut floors = Samples::default();
+    let mut early = 0;
+    for _ in 0..stage.times(10, 2) {
+        let tenant = pool.tenant("A").register()?;
+        let block = tenant.block(SIZE).home_stream(&stream).try_allocate()?;
+        let used = busy.use_block(&stream, &block, WHILE)?;
+        let (took, ()) = wall(|| {
+            drop(block);
+            anyhow::Ok(())
+        })?;
+        ours.add(took);
+        let stolen = steal(&pool, stage)?;
+        early += u32::from(stolen.is_some());
+        busy.end(used)?;
+        drop(stolen);
+        stage.device.synchronize()?;
+
+        let plain = stage.hand.plain(SIZE)?;
+        let freed = || Ok(wall(|| plain.free())?.0);
+        floors.add(busy.meanwhile(&stream, WHILE, freed)?);
+    }
+    let row = Row::new(NAME, &ours, FLOOR, &floors)
+        .count("handed_on_early", early.into())
+        .note(busy.said());
+    report.add(row);
+    Ok(())
+}
+
+/// Another tenant asks for the memory, and writes to it if it gets any.
+fn steal(pool: &Pool, stage: &Stage) -> anyhow::Result<Option<Block>> {
+    let thief = pool.tenant("B").register()?;
+    let stream = Stream::new(&stage.device)?;
+    let Ok(block) = thief.block(SIZE).home_stream(&stream).try_allocate() else {
+        return Ok(None);
+    };
+    block.write(0, &[0xee; 4096])?;
+    Ok(Some(block))
+}

@@ -1,0 +1,238 @@
+//! What a plan expects of cold commits beside what they take: at once after a release of the same
+//! size, and half a second after the last one. Without a table that was given, prices and commits
+//! are measured in turns, so that both have their share of the driver's slow moments.
+
+use std::slice;
+use std::sync::Arc;
+
+use cuvmm::driver::model::Costs;
+use cuvmm::plan::Report as Outcome;
+use cuvmm::{Device, Plan};
+
+use super::commit::{PAGE, SIZES};
+use super::prices::{self, Beside};
+use super::report::Report;
+use super::row::Row;
+use super::samples::Samples;
+use super::stage::Stage;
+use super::truly_cold::possible;
+use super::wanted::Wanted;
+use cuvmm_cli::drivers::StandIn;
+use cuvmm_cli::watch::{A_WHILE, Watch, nanos};
+
+const EXPECTED: &str = "the same plan on the model, by the table of costs";
+
+fn at_once(size: &str) -> String {
+    format!("plan_at_once_{size}")
+}
+
+fn truly_cold(size: &str) -> String {
+    format!("plan_truly_cold_{size}")
+}
+
+/// The rows, in order.
+pub(super) fn names() -> Vec<String> {
+    let at_once = SIZES.map(|(size, _)| at_once(size));
+    let cold = SIZES.map(|(size, _)| truly_cold(size));
+    at_once.into_iter().chain(cold).collect()
+}
+
+/// Addresses of a size with memory everywhere.
+fn commit(plan: Plan, size: u64) -> Plan {
+    let name = format!("{size} bytes");
+    plan.reserve(name.clone(), size).commit(name, size)
+}
+
+/// Half a second, a commit that does not count, then each size.
+fn round(sizes: impl Iterator<Item = u64>) -> Plan {
+    let begun = Plan::new()
+        .wait(A_WHILE)
+        .reserve("first", PAGE)
+        .commit("first", PAGE);
+    sizes.fold(begun, commit)
+}
+
+/// Steps of a round before those of the sizes.
+const BEGUN: usize = 3;
+
+/// Nanoseconds of a commit whose two steps begin at an index.
+fn took(outcome: &Outcome, first: usize) -> anyhow::Result<f64> {
+    if let Some(failure) = &outcome.failure {
+        anyhow::bail!("step {} failed: {}", failure.reached.step, failure.error);
+    }
+    let steps = outcome.steps.iter().skip(first).take(2);
+    Ok(nanos(steps.map(|step| step.time).sum()))
+}
+
+/// A model like the device, on which plans are expected.
+struct Expecting {
+    device: Device,
+    watch: Watch,
+}
+
+impl Expecting {
+    fn new(stage: &Stage, costs: &Costs) -> anyhow::Result<Self> {
+        let stand_in = StandIn {
+            capacity: Some(stage.memory()),
+            costs: Some(costs.clone()),
+            granularity: Some(stage.device.granularity()),
+            ..StandIn::default()
+        };
+        let model = Arc::new(stand_in.model());
+        Ok(Self {
+            device: Device::open(model.clone(), 0)?,
+            watch: Watch::Virtual(model),
+        })
+    }
+
+    fn run(&self, plan: &Plan) -> anyhow::Result<Outcome> {
+        Ok(plan.run(slice::from_ref(&self.device), &self.watch)?)
+    }
+}
+
+/// Commits that are measured by themselves, or in the round of those that are cold.
+struct Measured {
+    name: String,
+    size: u64,
+    samples: Samples,
+}
+
+impl Measured {
+    /// The row, beside what was expected by the table, and by the ends of its range if it has one.
+    fn row(
+        &self,
+        stage: &Stage,
+        costs: &Costs,
+        take: impl Fn(&Expecting) -> anyhow::Result<f64>,
+    ) -> anyhow::Result<Row> {
+        let by = |costs: &Costs| take(&Expecting::new(stage, costs)?);
+        let expected = by(costs)?;
+        let floors = [expected].into_iter().collect();
+        let row = Row::new(self.name.clone(), &self.samples, EXPECTED, &floors);
+        let row = row.note(stage.watch.note());
+        let Some((low, high)) = costs.range() else {
+            return Ok(row);
+        };
+        let (low, high) = (by(&low)?.min(expected), by(&high)?.max(expected));
+        Ok(row
+            .count("expected_low_ns", low)
+            .count("expected_high_ns", high))
+    }
+}
+
+/// All commits that are asked for.
+struct Rows<'a> {
+    stage: &'a Stage,
+    at_once: Vec<Measured>,
+    cold: Vec<Measured>,
+    round: Plan,
+}
+
+impl<'a> Rows<'a> {
+    fn new(stage: &'a Stage, wanted: &Wanted, report: &mut Report) -> Self {
+        let mut asked = |name: String, size, there: &dyn Fn() -> anyhow::Result<()>| {
+            if !wanted.has(&name) {
+                return None;
+            }
+            match there() {
+                Ok(()) => Some(Measured {
+                    name,
+                    size,
+                    samples: Samples::default(),
+                }),
+                Err(error) => {
+                    report.leave_out(&name, &error);
+                    None
+                }
+            }
+        };
+        let at_once = SIZES.iter().filter_map(|&(word, size)| {
+            let there = || stage.room(size);
+            asked(at_once(word), size, &there)
+        });
+        let at_once = at_once.collect();
+        let mut together = PAGE;
+        let cold = SIZES.iter().filter_map(|&(word, size)| {
+            let there = || possible(stage).and_then(|()| stage.room(together + size));
+            let row = asked(truly_cold(word), size, &there)?;
+            together += size;
+            Some(row)
+        });
+        let cold: Vec<_> = cold.collect();
+        Self {
+            stage,
+            at_once,
+            round: round(cold.iter().map(|row| row.size)),
+            cold,
+        }
+    }
+
+    fn run(&self, plan: &Plan) -> anyhow::Result<Outcome> {
+        Ok(plan.run(slice::from_ref(&self.stage.device), &self.stage.watch)?)
+    }
+
+    /// Takes the samples of a turn whose prices were just measured.
+    fn take(&mut self, beside: Beside) -> anyhow::Result<()> {
+        match beside {
+            Beside::AtOnce(size) => {
+                let Some(index) = self.at_once.iter().position(|row| row.size == size) else {
+                    return Ok(());
+                };
+                let plan = commit(Plan::new(), size);
+                self.run(&plan)?;
+                let sample = took(&self.run(&plan)?, 0)?;
+                self.at_once[index].samples.add(sample);
+            }
+            Beside::Cold if self.cold.is_empty() => {}
+            Beside::Cold => {
+                let outcome = self.run(&self.round)?;
+                for (row, index) in self.cold.iter_mut().zip(0..) {
+                    row.samples.add(took(&outcome, BEGUN + 2 * index)?);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the samples of all turns, and says what is expected by: the table that was given, or
+    /// else the one that is measured meanwhile.
+    fn turns(&mut self) -> anyhow::Result<&'a Costs> {
+        let stage = self.stage;
+        let Some(given) = &stage.given else {
+            return prices::measured_beside(stage, &mut |beside| self.take(beside));
+        };
+        for _ in 0..stage.times(15, 2) {
+            stage.settle()?;
+            for (_, size) in SIZES {
+                self.take(Beside::AtOnce(size))?;
+            }
+            self.take(Beside::Cold)?;
+        }
+        Ok(given)
+    }
+}
+
+/// Measures all rows that are asked for.
+///
+/// # Errors
+/// When a call fails.
+pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> anyhow::Result<()> {
+    let mut rows = Rows::new(stage, wanted, report);
+    if rows.at_once.is_empty() && rows.cold.is_empty() {
+        return Ok(());
+    }
+    let costs = rows.turns()?;
+    for row in &rows.at_once {
+        let plan = commit(Plan::new(), row.size);
+        report.add(row.row(stage, costs, |expecting| {
+            expecting.run(&plan)?;
+            took(&expecting.run(&plan)?, 0)
+        })?);
+    }
+    for (row, index) in rows.cold.iter().zip(0..) {
+        report.add(row.row(stage, costs, |expecting| {
+            took(&expecting.run(&rows.round)?, BEGUN + 2 * index)
+        })?);
+    }
+    Ok(())
+}

@@ -1,0 +1,44 @@
+//! Freeing, as the caller sees it.
+
+use cuvmm::{Scrub, Stream};
+
+use super::commit::GIB;
+use super::report::Report;
+use super::row::Row;
+use super::samples::Samples;
+use super::stage::Stage;
+use cuvmm_cli::watch::wall;
+
+pub(super) const NAME: &str = "free_1GiB";
+
+const FLOOR: &str = "giving one physical back by hand: unmap, release, address free";
+
+/// Drops a block of 1 GiB with a home stream.
+///
+/// # Errors
+/// When a side fails.
+pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
+    stage.room(2 * GIB)?;
+    let pool = stage.pool(GIB, Scrub::default())?;
+    let tenant = pool.tenant("tenant").register()?;
+    let stream = Stream::new(&stage.device)?;
+    let mut ours = Samples::default();
+    let mut floors = Samples::default();
+    // The driver's own way takes much longer.
+    for _ in 0..stage.times(50, 2) {
+        for _ in 0..20 {
+            let block = tenant.block(GIB).home_stream(&stream).try_allocate()?;
+            let (took, ()) = wall(|| {
+                drop(block);
+                anyhow::Ok(())
+            })?;
+            ours.add(took);
+        }
+        let range = stage.hand.commit(&[GIB])?;
+        let (took, ()) = stage.watch.time(|| range.give_back())?;
+        floors.add(took);
+    }
+    let row = Row::new(NAME, &ours, FLOOR, &floors);
+    report.add(row.note(stage.watch.note_on_baseline()));
+    Ok(())
+}

@@ -1,0 +1,284 @@
+//! `cuvmm-bench run`: what the library costs beside what the driver costs, in one run.
+//!
+//! `docs/bench.md` says what each row is. From the bottom up: `samples` and `row` hold figures,
+//! `report` shows them; `by_hand` and `calls` are the driver's own calls, `queue` work on memory,
+//! `pinned` host memory, `kernels` device code, `busy` work that lasts, `mapper` a pool with a mapper;
+//! `stage` has all that a row needs; `cold` is our cold side and `pairs` takes turns. Then a file
+//! for each kind of row, `prices` for the table of costs, and `foreseen` for what plans expect by it.
+//! `nccl` is a command of its own.
+
+mod beside_taking;
+mod beside_waiter;
+mod busy;
+mod by_hand;
+mod calls;
+mod cold;
+mod commit;
+mod current;
+mod doubling;
+mod drop_under;
+mod foreseen;
+mod free;
+mod grants;
+mod grow;
+mod hardened;
+mod kernels;
+mod kv;
+mod kv_fork;
+mod launch;
+mod lower_limit;
+mod mapper;
+mod metadata;
+pub(crate) mod nccl;
+mod options;
+mod paced;
+mod pairs;
+mod peers;
+mod pinned;
+mod prices;
+mod queue;
+mod relocate;
+mod report;
+mod ring;
+mod row;
+mod samples;
+mod scale;
+mod share;
+mod sleep;
+mod snapshot;
+mod sparse;
+mod stage;
+mod take_back;
+mod threads;
+mod truly_cold;
+mod vector;
+mod waiting_futures;
+mod wanted;
+mod warm;
+
+use std::process::ExitCode;
+
+use anyhow::anyhow;
+use cuvmm::Scrub;
+
+use self::report::Report;
+use self::stage::Stage;
+use self::wanted::Wanted;
+use cuvmm_cli::files;
+use cuvmm_cli::terminal::print;
+
+pub(crate) use options::Args;
+pub(crate) use share::Reader;
+
+type Measure = Box<dyn Fn(&Stage, &Wanted, &mut Report) -> anyhow::Result<()>>;
+
+/// Rows that are measured together.
+struct Group {
+    names: Vec<String>,
+    measure: Measure,
+}
+
+impl Group {
+    fn new(
+        names: Vec<String>,
+        measure: impl Fn(&Stage, &Wanted, &mut Report) -> anyhow::Result<()> + 'static,
+    ) -> Self {
+        Self {
+            names,
+            measure: Box::new(measure),
+        }
+    }
+
+    fn one(
+        name: &str,
+        measure: impl Fn(&Stage, &mut Report) -> anyhow::Result<()> + 'static,
+    ) -> Self {
+        Self::new(vec![name.to_owned()], move |stage, _, report| {
+            measure(stage, report)
+        })
+    }
+
+    /// Measures what is asked for; every row of it is then there or named as left out.
+    fn run(&self, stage: &Stage, wanted: &Wanted, report: &mut Report) {
+        let names: Vec<&String> = self.names.iter().filter(|name| wanted.has(name)).collect();
+        if names.is_empty() {
+            return;
+        }
+        let outcome = (self.measure)(stage, wanted, report);
+        let error = outcome.err().unwrap_or_else(|| anyhow!("it was forgotten"));
+        for name in names {
+            if !report.has(name) {
+                report.leave_out(name, &error);
+            }
+        }
+    }
+}
+
+/// All rows in the order they are measured.
+fn groups() -> Vec<Group> {
+    let mut groups = Vec::new();
+    groups.extend(commit::SIZES.map(|size| {
+        let measure = move |stage: &Stage, wanted: &Wanted, report: &mut Report| {
+            commit::measure(stage, wanted, report, size)
+        };
+        Group::new(commit::names(size), measure)
+    }));
+    let names = commit::SIZES.into_iter().flat_map(truly_cold::names);
+    groups.push(Group::new(names.collect(), |stage, wanted, report| {
+        truly_cold::measure(stage, wanted, report, &commit::SIZES)
+    }));
+    groups.push(Group::new(foreseen::names(), foreseen::measure));
+    groups.push(Group::one(free::NAME, free::measure));
+    groups.extend(warm::SIZES.map(|size| {
+        Group::one(&warm::name(size.0), move |stage, report| {
+            warm::measure(stage, report, size)
+        })
+    }));
+    groups.push(Group::one(grow::AT_ONCE, grow::at_once));
+    groups.push(Group::one(grow::LATER, grow::later));
+    groups.push(Group::one(paced::NAME, paced::measure));
+    groups.push(Group::one(vector::NAME, vector::measure));
+    groups.extend(hardened::SIZES.map(|size| {
+        Group::one(&hardened::name(size.0), move |stage, report| {
+            hardened::pairs(stage, report, size)
+        })
+    }));
+    groups.push(Group::one(hardened::GROWTH, hardened::growth));
+    groups.extend(
+        kv::STEPS.map(|of| Group::one(of.0, move |stage, report| kv::step(stage, report, of))),
+    );
+    groups.push(Group::one(kv::CREATE, kv::create));
+    let names = [kv_fork::SMALL, kv_fork::FEW];
+    groups.push(Group::new(
+        names.map(str::to_owned).into(),
+        kv_fork::measure,
+    ));
+    groups.extend(sleep::DISCARDED.map(|of| {
+        Group::new(of.names(), move |stage, wanted, report| {
+            sleep::discard(stage, wanted, report, of)
+        })
+    }));
+    for (names, staged) in [(sleep::KEPT, false), (sleep::STAGED, true)] {
+        let names = names.map(str::to_owned).to_vec();
+        groups.push(Group::new(names, move |stage, wanted, report| {
+            sleep::keep(stage, wanted, report, staged)
+        }));
+    }
+    groups.extend(containers());
+    groups.extend(share::SHARED.map(|of| {
+        Group::new(share::names(of), move |stage, wanted, report| {
+            share::measure(stage, wanted, report, of)
+        })
+    }));
+    groups.push(Group::one(take_back::PLAIN, |stage, report| {
+        take_back::measure(stage, report, Scrub::Never)
+    }));
+    groups.push(Group::one(take_back::SCRUBBED, |stage, report| {
+        take_back::measure(stage, report, Scrub::BetweenTenants)
+    }));
+    groups.push(Group::one(lower_limit::NAME, lower_limit::measure));
+    groups.push(Group::one(waiting_futures::NAME, waiting_futures::measure));
+    groups.push(Group::one(drop_under::NAME, drop_under::measure));
+    groups.push(Group::one(beside_waiter::NAME, beside_waiter::measure));
+    let names = [beside_taking::LEASE, beside_taking::ALLOCATE].map(str::to_owned);
+    groups.push(Group::new(names.to_vec(), |stage, _, report| {
+        beside_taking::measure(stage, report)
+    }));
+    let names = [launch::NAME, launch::IDLE].map(str::to_owned).to_vec();
+    groups.push(Group::new(names, |stage, _, report| {
+        launch::measure(stage, report)
+    }));
+    groups.push(Group::one(metadata::NAME, metadata::measure));
+    let names = [scale::NAME, scale::SAME_TENANT]
+        .map(str::to_owned)
+        .to_vec();
+    groups.push(Group::new(names, scale::measure));
+    let names = [threads::NAME, threads::TENANT_EACH];
+    let names = names.map(str::to_owned).to_vec();
+    groups.push(Group::new(names, threads::measure));
+    groups
+}
+
+/// The rows of the containers and of what a region does besides, and those of two devices.
+fn containers() -> Vec<Group> {
+    let mut groups = Vec::new();
+    groups.extend(doubling::SIZES.map(|size| {
+        Group::new(doubling::names(size.0), move |stage, wanted, report| {
+            doubling::measure(stage, wanted, report, size)
+        })
+    }));
+    groups.push(Group::one(sparse::COMMIT, sparse::commit));
+    groups.push(Group::one(sparse::ZEROS, sparse::zeros));
+    groups.extend(snapshot::SNAPSHOTS.map(|of| {
+        Group::one(of.0, move |stage, report| {
+            snapshot::snapshot(stage, report, of)
+        })
+    }));
+    groups.push(Group::one(snapshot::MAKE_MUT, snapshot::make_mut));
+    groups.push(Group::one(ring::NAME, ring::measure));
+    let names = [relocate::TO_HOST, relocate::TO_DEVICE];
+    let names = names.map(str::to_owned).to_vec();
+    groups.push(Group::new(names, relocate::measure));
+    groups.push(Group::new(peers::names(), peers::measure));
+    groups.extend(grants::SIZES.map(|size| {
+        Group::new(grants::names(size.0), move |stage, wanted, report| {
+            grants::measure(stage, wanted, report, size)
+        })
+    }));
+    groups
+}
+
+impl Args {
+    /// Measures and prints.
+    ///
+    /// # Errors
+    /// Options that do not fit together, a driver that cannot be had, a file that cannot be read or
+    /// written, and rows that failed.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        let groups = groups();
+        let known: Vec<String> = groups
+            .iter()
+            .flat_map(|group| group.names.iter().cloned())
+            .collect();
+        let wanted = Wanted::new(&self.only, &known)?;
+        let (opened, costs) = self.open()?;
+        let about = format!("{}, CUDA {}", opened.said(), opened.driver.version()?);
+        let driver = opened.driver.kind().name();
+        let stage = Stage::new(opened, self.device, costs, self.quick)?;
+        let device = stage.device.name().to_owned();
+        let mut report = Report::new(driver, device, about.clone(), self.quick, self.verbose);
+        for group in &groups {
+            group.run(&stage, &wanted, &mut report);
+        }
+        let text = if self.json {
+            report.json()?
+        } else {
+            report.text()
+        };
+        print(&text)?;
+        if let Some(file) = &self.save_costs {
+            let table = prices::written(&stage, prices::measured(&stage)?);
+            files::write(file, &table)?;
+        }
+        let failed = report.failed();
+        if failed.is_empty() {
+            return Ok(ExitCode::SUCCESS);
+        }
+        Err(anyhow!("rows that failed: {}", failed.join(", ")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::groups;
+
+    #[test]
+    fn no_row_is_there_twice() {
+        let groups = groups();
+        let names: Vec<&String> = groups.iter().flat_map(|group| &group.names).collect();
+        let different: BTreeSet<_> = names.iter().collect();
+        assert_eq!(names.len(), different.len(), "{names:?}");
+    }
+}

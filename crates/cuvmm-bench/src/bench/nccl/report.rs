@@ -1,0 +1,234 @@
+//! What was found, as a table for people and as JSON for programs.
+
+use std::fmt::Write as _;
+
+use bytesize::ByteSize;
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+
+use super::kind::{Kind, Whose};
+use crate::bench::samples::Samples;
+use cuvmm_cli::terminal::{self, safe};
+use cuvmm_cli::watch::in_words;
+
+/// One kind of memory at one size. The keys are a stable interface; others may be added.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Row {
+    /// Of each rank.
+    pub(super) bytes: u64,
+    pub(super) memory: &'static str,
+    pub(super) registered: &'static str,
+    /// Mappings that the whole buffer is.
+    pub(super) extents: usize,
+    pub(super) n: usize,
+    pub(super) p50_ns: f64,
+    pub(super) p99_ns: f64,
+    pub(super) max_ns: f64,
+    /// 10^9 bytes of one rank a second, by the median.
+    pub(super) algorithm_gb_per_s: f64,
+    /// What that is on the links between the ranks.
+    pub(super) bus_gb_per_s: f64,
+    /// Bandwidth by that of NCCL's own memory in the same state, medians of the same run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) vs_nccl: Option<f64>,
+}
+
+/// What NCCL did not register, and why.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Refused {
+    pub(super) memory: &'static str,
+    pub(super) registered: &'static str,
+    pub(super) reason: String,
+}
+
+/// A whole run.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) nccl: String,
+    pub(super) library: String,
+    pub(super) driver: String,
+    pub(super) device: String,
+    pub(super) devices: usize,
+    pub(super) rows: Vec<Row>,
+    pub(super) refused: Vec<Refused>,
+}
+
+impl Row {
+    /// The rows of a size. What is held against NCCL's own has it among the measured.
+    pub(super) fn of_size(
+        bytes: u64,
+        ranks: usize,
+        measured: &[(Kind, usize, Samples)],
+    ) -> Vec<Self> {
+        let p50 = |kind: Kind| {
+            let found = measured.iter().find(|(other, ..)| *other == kind);
+            found.map(|(_, _, samples)| samples.median())
+        };
+        let row = |(kind, extents, samples): &(Kind, usize, Samples)| {
+            let p50_ns = samples.median();
+            let algorithm = rate(bytes, p50_ns);
+            let theirs = p50(kind.rival()).filter(|_| kind.whose != Whose::Nccl);
+            Self {
+                bytes,
+                memory: kind.memory(),
+                registered: kind.how(),
+                extents: *extents,
+                n: samples.count(),
+                p50_ns,
+                p99_ns: samples.per_mille(990),
+                max_ns: samples.max(),
+                algorithm_gb_per_s: algorithm,
+                bus_gb_per_s: algorithm * on_the_bus(ranks),
+                vs_nccl: theirs
+                    .filter(|_| p50_ns > 0.0)
+                    .map(|theirs| theirs / p50_ns),
+            }
+        };
+        measured.iter().map(row).collect()
+    }
+}
+
+/// Bytes in a nanosecond are 10^9 bytes in a second.
+fn rate(bytes: u64, nanoseconds: f64) -> f64 {
+    if nanoseconds > 0.0 {
+        bytes as f64 / nanoseconds
+    } else {
+        0.0
+    }
+}
+
+/// How often each byte of an all-reduce goes over a rank's links: there and back, but for its own
+/// part.
+fn on_the_bus(ranks: usize) -> f64 {
+    let ranks = ranks.max(1) as f64;
+    2.0 * (ranks - 1.0) / ranks
+}
+
+impl Report {
+    pub(super) fn json(&self) -> anyhow::Result<String> {
+        Ok(terminal::json(self)?)
+    }
+
+    pub(super) fn text(&self) -> String {
+        let mut text = format!(
+            "{} x {} on CUDA {}, NCCL {} ({}), no multicast\n\n{}\n",
+            self.devices,
+            self.device,
+            self.driver,
+            self.nccl,
+            safe(&self.library),
+            table(&self.rows)
+        );
+        for refused in &self.refused {
+            let (memory, how) = (refused.memory, refused.registered);
+            // Writing to a string does not fail.
+            let _ = writeln!(
+                text,
+                "{memory}, registered {how}: refused, {}",
+                safe(&refused.reason)
+            );
+        }
+        text
+    }
+}
+
+fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN).set_header([
+        "bytes",
+        "memory",
+        "extents",
+        "registered",
+        "n",
+        "p50",
+        "p99",
+        "GB/s",
+        "bus GB/s",
+        "vs NCCL's",
+    ]);
+    for column in table.column_iter_mut().skip(4) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    for row in rows {
+        table.add_row([
+            ByteSize(row.bytes).to_string(),
+            row.memory.to_owned(),
+            row.extents.to_string(),
+            row.registered.to_owned(),
+            row.n.to_string(),
+            in_words(row.p50_ns),
+            in_words(row.p99_ns),
+            format!("{:.1}", row.algorithm_gb_per_s),
+            format!("{:.1}", row.bus_gb_per_s),
+            row.vs_nccl
+                .map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}")),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::memory::By;
+    use super::*;
+
+    fn rows() -> Vec<Row> {
+        let of = |whose, registered, ns: f64| {
+            let samples: Samples = [ns].into_iter().collect();
+            (Kind { whose, registered }, 1, samples)
+        };
+        let measured = [
+            of(Whose::Nccl, None, 100.0),
+            of(Whose::Ours, None, 80.0),
+            of(Whose::Nccl, Some(By::Extent), 50.0),
+            of(Whose::Grown, Some(By::Whole), 100.0),
+        ];
+        Row::of_size(3000, 4, &measured)
+    }
+
+    #[test]
+    fn bandwidths_are_those_that_nccl_tests_print() {
+        let rows = rows();
+        assert_eq!(rows[0].algorithm_gb_per_s, 30.0);
+        assert_eq!(rows[0].bus_gb_per_s, 45.0, "2 * 3 / 4");
+        assert_eq!(on_the_bus(2), 1.0);
+        assert_eq!(on_the_bus(1), 0.0);
+        assert_eq!(rate(5, 0.0), 0.0);
+    }
+
+    #[test]
+    fn each_stands_beside_nccls_own_in_the_same_state() {
+        let ratios: Vec<_> = rows().iter().map(|row| row.vs_nccl).collect();
+        assert_eq!(ratios, [None, Some(1.25), None, Some(0.5)]);
+    }
+
+    #[test]
+    fn the_table_says_what_was_refused() {
+        let report = Report {
+            nccl: "2.32.3".to_owned(),
+            library: "libnccl.so.2".to_owned(),
+            driver: "13.0".to_owned(),
+            device: "a GPU".to_owned(),
+            devices: 4,
+            rows: rows(),
+            refused: vec![Refused {
+                memory: "grown region",
+                registered: "whole",
+                reason: "no".to_owned(),
+            }],
+        };
+        let text = report.text();
+        assert!(
+            text.starts_with("4 x a GPU on CUDA 13.0, NCCL 2.32.3"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("\ngrown region, registered whole: refused, no\n"),
+            "{text}"
+        );
+        assert!(text.contains("1.250"), "{text}");
+        let json: serde_json::Value = serde_json::from_str(&report.json().unwrap()).unwrap();
+        assert_eq!(json["rows"][1]["vs_nccl"], 1.25);
+        assert_eq!(json["refused"][0]["reason"], "no");
+    }
+}

@@ -1,0 +1,85 @@
+//! The options of `cuvmm-bench run`.
+
+use std::path::PathBuf;
+
+use cuvmm::driver::model::Costs;
+
+use cuvmm_cli::drivers::{Choice, Opened, StandIn};
+use cuvmm_cli::size::size;
+use cuvmm_cli::{costs, files};
+
+/// What a driver without a GPU can map by default: enough for every row. Only what is written is
+/// taken from the system.
+const MAPPABLE: u64 = 40 << 30;
+
+/// How many devices a driver without a GPU plays: for the rows that take two.
+pub(super) const PLAYED: u16 = 2;
+
+/// Measure the library beside the driver's own calls
+///
+/// Every row is measured in turn with what it is measured against, in one run: trust the ratios.
+/// Rows that a driver cannot measure are left out and named. Some rows take seconds, all of them
+/// minutes.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The driver to measure on; the model counts virtual time
+    #[arg(long, value_enum, default_value_t)]
+    pub(super) driver: Choice,
+
+    /// Which device of the driver; rows of two take the next one that it reaches besides
+    #[arg(long, value_name = "ORDINAL", default_value_t = 0)]
+    pub(super) device: u32,
+
+    /// Only these rows, each with its comparisons
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(super) only: Vec<String>,
+
+    /// Few samples: to see that it works
+    #[arg(long)]
+    pub(super) quick: bool,
+
+    /// Memory of a device that is no GPU
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(super) memory: Option<u64>,
+
+    /// Measure also what each driver call costs, and write the table to a file
+    #[arg(long, value_name = "FILE")]
+    pub(super) save_costs: Option<PathBuf>,
+
+    /// What calls cost, as --save-costs wrote it: on the model [default: an H200], and for what
+    /// plans expect [default: measured in the same run]
+    #[arg(long, value_name = "FILE")]
+    pub(super) costs: Option<PathBuf>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub(super) json: bool,
+
+    /// Print each row to standard error as it comes
+    #[arg(short, long)]
+    pub(super) verbose: bool,
+}
+
+impl Args {
+    /// Opens the driver, and reads the table of costs if one is given.
+    ///
+    /// # Errors
+    /// Files that cannot be read or written, a driver that cannot be had.
+    pub(super) fn open(&self) -> anyhow::Result<(Opened, Option<Costs>)> {
+        let costs = self.costs.as_deref().map(costs::read).transpose()?;
+        if let Some(file) = &self.save_costs {
+            files::writable(file)?;
+        }
+        let memory = match self.memory {
+            None if self.driver != Choice::Model => Some(MAPPABLE),
+            memory => memory,
+        };
+        let opened = self.driver.open_as(&StandIn {
+            capacity: memory,
+            costs: costs.clone(),
+            devices: Some(PLAYED),
+            ..StandIn::default()
+        })?;
+        Ok((opened, costs))
+    }
+}

@@ -1,0 +1,450 @@
+//! What each driver call costs, by size: the table that the model driver reads.
+
+use std::iter;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use cuvmm::Stream;
+use cuvmm::driver::DriverError;
+use cuvmm::driver::model::{Costs, Curve};
+use cuvmm::plan::Clock as _;
+
+use super::calls::{Calls, Event, peer_of};
+use super::commit::{GIB, MIB, PAGE};
+use super::samples::Samples;
+use super::stage::Stage;
+
+/// Sizes in MiB.
+const SIZES: [u64; 9] = [2, 8, 32, 128, 512, 1_024, 2_048, 8_192, 32_768];
+
+/// What is committed in a row, and released again, in GiB.
+const BUSY: [u64; 4] = [2, 4, 8, 16];
+
+/// So long after a release of any size the driver is done with it, and still has it at hand.
+const PASSED: Duration = Duration::from_millis(100);
+
+/// How many small mappings come first after a wait.
+const FIRST: usize = 5;
+
+/// A cost's range and median, by thousandths of the samples: eight in ten lie within.
+const RANGE: [usize; 3] = [100, 500, 900];
+
+/// What is copied and filled, in bytes.
+const COPIES: [u64; 4] = [4_096, 2 * MIB, 32 * MIB, 256 * MIB];
+
+/// A curve that is being measured.
+#[derive(Default)]
+struct Points(Vec<(u64, Samples)>);
+
+impl Points {
+    fn add(&mut self, bytes: u64, nanos: f64) {
+        match self.0.iter_mut().find(|(size, _)| *size == bytes) {
+            Some((_, samples)) => samples.add(nanos),
+            None => self.0.push((bytes, [nanos].into_iter().collect())),
+        }
+    }
+
+    /// What a part of the samples of a size, in thousandths, took at most: microseconds.
+    fn at_most(&self, bytes: u64, thousandths: usize) -> f64 {
+        let found = self.0.iter().find(|(size, _)| *size == bytes);
+        found.map_or(0.0, |(_, samples)| {
+            rounded(samples.per_mille(thousandths) / 1e3)
+        })
+    }
+
+    /// Replaces what was known by what was measured, if anything was.
+    fn fill(&self, curve: &mut Curve) {
+        if self.0.is_empty() {
+            return;
+        }
+        let point = |&(bytes, _): &(u64, Samples)| {
+            let cost = RANGE.map(|thousandths| self.at_most(bytes, thousandths));
+            (mib(bytes), cost)
+        };
+        *curve = self.0.iter().map(point).collect();
+    }
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / MIB as f64
+}
+
+/// A tenth of a nanosecond is more than any clock here tells.
+fn rounded(micros: f64) -> f64 {
+    (micros * 1e4).round() / 1e4
+}
+
+/// The table of this machine, measured once.
+///
+/// # Errors
+/// When a call fails.
+pub(super) fn measured(stage: &Stage) -> anyhow::Result<&Costs> {
+    match stage.costs.get() {
+        Some(costs) => Ok(costs),
+        None => measured_beside(stage, &mut |_| Ok(())),
+    }
+}
+
+/// The table of this machine, measured in turns, with something else measured beside the prices of
+/// each turn.
+///
+/// # Errors
+/// When a call fails.
+pub(super) fn measured_beside<'a>(
+    stage: &'a Stage,
+    beside: &mut dyn FnMut(Beside) -> anyhow::Result<()>,
+) -> anyhow::Result<&'a Costs> {
+    let costs = measure(stage, beside).context("what calls cost cannot be measured")?;
+    Ok(stage.costs.get_or_init(|| costs))
+}
+
+/// A table as a file, with a head that says what made it.
+pub(super) fn written(stage: &Stage, costs: &Costs) -> String {
+    let mut text = "# What driver calls cost, in microseconds; by size as MiB:microseconds.\n\
+         # Written by `cuvmm-bench run --save-costs`, read by `--costs`. warm_for_us is not measured.\n"
+        .to_owned();
+    if peer_of(&stage.hand).is_none() {
+        text.push_str("# There was no second device: set_access_peer is not measured.\n");
+    }
+    text + &costs.to_string()
+}
+
+/// What the prices of a turn were just measured for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Beside {
+    /// Committing a number of bytes at once after a release of as many.
+    AtOnce(u64),
+    /// Committing half a second after the last release.
+    Cold,
+}
+
+/// Measures all calls.
+fn measure(
+    stage: &Stage,
+    beside: &mut dyn FnMut(Beside) -> anyhow::Result<()>,
+) -> anyhow::Result<Costs> {
+    let mut costs = Costs::default();
+    costs.about = stage.about.clone();
+    costs.memory_mib = mib(stage.device.total_memory());
+    let sizes = sizes(stage);
+    flat(stage, &mut costs)?;
+    let mut turns = Turns::default();
+    for _ in 0..stage.times(15, 2) {
+        turns.turn(stage, &sizes, beside)?;
+    }
+    turns.fill(&mut costs);
+    plain(stage, &sizes, &mut costs)?;
+    copies(stage, &mut costs)?;
+    peer(stage, &mut costs)?;
+    Ok(costs)
+}
+
+/// Large ones are rare, and a few of them have to be there at one time.
+fn sizes(stage: &Stage) -> Vec<u64> {
+    let sizes = SIZES.iter().map(|mib| mib * MIB);
+    sizes
+        .filter(|&bytes| bytes == SIZES[0] * MIB || bytes <= stage.memory() / 4)
+        .collect()
+}
+
+/// Prices that are measured in turns, each once a turn: the driver has slower and faster moments, and
+/// so each price has its share of both.
+#[derive(Default)]
+struct Turns {
+    /// Reserve, create, map, set_access, unmap, release, and address free: at once.
+    life: [Points; 7],
+    /// Commits in extents of 1 GiB, at once.
+    commits: Points,
+    create_cold: Points,
+    access_cold: Points,
+}
+
+impl Turns {
+    fn turn(
+        &mut self,
+        stage: &Stage,
+        sizes: &[u64],
+        beside: &mut dyn FnMut(Beside) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        // The driver is done with what the turn before released.
+        stage.settle()?;
+        first(stage)?;
+        for bytes in SIZES.map(|mib| mib * MIB) {
+            if sizes.contains(&bytes) {
+                self.life(stage, bytes)?;
+            }
+            if bytes <= GIB {
+                beside(Beside::AtOnce(bytes))?;
+            }
+        }
+        for bytes in BUSY.map(|gib| gib * GIB) {
+            if bytes <= stage.memory() / 2 {
+                self.commit(stage, bytes)?;
+            }
+            beside(Beside::AtOnce(bytes))?;
+        }
+        self.cold(stage, sizes)?;
+        beside(Beside::Cold)
+    }
+
+    /// The life of one mapping, whose memory was released a moment ago.
+    fn life(&mut self, stage: &Stage, bytes: u64) -> anyhow::Result<()> {
+        life(stage, bytes)?;
+        if bytes > GIB {
+            // The driver is busy with a large release, which is a cost of its own; what was
+            // released is still at hand.
+            stage.watch.wait(PASSED);
+            first(stage)?;
+        }
+        for (points, took) in self.life.iter_mut().zip(life(stage, bytes)?) {
+            points.add(bytes, took);
+        }
+        Ok(())
+    }
+
+    /// A commit at once after a release of as much.
+    fn commit(&mut self, stage: &Stage, bytes: u64) -> anyhow::Result<()> {
+        let extents = vec![GIB; usize::try_from(bytes / GIB)?];
+        stage.hand.commit(&extents)?.give_back()?;
+        let (took, range) = stage.watch.time(|| stage.hand.commit(&extents))?;
+        range.give_back()?;
+        self.commits.add(bytes, took);
+        Ok(())
+    }
+
+    /// Half a second after the last release; all sizes one after the other, with none released
+    /// meanwhile. A first commit does not count: half a second empties the processor's caches too.
+    fn cold(&mut self, stage: &Stage, sizes: &[u64]) -> anyhow::Result<()> {
+        stage.settle()?;
+        let first = stage.hand.commit(&[PAGE])?;
+        let mut kept = Vec::new();
+        let mut together = PAGE;
+        // Rounds of commits have no such size either: what comes before a commit matters a little.
+        for &bytes in sizes.iter().filter(|&&bytes| bytes != 8 * MIB) {
+            together += bytes;
+            if together > stage.memory() {
+                break;
+            }
+            let mut calls = Calls::new(&stage.hand, bytes);
+            let reserved = time(stage, || calls.reserve())?;
+            let created = time(stage, || calls.create())?;
+            let mapped = time(stage, || calls.map())?;
+            self.access_cold
+                .add(bytes, time(stage, || calls.set_access())?);
+            // Those two take longer as well by then. The table has one line for cold: what they take
+            // more is the create's.
+            let [reserve, _, map, ..] = &self.life;
+            let usual = [(reserved, reserve), (mapped, map)];
+            let more =
+                usual.map(|(took, points)| (took - 1e3 * points.at_most(bytes, 500)).max(0.0));
+            self.create_cold
+                .add(bytes, created + more.iter().sum::<f64>());
+            kept.push(calls);
+        }
+        drop(kept);
+        Ok(first.give_back()?)
+    }
+
+    fn fill(&self, costs: &mut Costs) {
+        let [reserve, create, map, access, unmap, release, free] = &self.life;
+        reserve.fill(&mut costs.reserve);
+        create.fill(&mut costs.create_warm);
+        map.fill(&mut costs.map);
+        access.fill(&mut costs.set_access);
+        unmap.fill(&mut costs.unmap);
+        release.fill(&mut costs.release);
+        free.fill(&mut costs.address_free);
+        self.create_cold.fill(&mut costs.create_cold);
+        self.access_cold.fill(&mut costs.set_access_cold);
+        costs.busy = self.busy(costs);
+    }
+
+    /// How long after a release of as much the last create of a commit can begin, where the commit
+    /// takes longer than its calls by themselves.
+    fn busy(&self, costs: &Costs) -> Curve {
+        let (low, high) = costs.range().unwrap_or((costs.clone(), costs.clone()));
+        let point = |&(bytes, _): &(u64, Samples)| {
+            let until = |costs: &Costs, thousandths| {
+                let extents = (bytes / GIB) as f64;
+                let create = costs.create_warm.at(GIB);
+                let creates = costs.reserve.at(bytes) + extents * create;
+                let calls = creates + extents * (costs.map.at(GIB) + costs.set_access.at(GIB));
+                let longer = self.commits.at_most(bytes, thousandths) - calls;
+                let before = costs.address_free.at(bytes) + creates - create;
+                rounded(if longer > 0.0 { before + longer } else { 0.0 })
+            };
+            let usual = until(costs, RANGE[1]);
+            let low = until(&low, RANGE[0]).min(usual);
+            let high = until(&high, RANGE[2]).max(usual);
+            (mib(bytes), [low, usual, high])
+        };
+        let points = self.commits.0.iter().map(point);
+        iter::once((mib(GIB), [0.0; 3])).chain(points).collect()
+    }
+}
+
+/// Small lives that do not count: a wait has emptied the processor's caches.
+fn first(stage: &Stage) -> Result<(), DriverError> {
+    (0..FIRST).try_for_each(|_| life(stage, PAGE).map(drop))
+}
+
+/// What each call in the life of one mapping takes.
+fn life(stage: &Stage, bytes: u64) -> Result<[f64; 7], DriverError> {
+    let mut calls = Calls::new(&stage.hand, bytes);
+    Ok([
+        time(stage, || calls.reserve())?,
+        time(stage, || calls.create())?,
+        time(stage, || calls.map())?,
+        time(stage, || calls.set_access())?,
+        time(stage, || calls.unmap())?,
+        time(stage, || calls.release())?,
+        time(stage, || calls.free_addresses())?,
+    ])
+}
+
+/// The driver's own allocations.
+fn plain(stage: &Stage, sizes: &[u64], costs: &mut Costs) -> anyhow::Result<()> {
+    let mut alloc = Points::default();
+    let mut free = Points::default();
+    for &bytes in sizes {
+        for turn in 0..=stage.times(21, 3) {
+            let (allocated, plain) = stage.watch.time(|| stage.hand.plain(bytes))?;
+            let given_back = time(stage, || plain.free())?;
+            if turn > 0 {
+                alloc.add(bytes, allocated);
+                free.add(bytes, given_back);
+            }
+        }
+    }
+    alloc.fill(&mut costs.alloc);
+    free.fill(&mut costs.free);
+    Ok(())
+}
+
+/// Copies and fills, until they are done.
+fn copies(stage: &Stage, costs: &mut Costs) -> anyhow::Result<()> {
+    let room = stage.writable();
+    let stream = Stream::new(&stage.device)?;
+    let mut host = Points::default();
+    let mut fill = Points::default();
+    let mut device = Points::default();
+    for bytes in COPIES.into_iter().filter(|&bytes| bytes <= room / 4) {
+        let plain = stage.hand.plain(bytes)?;
+        let other = stage.hand.plain(bytes)?;
+        let mut buffer = vec![1; usize::try_from(bytes)?];
+        for turn in 0..=stage.times(9, 2) {
+            let read = time(stage, || plain.read(&mut buffer))?;
+            let until_done = |act: &dyn Fn() -> Result<(), DriverError>| {
+                let begun = time(stage, act)?;
+                let (waited, ()) = stage.watch.time(|| stream.synchronize())?;
+                anyhow::Ok((begun + waited - costs.launch * 1e3).max(0.0))
+            };
+            let filled = until_done(&|| plain.fill(&stream, bytes))?;
+            let copied = until_done(&|| plain.copy_to(&other, &stream, bytes))?;
+            if turn > 0 {
+                host.add(bytes, read);
+                fill.add(bytes, filled);
+                device.add(bytes, copied);
+            }
+        }
+        plain.free()?;
+        other.free()?;
+    }
+    host.fill(&mut costs.host_copy);
+    fill.fill(&mut costs.fill);
+    device.fill(&mut costs.device_copy);
+    Ok(())
+}
+
+fn time(stage: &Stage, act: impl FnOnce() -> Result<(), DriverError>) -> Result<f64, DriverError> {
+    stage.watch.time(act).map(|(took, ())| took)
+}
+
+/// What another device's access costs more.
+fn peer(stage: &Stage, costs: &mut Costs) -> anyhow::Result<()> {
+    let Some(peer) = peer_of(&stage.hand) else {
+        return Ok(());
+    };
+    let mut points = Points::default();
+    for bytes in [2 * MIB, 128 * MIB, 2_048 * MIB] {
+        if bytes > stage.memory() {
+            continue;
+        }
+        for turn in 0..=stage.times(9, 2) {
+            let mut calls = Calls::new(&stage.hand, bytes);
+            calls.reserve()?;
+            calls.create()?;
+            calls.map()?;
+            let alone = time(stage, || calls.set_access())?;
+            calls.unmap()?;
+            calls.map()?;
+            let both = time(stage, || calls.set_access_with(peer))?;
+            if turn > 0 {
+                points.add(bytes, (both - alone).max(0.0));
+            }
+        }
+    }
+    points.fill(&mut costs.set_access_peer);
+    Ok(())
+}
+
+/// Calls that cost the same whatever the size.
+fn flat(stage: &Stage, costs: &mut Costs) -> anyhow::Result<()> {
+    let hand = &stage.hand;
+    let stream = Stream::new(&stage.device)?;
+    let plain = hand.plain(2 * MIB)?;
+    costs.launch = median(stage, || plain.fill(&stream, 4))?;
+    stream.synchronize()?;
+    costs.pool = median(stage, || hand.pooled(&stream, 2 * MIB, 1))? / 2.0;
+    stream.synchronize()?;
+    costs.memory_info = median(stage, || hand.driver().memory_info(hand.device()))?;
+    let event = Event::new(hand)?;
+    costs.event_record = median(stage, || event.record(&stream))?;
+    stream.synchronize()?;
+    costs.query = median(stage, || event.query())?;
+    costs.wait_event = median(stage, || event.wait_on(&stream))?;
+    stream.synchronize()?;
+    costs.synchronize = median(stage, || hand.driver().context_synchronize(hand.device()))?;
+    costs.other = median(stage, || stream.is_capturing())?;
+    plain.free()?;
+    Ok(())
+}
+
+fn median<T, E>(stage: &Stage, mut act: impl FnMut() -> Result<T, E>) -> Result<f64, E> {
+    act()?;
+    let times = stage.times(2_000, 50);
+    let mut samples = Samples::with_room(times);
+    for _ in 0..times {
+        samples.add(stage.watch.time(&mut act)?.0);
+    }
+    Ok(rounded(samples.median() / 1e3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Costs, GIB, Points, Turns};
+
+    /// Ten samples, each a microsecond more than the one before.
+    fn points(bytes: u64, micros: u32) -> Points {
+        let mut points = Points::default();
+        (micros..micros + 10).for_each(|micros| points.add(bytes, 1e3 * f64::from(micros)));
+        points
+    }
+
+    #[test]
+    fn the_driver_is_busy_until_the_last_create_of_a_commit_that_takes_longer_than_its_calls() {
+        let mut turns = Turns {
+            // Calls of 2 GiB take 70, 98 and 126 microseconds by themselves.
+            life: std::array::from_fn(|_| points(GIB, 10)),
+            commits: points(2 * GIB, 190),
+            ..Turns::default()
+        };
+        for busy in [" 2048:138\n", " 2048:139/139/928\n"] {
+            let mut costs = Costs::default();
+            turns.fill(&mut costs);
+            let said = costs.to_string();
+            assert!(said.contains(&format!("busy 1024:0{busy}")), "{said}");
+            (0..2).for_each(|_| turns.commits.add(2 * GIB, 1e6));
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! What every measurement stands on: a driver, a device, a clock, and how much to do.
+
+use std::cell::OnceCell;
+use std::fmt;
+use std::sync::Arc;
+
+use bytesize::ByteSize;
+use cuvmm::driver::host::{HostDriver, HostOptions};
+use cuvmm::driver::model::Costs;
+use cuvmm::driver::{Driver as _, Ordinal};
+use cuvmm::plan::Clock as _;
+use cuvmm::{Device, Limit, Pool, Scrub};
+
+use super::by_hand::Hand;
+use super::current::Current;
+use super::kernels::Kernels;
+use super::row::Row;
+use crate::stated::{driver_version, today};
+use cuvmm_cli::drivers::{Concrete, Opened};
+use cuvmm_cli::watch::{A_WHILE, Watch};
+
+/// Why a row cannot be measured here, which is no failure.
+#[derive(Debug)]
+pub(super) struct Skip(pub(super) String);
+
+impl fmt::Display for Skip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Skip {}
+
+/// The error for a row that cannot be measured here.
+pub(super) fn skip(why: impl Into<String>) -> anyhow::Error {
+    Skip(why.into()).into()
+}
+
+/// Left free on a GPU: the driver, streams and kernels take some, and so may others.
+const LEFT_FREE: u64 = 2 << 30;
+
+/// As much is written to the host's memory by one row when it has to be quick.
+const QUICKLY: u64 = 128 << 20;
+
+/// Where it is measured.
+#[derive(Debug)]
+pub(super) struct Stage {
+    pub(super) driver: Concrete,
+    pub(super) device: Device,
+    pub(super) watch: Watch,
+    /// The rivals.
+    pub(super) hand: Hand,
+    /// For people: the device, its driver and the day.
+    pub(super) about: String,
+    /// The table of costs to expect by, where one was given.
+    pub(super) given: Option<Costs>,
+    /// The table of this machine, once it is measured.
+    pub(super) costs: OnceCell<Costs>,
+    /// Device code, or why there is none.
+    pub(super) kernels: Result<Kernels, String>,
+    quick: bool,
+    /// Bytes that can be mapped at one time.
+    memory: u64,
+    /// Bytes that can be written at one time.
+    writable: u64,
+    /// As in any program that uses the device, so that calls which need it find it current.
+    _current: Option<Current>,
+}
+
+impl Stage {
+    /// # Errors
+    /// When the device does not answer.
+    pub(super) fn new(
+        opened: Opened,
+        ordinal: u32,
+        given: Option<Costs>,
+        quick: bool,
+    ) -> anyhow::Result<Self> {
+        let device = Device::open(Arc::clone(&opened.driver), ordinal)?;
+        let info = device.memory_info()?;
+        let (memory, writable) = match &opened.concrete {
+            Concrete::Cuda(_) => {
+                let bytes = info.free.saturating_sub(LEFT_FREE);
+                (bytes, bytes)
+            }
+            // Its default capacity is what the system can spare; more can be mapped than that.
+            Concrete::Host(_) => {
+                let spare = HostDriver::new(HostOptions::new()).total_memory(Ordinal(0))?;
+                (info.free, info.free.min(spare))
+            }
+            Concrete::Model(_) => (info.free, info.free),
+        };
+        let (current, kernels) = match &opened.concrete {
+            Concrete::Cuda(driver) => (
+                Some(Current::enter(Arc::clone(driver), device.ordinal())?),
+                Kernels::load(Arc::clone(driver), device.ordinal()),
+            ),
+            _ => (None, Err("device code needs a GPU".to_owned())),
+        };
+        let about = format!(
+            "{}, driver {}, CUDA {}, {}",
+            device.name(),
+            driver_version(&opened),
+            opened.driver.version()?,
+            today()
+        );
+        Ok(Self {
+            watch: Watch::of(&opened.concrete),
+            hand: Hand::new(Arc::clone(&opened.driver), device.ordinal()),
+            driver: opened.concrete,
+            device,
+            about,
+            given,
+            costs: OnceCell::new(),
+            kernels,
+            quick,
+            memory,
+            writable,
+            _current: current,
+        })
+    }
+
+    pub(super) const fn memory(&self) -> u64 {
+        self.memory
+    }
+
+    pub(super) const fn writable(&self) -> u64 {
+        self.writable
+    }
+
+    /// How often to do something: less if it has to be quick.
+    pub(super) const fn times(&self, full: usize, quick: usize) -> usize {
+        if self.quick { quick } else { full }
+    }
+
+    /// How many bytes a row of `size` bytes writes: fewer if it has to be quick and the processor
+    /// writes them.
+    pub(super) fn written(&self, size: u64) -> u64 {
+        match &self.driver {
+            Concrete::Host(_) if self.quick => size.min(QUICKLY),
+            _ => size,
+        }
+    }
+
+    /// Whether what is written can be read again.
+    pub(super) const fn keeps_bytes(&self) -> bool {
+        !matches!(self.driver, Concrete::Model(_))
+    }
+
+    /// A row that moved so many bytes, with its rates where time is real: a table knows no links.
+    pub(super) fn moved(&self, row: Row, bytes: u64) -> Row {
+        let row = row.count("mib", (bytes >> 20) as f64);
+        match self.watch.note() {
+            None => row.moved(bytes),
+            said => row.note(said),
+        }
+    }
+
+    /// Waits until a create is truly cold, and finds the way into the driver again.
+    ///
+    /// # Errors
+    /// When the driver does not answer.
+    pub(super) fn settle(&self) -> anyhow::Result<()> {
+        self.watch.wait(A_WHILE);
+        self.device.memory_info()?;
+        Ok(())
+    }
+
+    /// Asks for so many bytes to map at one time.
+    ///
+    /// # Errors
+    /// The row is skipped.
+    pub(super) fn room(&self, bytes: u64) -> anyhow::Result<()> {
+        room(bytes, self.memory, "to map")
+    }
+
+    /// Asks for so many bytes that will be written.
+    ///
+    /// # Errors
+    /// The row is skipped.
+    pub(super) fn room_to_write(&self, bytes: u64) -> anyhow::Result<()> {
+        room(bytes, self.writable, "to write")
+    }
+
+    /// Asks for so many bytes to map on another device.
+    ///
+    /// # Errors
+    /// The row is skipped, or the device does not answer.
+    pub(super) fn room_on(&self, other: &Device, bytes: u64) -> anyhow::Result<()> {
+        let free = other.memory_info()?.free;
+        let left = match &self.driver {
+            Concrete::Cuda(_) => LEFT_FREE,
+            Concrete::Host(_) | Concrete::Model(_) => 0,
+        };
+        let there = free.saturating_sub(left);
+        room(bytes, there, "to map on the second device")
+    }
+
+    /// A pool with counters of its own.
+    ///
+    /// # Errors
+    /// When it cannot be.
+    pub(super) fn pool(&self, limit: u64, scrub: Scrub) -> anyhow::Result<Pool> {
+        let device = self.device.with_own_counters();
+        Ok(Pool::builder(&device)
+            .limit(Limit::Bytes(limit))
+            .scrub(scrub)
+            .build()?)
+    }
+}
+
+fn room(wanted: u64, there: u64, what: &str) -> anyhow::Result<()> {
+    let said = |bytes| ByteSize(bytes).display().iec();
+    if wanted <= there {
+        return Ok(());
+    }
+    Err(skip(format!(
+        "takes {} {what}, and there are {}",
+        said(wanted),
+        said(there)
+    )))
+}

@@ -1,0 +1,94 @@
+//! Warm allocation by many threads on one pool.
+
+use std::sync::Barrier;
+use std::time::Instant;
+
+use anyhow::anyhow;
+use cuvmm::{Scrub, Stream, Tenant};
+
+use super::commit::PAGE;
+use super::pairs::alternate;
+use super::report::Report;
+use super::row::Row;
+use super::stage::Stage;
+use super::wanted::Wanted;
+use cuvmm_cli::watch::nanos;
+
+pub(super) const NAME: &str = "threads_8";
+pub(super) const TENANT_EACH: &str = "threads_8_tenant_each";
+
+const THREADS: usize = 8;
+
+const FLOOR: &str = "1 thread; time by operations of all threads; the ratio is the gain";
+
+/// Measures threads of one tenant, and threads with a tenant each; each thread has a home stream
+/// of its own.
+///
+/// # Errors
+/// When an allocation fails.
+pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> anyhow::Result<()> {
+    stage.room(THREADS as u64 * PAGE)?;
+    let cores = std::thread::available_parallelism()?.get();
+    for (name, tenants) in [(NAME, 1), (TENANT_EACH, THREADS)] {
+        if !wanted.has(name) {
+            continue;
+        }
+        let pool = stage.pool(THREADS as u64 * PAGE, Scrub::default())?;
+        let tenants = (0..tenants)
+            .map(|number| Ok(pool.tenant(format!("tenant {number}")).register()?))
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        let workers = tenants
+            .iter()
+            .cycle()
+            .take(THREADS)
+            .map(|tenant| Ok((tenant.clone(), Stream::new(&stage.device)?)))
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        let each = stage.times(50_000, 5_000);
+        let (ours, floors) = alternate(
+            stage.times(20, 3),
+            || round(&workers, each),
+            || round(&workers[..1], each),
+        )?;
+        let row = Row::new(name, &ours, FLOOR, &floors).turned_over();
+        report.add(row.count("cores", cores as f64));
+    }
+    Ok(())
+}
+
+/// Nanoseconds for an operation, allocate and free, from when the first thread begins until the
+/// last is done.
+fn round(workers: &[(Tenant, Stream)], each: usize) -> anyhow::Result<f64> {
+    let start = Barrier::new(workers.len());
+    let times = std::thread::scope(|scope| {
+        let threads: Vec<_> = workers
+            .iter()
+            .map(|(tenant, stream)| scope.spawn(|| work(&start, tenant, stream, each)))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| {
+                let outcome = thread.join();
+                outcome.map_err(|_| anyhow!("a thread that allocates has died"))?
+            })
+            .collect::<anyhow::Result<Vec<_>>>()
+    })?;
+    let begun = times.iter().map(|(begun, _)| *begun).min();
+    let ended = times.iter().map(|(_, ended)| *ended).max();
+    let took = begun.zip(ended).map(|(begun, ended)| ended - begun);
+    Ok(nanos(took.unwrap_or_default()) / (workers.len() * each) as f64)
+}
+
+/// One thread's part; says when it began and when it ended.
+fn work(
+    start: &Barrier,
+    tenant: &Tenant,
+    stream: &Stream,
+    each: usize,
+) -> anyhow::Result<(Instant, Instant)> {
+    start.wait();
+    let begun = Instant::now();
+    for _ in 0..each {
+        drop(tenant.block(PAGE).home_stream(stream).try_allocate()?);
+    }
+    Ok((begun, Instant::now()))
+}

@@ -1,0 +1,53 @@
+//! Which rows are asked for.
+
+use cuvmm_cli::command::usage;
+
+/// All rows, or those that were named.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted(Vec<String>);
+
+impl Wanted {
+    /// Takes the names on the command line; none means all.
+    ///
+    /// # Errors
+    /// A name that no row has, which is wrong usage.
+    pub(super) fn new(names: &[String], known: &[String]) -> anyhow::Result<Self> {
+        match names.iter().find(|name| !known.contains(name)) {
+            None => Ok(Self(names.to_vec())),
+            Some(name) => Err(usage(format!(
+                "--only: there is no row {name:?}; there are {}",
+                known.join(", ")
+            ))),
+        }
+    }
+
+    /// Whether a row is asked for: by its name, or with the row that it compares with another
+    /// rival.
+    pub(super) fn has(&self, row: &str) -> bool {
+        let names = |name: &String| {
+            let rest = row.strip_prefix(name.as_str());
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("_vs_"))
+        };
+        self.0.is_empty() || self.0.iter().any(names)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Wanted;
+
+    #[test]
+    fn a_row_comes_with_its_comparisons() {
+        let known = ["commit_1GiB", "commit_1GiB_vs_pages", "free"].map(str::to_owned);
+        let wanted = |name: &str| Wanted::new(&[name.to_owned()], &known);
+        let one = wanted("commit_1GiB").unwrap();
+        assert!(one.has("commit_1GiB") && one.has("commit_1GiB_vs_pages"));
+        assert!(!one.has("commit_1GiB2") && !one.has("free"));
+        let pages = wanted("commit_1GiB_vs_pages").unwrap();
+        assert!(pages.has("commit_1GiB_vs_pages") && !pages.has("commit_1GiB"));
+        let all = Wanted::new(&[], &known).unwrap();
+        assert!(all.has("free"));
+        let error = wanted("commit").unwrap_err();
+        assert!(error.is::<cuvmm_cli::command::Usage>(), "{error}");
+    }
+}

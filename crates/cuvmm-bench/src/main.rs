@@ -1,0 +1,44 @@
+//! The command `cuvmm-bench`, for those who develop cuvmm or port it: measures the library beside the
+//! driver's own calls and beside NCCL's memory, and checks a driver against the conformance suite.
+//!
+//! Each command is a module. Options, output and the choice of a driver are those of `cuvmm_cli`.
+
+mod bench;
+mod conform;
+mod heap;
+mod stated;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use cuvmm_cli::command;
+
+/// Measure cuvmm beside the driver's own calls, and check drivers
+///
+/// For those who develop cuvmm or port it. Exit codes: 0 for success, 1 for a failure, 2 for options
+/// that are wrong and for files named on the command line that cannot be read, cannot be written, or
+/// hold something else.
+#[derive(Debug, Parser)]
+#[command(name = "cuvmm-bench", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Run(bench::Args),
+    Nccl(bench::nccl::Args),
+    Conform(conform::Args),
+    #[command(hide = true)]
+    Reader(bench::Reader),
+}
+
+fn main() -> ExitCode {
+    command::run("cuvmm-bench", |cli: Cli| match cli.command {
+        Command::Run(args) => args.run(),
+        Command::Nccl(args) => args.run(),
+        Command::Conform(args) => args.run(),
+        Command::Reader(reader) => reader.run(),
+    })
+}

@@ -1,0 +1,85 @@
+//! Start and end of a command: arguments, one line for an error, and the exit code.
+//!
+//! The exit code is 2 for wrong usage and 1 for failure. A file that is named on the command line and
+//! cannot be read, cannot be written or holds something else is wrong usage.
+
+use std::fmt;
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use crate::terminal;
+
+const FAILURE: u8 = 1;
+const USAGE: u8 = 2;
+
+/// An error in the options, or in a file that the command line names: exit code 2.
+#[derive(Debug)]
+pub struct Usage(String);
+
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+/// Makes the error for options that can be parsed and not used.
+pub fn usage(what: impl Into<String>) -> anyhow::Error {
+    Usage(what.into()).into()
+}
+
+/// Parses the command line of `program`, runs the command and reports its error.
+pub fn run<C: Parser>(
+    program: &str,
+    command: impl FnOnce(C) -> anyhow::Result<ExitCode>,
+) -> ExitCode {
+    let complain = |what: &str, code| complain(program, what, code);
+    let parsed = match C::try_parse() {
+        Ok(parsed) => parsed,
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+            ) =>
+        {
+            return match terminal::print(&error.render().to_string()) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => complain(&error.to_string(), FAILURE),
+            };
+        }
+        Err(error) => return complain(&one_line(program, &error), USAGE),
+    };
+    terminal::log();
+    match command(parsed) {
+        Ok(code) => code,
+        Err(error) => complain(
+            &terminal::chain(&error),
+            if error.is::<Usage>() { USAGE } else { FAILURE },
+        ),
+    }
+}
+
+/// Prints one line on standard error.
+fn complain(program: &str, what: &str, code: u8) -> ExitCode {
+    let line = what
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ");
+    terminal::tell(&format!("{program}: {line}"));
+    ExitCode::from(code)
+}
+
+/// Returns the message of an error of clap without the usage that clap prints after it.
+fn one_line(program: &str, error: &clap::Error) -> String {
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return format!("no command is given; `{program} --help` lists them");
+    }
+    let text = error.render().to_string();
+    let what = text.split("\n\n").next().unwrap_or_default();
+    what.strip_prefix("error: ").unwrap_or(what).to_owned()
+}

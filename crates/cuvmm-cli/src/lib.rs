@@ -1,0 +1,14 @@
+//! Code that the commands `cuvmm` and `cuvmm-bench` share: starting a command and ending it with an
+//! exit code, output to a terminal, files and sizes of the command line, the choice of a driver,
+//! tables of costs, and clocks.
+//!
+//! This is not an interface for other programs. It may change in any release; programs use the crate
+//! `cuvmm`.
+
+pub mod command;
+pub mod costs;
+pub mod drivers;
+pub mod files;
+pub mod size;
+pub mod terminal;
+pub mod watch;

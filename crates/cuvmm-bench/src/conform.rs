@@ -15,8 +15,10 @@ use cuvmm::driver::Ordinal;
 use serde_json::json;
 
 use crate::stated::{driver_version, today};
+use cuvmm_cli::drivers::brief;
 use cuvmm_cli::drivers::{Choice, Concrete, Opened};
 use cuvmm_cli::files;
+use cuvmm_cli::page::Page;
 use cuvmm_cli::terminal::{self, counted, print, safe};
 
 /// Ask a driver about every rule that the library stands on
@@ -58,7 +60,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with_all = ["record", "against"])]
     list: bool,
 
-    /// Print each answer to standard error as it comes
+    /// Print each answer to standard error as it comes, and the result in lines of any length
     #[arg(short, long)]
     verbose: bool,
 
@@ -76,6 +78,7 @@ impl Args {
         if self.list {
             return self.list();
         }
+        let page = Page::verbose(self.verbose);
         // Read first: a wrong file should not be found out after a long run.
         let recorded = self.against.as_deref().map(recorded).transpose()?;
         if let Some(path) = &self.record {
@@ -102,11 +105,11 @@ impl Args {
         let text = if self.json {
             as_json(&opened, &recording, &report, comparison.as_ref())?
         } else {
-            let mut text = as_text(&opened, &recording, &report, comparison.as_ref())?;
+            let mut text = as_text(&opened, &recording, &report, comparison.as_ref(), page)?;
             if let Err(reason) = &kernels {
                 writeln!(text, "Kernels cannot be run: {reason}")?;
             }
-            text
+            page.fold(&text)
         };
         print(&text)?;
         let wrong = !report.leaks.is_empty()
@@ -162,7 +165,7 @@ impl Args {
                     case.about()
                 )?;
             }
-            text
+            Page::verbose(self.verbose).fold(&text)
         };
         print(&text)?;
         Ok(ExitCode::SUCCESS)
@@ -249,6 +252,7 @@ fn as_text(
     recording: &Recording,
     report: &Report,
     comparison: Option<&Comparison>,
+    page: Page,
 ) -> anyhow::Result<String> {
     let mut text = String::new();
     writeln!(
@@ -258,7 +262,7 @@ fn as_text(
         recording.driver_version,
         recording.cuda_version,
         opened.driver.kind().name(),
-        opened.reason
+        brief(&opened.reason, page)
     )?;
     match comparison {
         None => {

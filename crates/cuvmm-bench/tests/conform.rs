@@ -142,3 +142,13 @@ fn misuse_is_one_line_and_a_code() {
     let no_json = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
     assert!(complaint(&["--against", no_json.to_str().unwrap()], 2).contains("no recording"));
 }
+
+#[test]
+fn default_output_fits_in_100_columns() {
+    for arguments in [&["--driver", "model"][..], &["--list"]] {
+        let text = output(arguments, 0);
+        let widest = text.lines().max_by_key(|line| line.chars().count());
+        let width = widest.map(|line| line.chars().count());
+        assert!(width <= Some(100), "{widest:?}");
+    }
+}

@@ -202,6 +202,11 @@ fn people_get_a_table_and_reasons() {
     assert!(text.contains("| free_1GiB"), "{text}");
     assert!(text.contains("\nLeft out\nlaunch_with_mapper: "), "{text}");
     assert!(text.lines().all(|line| line.trim_end() == line), "{text:?}");
+    assert!(text.lines().all(|line| line.len() <= 100), "{text}");
+    assert!(
+        text.contains("baseline") && !text.contains("floor"),
+        "{text}"
+    );
 }
 
 #[test]

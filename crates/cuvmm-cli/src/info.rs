@@ -11,6 +11,7 @@ use cuvmm::driver::{Driver, GranularityKind, Location, Ordinal, PhysicalProps};
 use serde::Serialize;
 
 use cuvmm_cli::drivers::{Choice, StandIn};
+use cuvmm_cli::page::Page;
 use cuvmm_cli::terminal::{chain, counted, json, print};
 use probe::Capability;
 use topology::Reaches;
@@ -32,6 +33,10 @@ pub(crate) struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+
+    /// Print reasons in full, in lines of any length
+    #[arg(short, long)]
+    verbose: bool,
 }
 
 /// Everything that is shown.
@@ -101,7 +106,7 @@ impl Args {
         if self.json {
             print(&json(&info)?)?;
         } else {
-            print(&text::of(&info))?;
+            print(&text::of(&info, Page::verbose(self.verbose)))?;
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -9,6 +9,7 @@ pub mod command;
 pub mod costs;
 pub mod drivers;
 pub mod files;
+pub mod page;
 pub mod size;
 pub mod terminal;
 pub mod watch;

@@ -159,7 +159,7 @@ fn names_of_models_and_steps_act_on_no_terminal() {
     let chart = folder.path().join("chart.svg");
     let model = format!("--model={EVIL}={trace}");
     let at = format!("--chart={}", chart.display());
-    let replay = ["replay", "--driver", "model", &model, &at];
+    let replay = ["replay", "--verbose", "--driver", "model", &model, &at];
     let (text, _) = run(folder.path(), &replay);
     assert!(text.contains(&format!("1 request to {SHOWN}")), "{text}");
     let drawn = fs::read_to_string(&chart).unwrap();
@@ -174,7 +174,7 @@ fn names_of_models_and_steps_act_on_no_terminal() {
     let name = serde_json::to_string(EVIL).unwrap();
     let step = format!("[[step]]\nreserve = {{ name = {name}, size = 1 }}\n");
     let plan = write(&folder, "plan.toml", step.replace('\u{7f}', "\\u007f"));
-    let (text, line) = run(folder.path(), &["plan", &plan]);
+    let (text, line) = run(folder.path(), &["plan", "--verbose", &plan]);
     assert!(
         text.contains(&format!("reserve 1 B as {SHOWN}")),
         "{text}{line}"

@@ -55,7 +55,8 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(super) json: bool,
 
-    /// Print each row to standard error as it comes
+    /// Print each row to standard error as it comes, and all columns, counts and notes in the end, in
+    /// lines of any length
     #[arg(short, long)]
     pub(super) verbose: bool,
 }

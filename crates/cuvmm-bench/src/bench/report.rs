@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
 use serde::Serialize;
 
 use super::row::Row;
 use super::stage::Skip;
+use cuvmm_cli::page::Page;
 use cuvmm_cli::terminal::{self, safe};
 use cuvmm_cli::watch::in_words;
 
@@ -53,7 +54,7 @@ impl Report {
     pub(super) fn add(&mut self, row: Row) {
         self.tell(|| {
             let (name, n, p50) = (&row.name, row.n, amount(row.p50_ns, row.unit));
-            format!("{name}: {p50} ({n}), floor {}", floor(&row))
+            format!("{name}: {p50} ({n}), baseline {}", baseline(&row))
         });
         self.rows.push(row);
     }
@@ -100,18 +101,26 @@ impl Report {
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
         // Writing to a string does not fail.
-        let _ = self.write_text(&mut text);
-        text
+        let page = Page::verbose(self.verbose);
+        let _ = self.write_text(&mut text, page);
+        page.fold(&text)
     }
 
-    fn write_text(&self, text: &mut String) -> std::fmt::Result {
+    fn write_text(&self, text: &mut String, page: Page) -> std::fmt::Result {
         writeln!(text, "{} on {}", safe(&self.device), safe(&self.about))?;
         if !self.rows.is_empty() {
-            writeln!(text, "\n{}", table(&self.rows))?;
+            writeln!(text, "\n{}", table(&self.rows, page))?;
         }
         let remarks = self.rows.iter().filter_map(remark).collect::<Vec<_>>();
-        if !remarks.is_empty() {
+        if page.is_verbose() && !remarks.is_empty() {
             writeln!(text, "\n{}", remarks.join("\n"))?;
+        }
+        if !self.rows.is_empty() && !page.is_verbose() {
+            writeln!(
+                text,
+                "\nThe ratio is that of p50 and baseline. --verbose prints what each baseline is, and \
+                 counts and notes of each row; docs/bench.md describes the rows."
+            )?;
         }
         if !self.skipped.is_empty() {
             writeln!(text, "\nLeft out")?;
@@ -123,34 +132,41 @@ impl Report {
     }
 }
 
-fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN).set_header([
-        "what",
-        "n",
-        "p50",
-        "p99",
-        "max",
-        "floor",
-        "ratio",
-        "the floor is",
-    ]);
-    for column in table.column_iter_mut().skip(1).take(6) {
-        column.set_cell_alignment(CellAlignment::Right);
+/// Times are in microseconds in all columns; what is no time has its own unit beside it.
+fn table(rows: &[Row], page: Page) -> Table {
+    let mut head = vec!["row", "n", "p50 us", "p99 us", "baseline us", "ratio"];
+    if page.is_verbose() {
+        head.extend(["max us", "the baseline is"]);
     }
+    let mut table = page.table(&head, |column| !matches!(column, 0 | 7));
     for row in rows {
-        table.add_row([
+        let mut cells = vec![
             row.name.clone(),
             row.n.to_string(),
-            amount(row.p50_ns, row.unit),
-            amount(row.p99_ns, row.unit),
-            amount(row.max_ns, row.unit),
-            floor(row),
+            figure(row.p50_ns, row.unit),
+            figure(row.p99_ns, row.unit),
+            if has_baseline(row) {
+                figure(row.floor_p50_ns, row.unit)
+            } else {
+                "-".to_owned()
+            },
             row.ratio.map_or_else(|| "-".to_owned(), ratio),
-            row.floor.clone(),
-        ]);
+        ];
+        if page.is_verbose() {
+            cells.extend([figure(row.max_ns, row.unit), row.floor.clone()]);
+        }
+        table.add_row(cells);
     }
     table
+}
+
+/// A figure for the table: microseconds without the unit, or with the unit of what is no time.
+fn figure(value: f64, unit: &str) -> String {
+    match unit {
+        "ns" if value < 1e5 => format!("{:.3}", value / 1e3),
+        "ns" => format!("{:.0}", value / 1e3),
+        unit => format!("{value} {unit}"),
+    }
 }
 
 /// What a row says besides its times.
@@ -170,11 +186,16 @@ fn amount(value: f64, unit: &str) -> String {
     in_words(value)
 }
 
-/// A floor that costs nothing, or was not reached, has no figure.
-fn floor(row: &Row) -> String {
-    match row.ratio {
-        None if row.floor_p50_ns == 0.0 => "-".to_owned(),
-        _ => amount(row.floor_p50_ns, row.unit),
+/// Returns `false` for a baseline that costs nothing, or could not be measured.
+fn has_baseline(row: &Row) -> bool {
+    row.ratio.is_some() || row.floor_p50_ns != 0.0
+}
+
+fn baseline(row: &Row) -> String {
+    if has_baseline(row) {
+        amount(row.floor_p50_ns, row.unit)
+    } else {
+        "-".to_owned()
     }
 }
 
@@ -219,11 +240,11 @@ mod tests {
     }
 
     #[test]
-    fn a_floor_without_a_figure_has_none() {
+    fn a_baseline_without_a_figure_has_none() {
         let one: Samples = [1.0].into_iter().collect();
         let none = Row::new("x", &one, "y", &Samples::default());
-        assert_eq!(floor(&none), "-");
-        assert_eq!(floor(&Row::new("x", &one, "y", &one)), "1 ns");
+        assert_eq!(baseline(&none), "-");
+        assert_eq!(baseline(&Row::new("x", &one, "y", &one)), "1 ns");
     }
 
     #[test]
@@ -240,6 +261,7 @@ mod tests {
     #[test]
     fn remarks_stand_below_the_table() {
         let mut report = report();
+        report.verbose = true;
         let one: Samples = [1.0].into_iter().collect();
         report.add(
             Row::new("x", &one, "y", &one)

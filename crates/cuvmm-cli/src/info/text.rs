@@ -3,39 +3,41 @@
 use std::fmt::Write as _;
 
 use bytesize::ByteSize;
-use comfy_table::Table;
-use comfy_table::presets::NOTHING;
+use cuvmm_cli::drivers::brief;
+use cuvmm_cli::page::Page;
 
 use super::topology::{Place, Reaches};
 use super::{Device, Granularity, Info};
 
 /// The whole of it.
-pub(super) fn of(info: &Info) -> String {
-    let mut drivers = table();
+pub(super) fn of(info: &Info, page: Page) -> String {
+    let mut drivers = page.list();
     for found in &info.drivers {
         let there = if found.there { "there" } else { "not there" };
-        drivers.add_row([found.driver, there, &found.reason]);
+        drivers.add_row([found.driver, there, brief(&found.reason, page)]);
     }
     let mut text = format!("Drivers\n{}\n", drivers.trim_fmt());
     let _ = write!(
         text,
         "\nDevices of the {} driver, CUDA {} ({})\n",
-        info.driver, info.cuda_version, info.reason
+        info.driver,
+        info.cuda_version,
+        brief(&info.reason, page)
     );
     for device in &info.devices {
-        describe(&mut text, device);
+        describe(&mut text, device, page);
     }
-    lay_out(&mut text, &info.topology);
-    text
+    lay_out(&mut text, &info.topology, page);
+    page.fold(&text)
 }
 
 /// Whose memory each device reaches, in a table, and why not below it.
-fn lay_out(text: &mut String, topology: &[Reaches]) {
+fn lay_out(text: &mut String, topology: &[Reaches], page: Page) {
     let Some(first) = topology.first() else {
         return;
     };
     let _ = writeln!(text, "\nWhose memory each device reaches");
-    let mut rows = table();
+    let mut rows = page.list();
     let places = first.places.iter().map(|place| place.place.clone());
     rows.add_row(std::iter::once(String::new()).chain(places));
     for reaches in topology {
@@ -60,9 +62,9 @@ fn lay_out(text: &mut String, topology: &[Reaches]) {
 }
 
 /// Writing to a string does not fail.
-fn describe(text: &mut String, device: &Device) {
+fn describe(text: &mut String, device: &Device, page: Page) {
     let _ = writeln!(text, "\n{} {}", device.ordinal, device.name);
-    let mut rows = table();
+    let mut rows = page.list();
     if let Some(uuid) = &device.uuid {
         rows.add_row(["identity", uuid]);
     }
@@ -79,7 +81,7 @@ fn describe(text: &mut String, device: &Device) {
         rows.add_row(["granularity", &multiples(granularity)]);
     }
     let _ = writeln!(text, "{}", rows.trim_fmt());
-    let mut rows = table();
+    let mut rows = page.list();
     for capability in &device.capabilities {
         let there = if capability.there { "yes" } else { "no" };
         rows.add_row([
@@ -108,10 +110,4 @@ fn multiples(granularity: &Granularity) -> String {
 
 fn size(bytes: u64) -> String {
     ByteSize::b(bytes).display().iec().to_string()
-}
-
-fn table() -> Table {
-    let mut table = Table::new();
-    table.load_style(NOTHING);
-    table
 }

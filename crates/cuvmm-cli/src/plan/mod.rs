@@ -23,6 +23,7 @@ use self::file::File;
 use cuvmm_cli::command::usage;
 use cuvmm_cli::costs;
 use cuvmm_cli::drivers::{Choice, Opened, StandIn};
+use cuvmm_cli::page::Page;
 use cuvmm_cli::size::size;
 use cuvmm_cli::terminal::{json, print};
 use cuvmm_cli::watch::{A_WHILE, Watch};
@@ -60,6 +61,10 @@ pub(crate) struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+
+    /// Print all columns, in lines of any length
+    #[arg(short, long)]
+    verbose: bool,
 }
 
 impl Args {
@@ -120,7 +125,7 @@ impl Args {
         let figures = Figures::new(whose, &file, &expected, measured.as_ref());
         let text = match self.json {
             true => json(&figures)?,
-            false => text::of(&figures),
+            false => text::of(&figures, Page::verbose(self.verbose)),
         };
         print(&text)?;
         if let Some(refusal) = measured.and_then(|report| report.ending.refusal) {

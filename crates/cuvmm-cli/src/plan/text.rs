@@ -1,13 +1,14 @@
 //! The figures of a plan as a table.
 
 use bytesize::ByteSize;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
 
 use super::figures::{Failed, Figures, Total};
+use cuvmm_cli::page::{Page, Unit};
 use cuvmm_cli::terminal::{counted, safe};
 use cuvmm_cli::watch::in_words;
 
-pub(super) fn of(figures: &Figures) -> String {
+pub(super) fn of(figures: &Figures, page: Page) -> String {
     let mut text = format!(
         "{} x {} with {} on the {} driver\nexpected by {}\n{}\n\n{}\n\n",
         figures.devices,
@@ -19,7 +20,7 @@ pub(super) fn of(figures: &Figures) -> String {
             Some(_) => "range: where all calls are as fast, and as slow, as the table's ranges say",
             None => "the table has no ranges: how much longer a call can take is not known",
         },
-        table(figures)
+        table(figures, page)
     );
     let Total { calls, .. } = &figures.total;
     let calls: Vec<_> = calls
@@ -58,7 +59,7 @@ pub(super) fn of(figures: &Figures) -> String {
             text += &format!("{whose}{}\n", said(failed));
         }
     }
-    text
+    page.fold(&text)
 }
 
 /// The step that fails and why.
@@ -71,31 +72,58 @@ pub(super) fn said(failed: &Failed) -> String {
     )
 }
 
-fn table(figures: &Figures) -> Table {
+/// The units of the columns.
+struct Units {
+    time: Unit,
+    memory: Unit,
+    /// Of the columns that details have besides.
+    waste: Unit,
+    addresses: Unit,
+}
+
+impl Units {
+    fn new(figures: &Figures) -> Self {
+        let steps = || figures.steps.iter();
+        let times = steps().flat_map(|row| [row.took.expected_us, row.took.measured_us]);
+        let waste = steps().map(|row| row.memory.saturating_sub(row.asked));
+        Self {
+            time: Unit::of_nanos(times.flatten().map(|micros| micros * 1e3)),
+            memory: Unit::of_bytes(steps().map(|row| row.memory)),
+            waste: Unit::of_bytes(waste),
+            addresses: Unit::of_bytes(steps().map(|row| row.addresses)),
+        }
+    }
+}
+
+fn table(figures: &Figures, page: Page) -> Table {
     let measured = figures.total.measured_us.is_some() || figures.driver != "model";
     let ranged = range(&figures.ending).is_some();
-    let mut head = vec!["step", "what", "calls", "expected"];
+    let units = Units::new(figures);
+    let mut head = vec!["step".to_owned(), "what".to_owned(), "calls".to_owned()];
+    head.push(units.time.head("expected"));
     if ranged {
-        head.push("range");
+        head.push(units.time.head("range"));
     }
     if measured {
-        head.extend(["measured", "ratio"]);
+        head.extend([units.time.head("measured"), "ratio".to_owned()]);
     }
-    head.extend(["asked", "memory", "waste", "mappings", "addresses"]);
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN).set_header(&head);
-    for (index, column) in table.column_iter_mut().enumerate() {
-        if index != 1 {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
+    head.push(units.memory.head("memory"));
+    head.push(units.waste.head("waste"));
+    if page.is_verbose() {
+        head.extend([units.memory.head("asked"), "mappings".to_owned()]);
+        head.push(units.addresses.head("addresses"));
     }
+    let names: Vec<&str> = head.iter().map(String::as_str).collect();
+    let mut table = page.table(&names, |column| column != 1);
+    let time = |micros: f64| units.time.figure(micros * 1e3);
     let times = |took: &Total| {
-        let mut cells = vec![took.expected_us.map(micros)];
+        let mut cells = vec![took.expected_us.map(time)];
         if ranged {
-            cells.push(range(took));
+            let ends = took.expected_low_us.zip(took.expected_high_us);
+            cells.push(ends.map(|(low, high)| format!("{} to {}", time(low), time(high))));
         }
         if measured {
-            cells.push(took.measured_us.map(micros));
+            cells.push(took.measured_us.map(time));
             cells.push(took.ratio.map(|ratio| format!("{ratio:.2}")));
         }
         cells
@@ -109,13 +137,14 @@ fn table(figures: &Figures) -> Table {
             row.took.driver_calls.to_string(),
         ];
         cells.extend(times(&row.took));
-        cells.extend([
-            bytes(row.asked),
-            bytes(row.memory),
-            bytes(row.memory.saturating_sub(row.asked)),
-            row.mappings.to_string(),
-            bytes(row.addresses),
-        ]);
+        let waste = row.memory.saturating_sub(row.asked);
+        cells.push(units.memory.figure(row.memory as f64));
+        cells.push(units.waste.figure(waste as f64));
+        if page.is_verbose() {
+            cells.push(units.memory.figure(row.asked as f64));
+            cells.push(row.mappings.to_string());
+            cells.push(units.addresses.figure(row.addresses as f64));
+        }
         table.add_row(cells);
     }
     let total = &figures.total;

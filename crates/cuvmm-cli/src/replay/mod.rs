@@ -38,6 +38,7 @@ use self::workload::Workload;
 use cuvmm_cli::costs;
 use cuvmm_cli::drivers::StandIn;
 use cuvmm_cli::files;
+use cuvmm_cli::page::Page;
 use cuvmm_cli::terminal::print;
 
 /// What a driver without a GPU has beyond the replay's memory: no pool leaves anything free.
@@ -51,6 +52,7 @@ impl Args {
     /// Options that do not fit together, traces that cannot be read, failures of the driver, and
     /// stamps that are wrong.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        let page = Page::verbose(self.verbose);
         let workload = self.workload()?;
         if let Some(file) = &self.chart {
             files::writable(file)?;
@@ -67,7 +69,7 @@ impl Args {
         let granule = device.granularity();
         let memory = self.memory_limit(granule, workload.models.len())?;
         let setup = Setup {
-            driver: opened.said(),
+            driver: opened.said(page),
             device: device.name().to_owned(),
             workload: self.described(&workload),
             seed: self.models.is_empty().then_some(self.seed),
@@ -109,7 +111,7 @@ impl Args {
         let report = if self.json {
             report::json(&setup, &results)?
         } else {
-            report::text(&setup, &results)
+            report::text(&setup, &results, page)
         };
         print(&report)?;
         for (policy, figures) in &results {

@@ -83,6 +83,10 @@ pub(crate) struct Args {
     /// Print JSON instead of tables
     #[arg(long)]
     pub(super) json: bool,
+
+    /// Print all columns, in lines of any length
+    #[arg(short, long)]
+    pub(super) verbose: bool,
 }
 
 /// Which policies are played.
@@ -164,7 +168,7 @@ impl Args {
     pub(super) fn memory_limit(&self, granule: u64, models: usize) -> anyhow::Result<u64> {
         let limit = self.memory / granule * granule;
         if limit / granule < models as u64 {
-            let (memory, granule) = (ByteSize(self.memory), ByteSize(granule));
+            let (memory, granule) = (iec(self.memory), iec(granule));
             return Err(usage(format!(
                 "--memory: {memory} is less than a granule of {granule} for each of {models} models"
             )));
@@ -182,13 +186,18 @@ impl Args {
         let share = memory / models.max(1) as u64;
         let guarantee = self.guarantee.unwrap_or_else(|| (memory / 4).min(share));
         if guarantee > share {
-            let (guarantee, memory) = (ByteSize(guarantee), ByteSize(memory));
+            let (guarantee, memory) = (iec(guarantee), iec(memory));
             return Err(usage(format!(
                 "--guarantee: {guarantee} for each of {models} models is more than the memory, {memory}"
             )));
         }
         Ok(guarantee / granule * granule)
     }
+}
+
+/// A size for people, in binary units.
+fn iec(bytes: u64) -> String {
+    ByteSize(bytes).display().iec().to_string()
 }
 
 fn model(text: &str) -> Result<(String, PathBuf), String> {

@@ -1,15 +1,15 @@
 //! What a replay prints for people, and the JSON it prints for programs.
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
 use bytesize::ByteSize;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
 use serde::Serialize;
 
 use super::figures::{self, Figures, InOrder, Loss, PolicyFigures};
 use super::policy::Policy;
 use super::settings::{Nanos, Settings};
+use cuvmm_cli::page::{Page, Unit};
 use cuvmm_cli::terminal::{self, counted, safe};
 
 /// What was replayed on what, for the head of the report.
@@ -44,14 +44,14 @@ fn both(results: &Results) -> Option<(&PolicyFigures, &PolicyFigures)> {
 }
 
 /// The report for people.
-pub(crate) fn text(setup: &Setup, results: &Results) -> String {
+pub(crate) fn text(setup: &Setup, results: &Results, page: Page) -> String {
     let mut text = String::new();
     // Writing to a string does not fail.
-    let _ = write_text(&mut text, setup, results);
-    text
+    let _ = write_text(&mut text, setup, results, page);
+    page.fold(&text)
 }
 
-fn write_text(text: &mut String, setup: &Setup, results: &Results) -> std::fmt::Result {
+fn write_text(text: &mut String, setup: &Setup, results: &Results, page: Page) -> std::fmt::Result {
     writeln!(
         text,
         "{} on {}, {}",
@@ -66,10 +66,10 @@ fn write_text(text: &mut String, setup: &Setup, results: &Results) -> std::fmt::
         bytes(setup.guarantee),
         bytes(setup.settings.kv_bytes_per_token),
     )?;
-    writeln!(text, "\nRequests")?;
-    writeln!(text, "{}", requests_table(results))?;
+    writeln!(text, "\nRequests (TTFT: time to first token; times in ms)")?;
+    writeln!(text, "{}", requests_table(results, page))?;
     writeln!(text, "\nMemory")?;
-    writeln!(text, "{}", memory_table(results))?;
+    writeln!(text, "{}", memory_table(results, page))?;
     for (policy, figures) in results {
         if let Some(expected) = &figures.expected {
             let ratio = expected
@@ -130,36 +130,30 @@ fn rows(results: &Results) -> impl Iterator<Item = (Policy, &str, &Figures)> {
     })
 }
 
-fn table(head: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN).set_header(head);
-    for column in table.column_iter_mut().skip(2) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
-}
-
-fn requests_table(results: &Results) -> Table {
-    let mut table = table(&[
+/// Times are in milliseconds in all columns.
+fn requests_table(results: &Results, page: Page) -> Table {
+    let mut head = vec![
         "policy",
         "model",
         "requests",
-        "completed",
+        "done",
         "rejected",
         "preempted",
         "TTFT p50",
-        "p95",
         "p99",
+        "wait mean",
         "max",
-        "waiting mean",
-        "max",
-    ]);
+    ];
+    if page.is_verbose() {
+        head.extend(["TTFT p95", "max"]);
+    }
+    let mut table = page.table(&head, |column| column >= 2);
     for (policy, model, figures) in rows(results) {
-        let first_token = figures.first_token;
         let percentile = |pick: fn(figures::FirstToken) -> Nanos| {
+            let first_token = figures.first_token;
             first_token.map_or("-".to_owned(), |ttft| time(pick(ttft)))
         };
-        table.add_row([
+        let mut cells = vec![
             policy.to_string(),
             safe(model).into_owned(),
             figures.requests.to_string(),
@@ -167,35 +161,32 @@ fn requests_table(results: &Results) -> Table {
             figures.rejected.to_string(),
             figures.preempted.to_string(),
             percentile(|ttft| ttft.p50),
-            percentile(|ttft| ttft.p95),
             percentile(|ttft| ttft.p99),
-            percentile(|ttft| ttft.max),
             time(figures.waited_mean),
             time(figures.waited_max),
-        ]);
+        ];
+        if page.is_verbose() {
+            cells.extend([percentile(|ttft| ttft.p95), percentile(|ttft| ttft.max)]);
+        }
+        table.add_row(cells);
     }
     table
 }
 
-fn memory_table(results: &Results) -> Table {
-    let mut table = table(&[
-        "policy",
-        "model",
-        "mean",
-        "peak",
-        "driver calls",
-        "driver time",
-        "verified stamps",
-        "wrong",
-    ]);
+fn memory_table(results: &Results, page: Page) -> Table {
+    let unit = Unit::of_bytes(rows(results).map(|(_, _, figures)| figures.memory_peak));
+    let (mean, peak) = (unit.head("mean"), unit.head("peak"));
+    let mut head = vec!["policy", "model", &mean, &peak, "driver calls", "ms"];
+    head.extend(["stamps", "wrong"]);
+    let mut table = page.table(&head, |column| column >= 2);
     for (policy, model, figures) in rows(results) {
         table.add_row([
             policy.to_string(),
             safe(model).into_owned(),
-            bytes(figures.memory_mean.round() as u64),
-            bytes(figures.memory_peak),
+            unit.figure(figures.memory_mean),
+            unit.figure(figures.memory_peak as f64),
             figures.cost.calls.to_string(),
-            duration(figures.cost.time),
+            format!("{:.1}", figures.cost.time.as_secs_f64() * 1e3),
             figures.cost.verified.stamps.to_string(),
             figures.cost.verified.wrong.to_string(),
         ]);
@@ -207,17 +198,9 @@ fn bytes(bytes: u64) -> String {
     ByteSize(bytes).display().iec().to_string()
 }
 
-/// Virtual time: milliseconds below ten seconds, then seconds.
+/// Virtual time in milliseconds.
 fn time(time: Nanos) -> String {
-    if time < 10_000_000_000 {
-        format!("{:.0} ms", time as f64 / 1e6)
-    } else {
-        format!("{:.1} s", time as f64 / 1e9)
-    }
-}
-
-fn duration(duration: Duration) -> String {
-    format!("{:.1} ms", duration.as_secs_f64() * 1e3)
+    format!("{:.0}", time as f64 / 1e6)
 }
 
 /// The report for programs. What stands under `policies` is a stable interface; other keys may be

@@ -7,7 +7,7 @@ use anyhow::bail;
 use serde_json::{Value, json};
 
 use super::publishers::{Found, find};
-use super::{size, table};
+use cuvmm_cli::page::{Page, Unit};
 use cuvmm_cli::terminal::{json as as_json, print, safe, shown};
 
 /// List what this user's processes publish
@@ -24,6 +24,10 @@ pub(super) struct Args {
     /// Print one JSON object; sizes are in bytes
     #[arg(long)]
     json: bool,
+
+    /// Print extents and tensors too, in lines of any length
+    #[arg(short, long)]
+    verbose: bool,
 }
 
 impl Args {
@@ -33,7 +37,7 @@ impl Args {
         let found = find(self.socket.as_deref())?;
         let text = match self.json {
             true => as_json(&object(&found))?,
-            false => text(&found),
+            false => text(&found, Page::verbose(self.verbose)),
         };
         print(&text)?;
         if found.silent.is_empty() {
@@ -77,22 +81,28 @@ fn object(found: &Found) -> Value {
     })
 }
 
-fn text(found: &Found) -> String {
-    let head = [
-        "name", "version", "size", "extents", "tensors", "process", "socket",
-    ];
-    let mut rows = table(&head, 1, 6);
+fn text(found: &Found, page: Page) -> String {
+    let all = || found.publishers.iter().flat_map(|one| &one.publications);
+    let unit = Unit::of_bytes(all().map(|one| one.held));
+    let size = unit.head("size");
+    let mut head = vec!["name", "version", &size, "process", "socket"];
+    if page.is_verbose() {
+        head.extend(["extents", "tensors"]);
+    }
+    let mut rows = page.table(&head, |column| !matches!(column, 0 | 4));
     for publisher in &found.publishers {
         for one in &publisher.publications {
-            rows.add_row([
+            let mut cells = vec![
                 safe(&one.name).into_owned(),
                 one.version.to_string(),
-                size(one.held),
-                one.extents.to_string(),
-                one.tensors.to_string(),
+                unit.figure(one.held as f64),
                 publisher.pid.to_string(),
                 shown(&publisher.socket),
-            ]);
+            ];
+            if page.is_verbose() {
+                cells.extend([one.extents.to_string(), one.tensors.to_string()]);
+            }
+            rows.add_row(cells);
         }
     }
     let mut text = match rows.row_count() {
@@ -111,5 +121,5 @@ fn text(found: &Found) -> String {
     for socket in &found.swept {
         text += &format!("removed {}: its publisher is dead\n", shown(socket));
     }
-    text
+    page.fold(&text)
 }

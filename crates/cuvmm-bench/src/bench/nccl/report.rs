@@ -151,7 +151,7 @@ fn table(rows: &[Row]) -> Table {
     }
     for row in rows {
         table.add_row([
-            ByteSize(row.bytes).to_string(),
+            ByteSize(row.bytes).display().iec().to_string(),
             row.memory.to_owned(),
             row.extents.to_string(),
             row.registered.to_owned(),

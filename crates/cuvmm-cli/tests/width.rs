@@ -1,0 +1,53 @@
+//! No line of default output is wider than 100 columns; `--verbose` has no such bound.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+use assert_cmd::Command;
+
+fn text(arguments: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cuvmm"));
+    let assert = command.args(arguments).assert().success();
+    String::from_utf8(assert.get_output().stdout.clone()).unwrap()
+}
+
+fn widest(text: &str) -> usize {
+    let widths = text.lines().map(|line| line.chars().count());
+    widths.max().unwrap_or_default()
+}
+
+#[test]
+fn default_output_fits() {
+    let plan = concat!(env!("CARGO_MANIFEST_DIR"), "/plans/elastic-kv.toml");
+    let two = concat!(env!("CARGO_MANIFEST_DIR"), "/plans/two-gpus.toml");
+    let table = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../cuvmm-driver/costs/nvidia-h200.costs"
+    );
+    for arguments in [
+        &["info"][..],
+        &["info", "--driver", "host", "--devices", "8"],
+        &["replay", "--driver", "model"],
+        &["replay", "--driver", "host", "--memory", "1GiB", "--expect"],
+        &["plan", plan],
+        &["plan", two],
+        &["plan", plan, "--costs", table],
+        &["share", "list"],
+    ] {
+        let text = text(arguments);
+        assert!(
+            widest(&text) <= 100,
+            "{arguments:?}: {} columns\n{text}",
+            widest(&text)
+        );
+    }
+}
+
+#[test]
+fn details_are_in_verbose_output() {
+    let plan = concat!(env!("CARGO_MANIFEST_DIR"), "/plans/elastic-kv.toml");
+    let narrow = text(&["plan", plan]);
+    let wide = text(&["plan", plan, "--verbose"]);
+    assert!(wide.contains("mappings |") && !narrow.contains("mappings |"));
+    let replay = text(&["replay", "--driver", "model", "-v"]);
+    assert!(replay.contains("TTFT p95"), "{replay}");
+}

@@ -26,6 +26,10 @@ use cuvmm_cli::terminal::{self, counted, print, safe};
 /// Each case is one question with a short answer. Without --against nothing is judged: the answers
 /// are printed. The exit code is 1 if anything differs or a case leaves something behind.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  cuvmm-bench conform --driver model
+  cuvmm-bench conform --driver cuda --slow --record answers.json
+  cuvmm-bench conform --driver cuda --against answers.json")]
 pub(crate) struct Args {
     /// The driver to ask
     #[arg(long, value_enum, default_value_t)]

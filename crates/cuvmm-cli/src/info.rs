@@ -21,6 +21,10 @@ use topology::Reaches;
 /// A capability counts as there when the call that needs it succeeds on one granule of memory, not
 /// when an attribute promises it.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  cuvmm info
+  cuvmm info --driver host --devices 2
+  cuvmm info --json | jq .devices[0].capabilities")]
 pub(crate) struct Args {
     /// The driver whose devices are shown
     #[arg(long, value_enum, default_value_t)]

@@ -4,6 +4,7 @@
 //! Each command is a module. The library target of this package holds the parts that `cuvmm-bench`
 //! uses too.
 
+mod generated;
 mod info;
 mod moved;
 mod plan;
@@ -32,6 +33,9 @@ enum Command {
     Replay(replay::Args),
     Plan(plan::Args),
     Share(share::Args),
+    Completions(generated::Completions),
+    #[command(hide = true)]
+    Man(generated::Man),
     #[command(hide = true)]
     Bench(moved::Args),
     #[command(hide = true)]
@@ -46,6 +50,8 @@ fn main() -> ExitCode {
         Command::Replay(args) => args.run(),
         Command::Plan(args) => args.run(),
         Command::Share(args) => args.run(),
+        Command::Completions(args) => args.run(),
+        Command::Man(args) => args.run(),
         Command::Bench(_) => Err(moved::to("bench", "run")),
         Command::Conform(_) => Err(moved::to("conform", "conform")),
         Command::Nccl(_) => Err(moved::to("nccl", "nccl")),

@@ -331,6 +331,21 @@ fn tables_are_for_people_and_losers_are_named() {
 }
 
 #[test]
+fn demand_beyond_the_memory_is_warned_of() {
+    let dir = TempDir::new().unwrap();
+    let said = |requests, context| {
+        let one = model("conv", &trace(&dir, "conv.csv", "\n", requests, context));
+        let assert = cuvmm()
+            .args(["replay", "--memory=512MiB", "--driver=model", &one])
+            .assert()
+            .success();
+        String::from_utf8(assert.get_output().stdout.clone()).unwrap()
+    };
+    assert!(said(200, 1000).contains("warning: demand exceeds memory"));
+    assert!(!said(3, 16).contains("warning:"));
+}
+
+#[test]
 fn the_chart_shows_both_policies_and_all_models() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("chart.svg");
@@ -347,7 +362,9 @@ fn the_chart_shows_both_policies_and_all_models() {
         ("elastic: memory by model", 1),
         ("conv", 2),
         ("code", 2),
-        ("limit", 2),
+        ("limit of each model", 1),
+        ("limit of the pool", 1),
+        ("requests waiting", 2),
     ] {
         assert_eq!(svg.matches(text).count(), times, "{text}");
     }

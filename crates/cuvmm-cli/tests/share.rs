@@ -231,7 +231,10 @@ fn what_one_process_publishes_others_list_and_read() {
     );
     let table = home.share("list", &[]).assert().success();
     let table = String::from_utf8(table.get_output().stdout.clone()).unwrap();
-    assert!(table.starts_with("| name | version |    size |"), "{table}");
+    assert!(
+        table.starts_with("| name | version | size MiB |"),
+        "{table}"
+    );
     assert!(table.contains(&format!("| {} |", text(&socket))), "{table}");
 
     let verify = ["toy", "--driver", "host", "--verify", text(&file)];

@@ -21,6 +21,10 @@ pub(super) const PLAYED: u16 = 2;
 /// Rows that a driver cannot measure are left out and named. Some rows take seconds, all of them
 /// minutes.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  cuvmm-bench run --driver cuda
+  cuvmm-bench run --driver host --quick
+  cuvmm-bench run --driver cuda --only warm_alloc_free_2MiB,threads_8 --json")]
 pub(crate) struct Args {
     /// The driver to measure on; the model counts virtual time
     #[arg(long, value_enum, default_value_t)]

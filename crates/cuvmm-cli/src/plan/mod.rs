@@ -34,6 +34,10 @@ use cuvmm_cli::watch::{A_WHILE, Watch};
 /// to on a GPU. With another driver the steps are done there for real, and what was expected stands
 /// beside what was measured. Exit code 1 when a step fails, 2 when the plan cannot be meant.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  cuvmm plan crates/cuvmm-cli/plans/elastic-kv.toml
+  cuvmm plan plan.toml --memory 40GiB --json
+  cuvmm plan plan.toml --driver cuda --costs this-gpu.costs")]
 pub(crate) struct Args {
     /// The steps
     file: PathBuf,

@@ -1,5 +1,7 @@
-//! The chart: memory by model over virtual time, one panel per policy, with the limit.
+//! The chart: for each policy the memory of each model over virtual time with the limits, and below it
+//! the number of requests that wait.
 
+use std::fmt::Display;
 use std::path::Path;
 
 use anyhow::anyhow;
@@ -11,17 +13,39 @@ use super::timeline::Timeline;
 use cuvmm_cli::files;
 use cuvmm_cli::terminal::safe;
 
-/// One panel: a policy and what it did.
-type Panel = (Policy, Timeline);
+/// A policy and its course.
+#[derive(Clone, Debug)]
+pub(crate) struct Panel {
+    pub(crate) policy: Policy,
+    /// Granules of each model.
+    pub(crate) memory: Timeline,
+    /// Requests of each model that wait.
+    pub(crate) waiting: Timeline,
+}
 
-const WIDTH: u32 = 1_000;
-const PANEL: u32 = 320;
+/// The facts that all panels share.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scale<'a> {
+    pub(crate) models: &'a [String],
+    /// Bytes.
+    pub(crate) granule: u64,
+    /// Bytes of all models together.
+    pub(crate) limit: u64,
+    /// The limit of each model under the static policy, in bytes.
+    pub(crate) share: u64,
+}
+
+const WIDTH: u32 = 1_160;
+/// The part of the width that is right of the plots.
+const LEGEND: u32 = 160;
+const MEMORY: u32 = 320;
+const WAITING: u32 = 180;
 const GIB: f64 = (1u64 << 30) as f64;
 const NANOS_A_MINUTE: f64 = 60e9;
 const LIMIT: RGBColor = RGBColor(190, 30, 45);
 
-/// Told apart without colour vision; further models begin again.
-const COLOURS: [RGBColor; 6] = [
+/// Colors that can be told apart without color vision. Further models begin again.
+const COLORS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
     RGBColor(0, 158, 115),
@@ -34,140 +58,242 @@ const COLOURS: [RGBColor; 6] = [
 ///
 /// # Errors
 /// The file cannot be written.
-pub(crate) fn draw(
-    file: &Path,
-    models: &[String],
-    granule: u64,
-    limit: u64,
-    panels: &[Panel],
-) -> anyhow::Result<()> {
-    files::write(file, &svg(models, granule, limit, panels)?)
-}
-
-fn svg(models: &[String], granule: u64, limit: u64, panels: &[Panel]) -> anyhow::Result<String> {
-    let mut svg = String::new();
-    {
-        let root = SVGBackend::with_string(&mut svg, (WIDTH, PANEL * panels.len().max(1) as u32))
-            .into_drawing_area();
-        let failed = |error: &dyn std::fmt::Display| anyhow!("the chart cannot be drawn: {error}");
-        root.fill(&WHITE).map_err(|error| failed(&error))?;
-        // The same scales in every panel, so that they can be held against each other.
-        let end = panels
-            .iter()
-            .map(|(_, timeline)| timeline.end())
-            .max()
-            .unwrap_or(0)
-            .max(1);
-        for (area, panel) in root
-            .split_evenly((panels.len().max(1), 1))
-            .iter()
-            .zip(panels)
-        {
-            draw_panel(area, models, granule, limit, end, panel).map_err(|error| failed(&error))?;
-        }
-        root.present().map_err(|error| failed(&error))?;
-    }
-    Ok(svg)
+pub(crate) fn draw(file: &Path, scale: &Scale<'_>, panels: &[Panel]) -> anyhow::Result<()> {
+    files::write(file, &svg(scale, panels)?)
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 type Failed<'a> = DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>;
 
-fn draw_panel<'a>(
+fn svg(scale: &Scale<'_>, panels: &[Panel]) -> anyhow::Result<String> {
+    let mut svg = String::new();
+    {
+        let height = (MEMORY + WAITING) * panels.len().max(1) as u32;
+        let root = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
+        draw_all(&root, scale, panels).map_err(|error| failed(&error))?;
+        root.present().map_err(|error| failed(&error))?;
+    }
+    Ok(svg)
+}
+
+fn failed(error: &dyn Display) -> anyhow::Error {
+    anyhow!("the chart cannot be drawn: {error}")
+}
+
+fn draw_all<'a>(root: &Area<'a>, scale: &Scale<'_>, panels: &[Panel]) -> Result<(), Failed<'a>> {
+    root.fill(&WHITE)?;
+    // All panels have the same scales, so that they can be compared.
+    let ends = panels.iter().map(|panel| panel.memory.end());
+    let end = ends.max().unwrap_or(0).max(1);
+    let longest = panels.iter().flat_map(|panel| {
+        let models = 0..scale.models.len();
+        models.map(|model| panel.waiting.peak(Some(model)))
+    });
+    let longest = longest.max().unwrap_or(0).max(1);
+    for (area, panel) in root
+        .split_evenly((panels.len().max(1), 1))
+        .iter()
+        .zip(panels)
+    {
+        let (plots, legend) = area.split_horizontally(WIDTH - LEGEND);
+        let (memory, waiting) = plots.split_vertically(MEMORY);
+        draw_memory(&memory, scale, end, panel)?;
+        draw_waiting(&waiting, scale, end, longest, &panel.waiting)?;
+        draw_legend(&legend, scale, panel.policy)?;
+    }
+    Ok(())
+}
+
+fn minutes(time: Nanos) -> f64 {
+    time as f64 / NANOS_A_MINUTE
+}
+
+/// Formats a number of minutes as the axis of a run of this length needs it.
+fn minutes_label(end: Nanos) -> impl Fn(&f64) -> String {
+    let digits = if minutes(end) > 10.0 { 0 } else { 1 };
+    move |minutes| format!("{minutes:.digits$}")
+}
+
+fn color(model: usize) -> RGBColor {
+    COLORS.get(model % COLORS.len()).copied().unwrap_or(LIMIT)
+}
+
+/// Draws the memory of each model as an area. Under the elastic policy the areas are stacked. Under the
+/// static policy each begins where its model's share begins, and ends below the limit of the model.
+fn draw_memory<'a>(
     area: &Area<'a>,
-    models: &[String],
-    granule: u64,
-    limit: u64,
+    scale: &Scale<'_>,
     end: Nanos,
-    (policy, timeline): &Panel,
+    panel: &Panel,
 ) -> Result<(), Failed<'a>> {
-    let minutes = |time: Nanos| time as f64 / NANOS_A_MINUTE;
-    let limit = limit as f64 / GIB;
+    let gib = |bytes: u64| bytes as f64 / GIB;
+    let split = panel.policy == Policy::Static;
+    let title = match split {
+        true => "static: memory by model, each in its share",
+        false => "elastic: memory by model, stacked",
+    };
     let mut chart = ChartBuilder::on(area)
-        .caption(format!("{}: memory by model", policy), ("sans-serif", 18))
+        .caption(title, ("sans-serif", 18))
         .margin(10)
-        .x_label_area_size(36)
-        .y_label_area_size(52)
-        .build_cartesian_2d(0.0..minutes(end), 0.0..limit * 1.12)?;
+        .x_label_area_size(20)
+        .y_label_area_size(56)
+        .build_cartesian_2d(0.0..minutes(end), 0.0..gib(scale.limit) * 1.04)?;
     chart
         .configure_mesh()
-        .x_desc("minutes since the first request")
         .y_desc("GiB")
         .light_line_style(WHITE)
         .x_labels(12)
-        .x_label_formatter(&|minutes| {
-            format!("{minutes:.*}", if end > 600_000_000_000 { 0 } else { 1 })
-        })
+        .x_label_formatter(&minutes_label(end))
         .y_labels(6)
         .draw()?;
-
-    let points: Vec<(Nanos, Vec<f64>)> = timeline.points().collect();
-    // Stacked from the bottom: the highest sum is drawn first and the others over it.
-    for model in (0..models.len()).rev() {
-        let colour = COLOURS[model % COLOURS.len()];
-        let height = |held: &[f64]| held[..=model].iter().sum::<f64>() * granule as f64 / GIB;
-        let mut start = 0;
-        let mut steps = Vec::with_capacity(2 * points.len());
-        for (end, held) in &points {
-            steps.push((minutes(start), height(held)));
-            steps.push((minutes(*end), height(held)));
-            start = *end;
-        }
-        chart
-            .draw_series(AreaSeries::new(steps, 0.0, colour.filled()))?
-            // A control character is none of XML's.
-            .label(safe(&models[model]))
-            .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], colour.filled()));
+    let points: Vec<(Nanos, Vec<f64>)> = panel.memory.points().collect();
+    let granules = gib(scale.granule);
+    for model in (0..scale.models.len()).rev() {
+        let base = if split {
+            gib(scale.share) * model as f64
+        } else {
+            0.0
+        };
+        let height = |held: &[f64]| {
+            let first = if split { model } else { 0 };
+            let held = held.iter().take(model + 1).skip(first);
+            base + held.sum::<f64>() * granules
+        };
+        let steps = steps(&points, height);
+        // The highest sum is drawn first and the others over it.
+        chart.draw_series(AreaSeries::new(steps, base, color(model).filled()))?;
     }
+    let count = if split { scale.models.len() } else { 1 };
+    let limit = if split { scale.share } else { scale.limit };
+    for at in 1..=count {
+        let height = gib(limit) * at as f64;
+        let ends = [(0.0, height), (minutes(end), height)];
+        chart.draw_series([PathElement::new(ends, LIMIT.stroke_width(2))])?;
+    }
+    Ok(())
+}
+
+/// Draws the number of waiting requests of each model as a line.
+fn draw_waiting<'a>(
+    area: &Area<'a>,
+    scale: &Scale<'_>,
+    end: Nanos,
+    longest: u64,
+    waiting: &Timeline,
+) -> Result<(), Failed<'a>> {
+    let mut chart = ChartBuilder::on(area)
+        .margin(10)
+        .x_label_area_size(36)
+        .y_label_area_size(56)
+        .build_cartesian_2d(0.0..minutes(end), 0.0..longest as f64 * 1.04)?;
     chart
-        .draw_series([PathElement::new(
-            [(0.0, limit), (minutes(end), limit)],
-            LIMIT.stroke_width(2),
-        )])?
-        .label("limit")
-        .legend(|(x, y)| PathElement::new([(x, y), (x + 14, y)], LIMIT.stroke_width(2)));
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
-        .background_style(WHITE.mix(0.9))
-        .border_style(BLACK.mix(0.3))
-        .draw()
+        .configure_mesh()
+        .x_desc("minutes since the first request")
+        .y_desc("requests waiting")
+        .light_line_style(WHITE)
+        .x_labels(12)
+        .x_label_formatter(&minutes_label(end))
+        .y_labels(4)
+        .y_label_formatter(&|count| format!("{count:.0}"))
+        .draw()?;
+    let points: Vec<(Nanos, Vec<f64>)> = waiting.points().collect();
+    for model in 0..scale.models.len() {
+        let height = |queued: &[f64]| queued.get(model).copied().unwrap_or_default();
+        chart.draw_series(LineSeries::new(steps(&points, height), color(model)))?;
+    }
+    Ok(())
+}
+
+/// Returns the corners of a line that stays at a height for each point's time.
+fn steps(points: &[(Nanos, Vec<f64>)], height: impl Fn(&[f64]) -> f64) -> Vec<(f64, f64)> {
+    let mut start = 0;
+    let mut steps = Vec::with_capacity(2 * points.len());
+    for (end, values) in points {
+        steps.push((minutes(start), height(values)));
+        steps.push((minutes(*end), height(values)));
+        start = *end;
+    }
+    steps
+}
+
+/// Draws the names of models and limits, right of the plots.
+fn draw_legend<'a>(area: &Area<'a>, scale: &Scale<'_>, policy: Policy) -> Result<(), Failed<'a>> {
+    let line = |at: usize| 50 + 22 * at as i32;
+    let font = ("sans-serif", 14).into_font();
+    for (model, name) in scale.models.iter().enumerate() {
+        let y = line(model);
+        let corners = [(4, y - 5), (18, y + 5)];
+        area.draw(&Rectangle::new(corners, color(model).filled()))?;
+        // XML has no control characters.
+        let name = safe(name).into_owned();
+        area.draw(&Text::new(name, (24, y - 7), font.clone()))?;
+    }
+    let y = line(scale.models.len());
+    area.draw(&PathElement::new([(4, y), (18, y)], LIMIT.stroke_width(2)))?;
+    let said = match policy {
+        Policy::Static => "limit of each model",
+        Policy::Elastic => "limit of the pool",
+    };
+    area.draw(&Text::new(said, (24, y - 7), font))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn panel(policy: Policy, memory: &Timeline) -> Panel {
+        Panel {
+            policy,
+            memory: memory.clone(),
+            waiting: memory.clone(),
+        }
+    }
+
     #[test]
-    fn a_chart_has_every_model_and_the_limit_in_every_panel() {
+    fn a_chart_has_every_model_and_the_limits_in_every_panel() {
         let mut timeline = Timeline::new(2);
         timeline.change(0, 0, 100);
         timeline.change(30_000_000_000, 1, 200);
         timeline.advance(60_000_000_000);
         let models = ["conv\u{1b}".to_owned(), "code <&>".to_owned()];
-        let panels = [Policy::Static, Policy::Elastic].map(|policy| (policy, timeline.clone()));
-        let svg = svg(&models, 2 << 20, 1 << 30, &panels).unwrap();
+        let scale = Scale {
+            models: &models,
+            granule: 2 << 20,
+            limit: 1 << 30,
+            share: 512 << 20,
+        };
+        let panels = [Policy::Static, Policy::Elastic].map(|policy| panel(policy, &timeline));
+        let svg = svg(&scale, &panels).unwrap();
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
         for (text, times) in [
             ("static: memory", 1),
             ("elastic: memory", 1),
             ("conv\\u{1b}", 2),
             ("code &lt;&amp;&gt;", 2),
-            ("limit", 2),
+            ("limit of each model", 1),
+            ("limit of the pool", 1),
+            ("requests waiting", 2),
         ] {
             assert_eq!(svg.matches(text).count(), times, "{text}");
         }
         let blue = svg.matches("#0072B2").count();
-        assert!(blue >= 4, "an area and a legend in each panel, not {blue}");
+        assert!(
+            blue >= 6,
+            "an area, a line and a legend in each panel, not {blue}"
+        );
+        let limits = svg.matches("#BE1E2D").count();
+        assert_eq!(limits, 2 + 1 + 2, "two shares, one pool, two legends");
     }
 
     #[test]
     fn an_empty_run_can_be_drawn() {
-        let timeline = Timeline::new(1);
-        assert!(
-            svg(&["a".to_owned()], 1, 1, &[(Policy::Elastic, timeline)])
-                .unwrap()
-                .contains("</svg>")
-        );
+        let scale = Scale {
+            models: &["a".to_owned()],
+            granule: 1,
+            limit: 1,
+            share: 1,
+        };
+        let panels = [panel(Policy::Elastic, &Timeline::new(1))];
+        assert!(svg(&scale, &panels).unwrap().contains("</svg>"));
     }
 }

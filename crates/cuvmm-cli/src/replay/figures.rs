@@ -374,6 +374,7 @@ mod tests {
         let played = Played {
             outcomes,
             timeline: Timeline::new(2),
+            waiting: Timeline::new(2),
         };
         let names = ["a".to_owned(), "b".to_owned()];
         PolicyFigures::new(

@@ -7,6 +7,7 @@
 //! show it.
 
 mod chart;
+mod demand;
 mod figures;
 mod memory;
 mod options;
@@ -29,11 +30,11 @@ use cuvmm::Device;
 use cuvmm::driver::DriverKind;
 use cuvmm::driver::model::ModelDriver;
 
+use self::chart::{Panel, Scale};
 use self::figures::{Expected, PolicyFigures};
 use self::policy::Policy;
 use self::pooled::{Division, Pooled};
 use self::report::Setup;
-use self::timeline::Timeline;
 use self::workload::Workload;
 use cuvmm_cli::costs;
 use cuvmm_cli::drivers::StandIn;
@@ -41,7 +42,7 @@ use cuvmm_cli::files;
 use cuvmm_cli::page::Page;
 use cuvmm_cli::terminal::print;
 
-/// What a driver without a GPU has beyond the replay's memory: no pool leaves anything free.
+/// The memory of a driver without a GPU beyond the replay's: no pool leaves anything free.
 const SLACK: u64 = 256 << 20;
 pub(crate) use options::Args;
 
@@ -72,6 +73,7 @@ impl Args {
             driver: opened.said(page),
             device: device.name().to_owned(),
             workload: self.described(&workload),
+            demand: demand::mean(&workload.requests, &self.settings()),
             seed: self.models.is_empty().then_some(self.seed),
             memory,
             granule,
@@ -84,12 +86,11 @@ impl Args {
         stand_in.granularity = Some(granule);
         let model = Arc::new(stand_in.model());
         let mut results = Vec::new();
-        let mut timelines = Vec::new();
+        let mut panels = Vec::new();
         for policy in self.policy.policies() {
             let clock = opened.model();
-            let (mut figures, timeline) =
-                play(policy, &workload, &setup, &device, clock, !self.json)
-                    .with_context(|| format!("policy {policy}"))?;
+            let (mut figures, panel) = play(policy, &workload, &setup, &device, clock, !self.json)
+                .with_context(|| format!("policy {policy}"))?;
             if self.expect {
                 let device = Device::open(model.clone(), 0)?;
                 let setup = Setup {
@@ -103,10 +104,17 @@ impl Args {
                 figures.expected = Some(Expected::new(&costs, measured, model));
             }
             results.push((policy, figures));
-            timelines.push((policy, timeline));
+            panels.push(panel);
         }
         if let Some(file) = &self.chart {
-            chart::draw(file, &workload.models, granule, memory, &timelines)?;
+            let models = &workload.models;
+            let scale = Scale {
+                models,
+                granule,
+                limit: memory,
+                share: pooled::share(memory, models.len(), granule),
+            };
+            chart::draw(file, &scale, &panels)?;
         }
         let report = if self.json {
             report::json(&setup, &results)?
@@ -136,7 +144,7 @@ fn play(
     device: &Device,
     clock: Option<Arc<ModelDriver>>,
     bar: bool,
-) -> anyhow::Result<(PolicyFigures, Timeline)> {
+) -> anyhow::Result<(PolicyFigures, Panel)> {
     let division = Division {
         policy,
         limit: setup.memory,
@@ -162,5 +170,10 @@ fn play(
         &costs,
         all,
     );
-    Ok((figures, played.timeline))
+    let panel = Panel {
+        policy,
+        memory: played.timeline,
+        waiting: played.waiting,
+    };
+    Ok((figures, panel))
 }

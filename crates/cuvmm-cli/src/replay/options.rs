@@ -21,6 +21,11 @@ use cuvmm_cli::terminal::counted;
 /// time over real memory operations, once with the memory split evenly and once shared. Without a
 /// trace, two bursty services are generated.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  cuvmm replay
+  cuvmm replay --memory 16GiB --chart replay.svg
+  cuvmm replay --model chat=chat.csv --model code=code.csv --policy both
+  cuvmm replay --driver model --gpu nvidia-h200")]
 pub(crate) struct Args {
     /// A model and its trace; once for each model
     #[arg(long = "model", value_name = "NAME=FILE", value_parser = model)]

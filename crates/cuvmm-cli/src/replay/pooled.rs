@@ -36,7 +36,7 @@ impl Division {
     /// Bytes that one model's memory is limited to.
     pub(crate) fn tenant_limit(&self, models: usize, granule: u64) -> u64 {
         match self.policy {
-            Policy::Static => self.limit / models.max(1) as u64 / granule * granule,
+            Policy::Static => share(self.limit, models, granule),
             Policy::Elastic => self.limit,
         }
     }
@@ -50,6 +50,12 @@ impl Division {
                 .saturating_sub(self.guarantee * (models as u64 - 1)),
         }
     }
+}
+
+/// Returns the even share of `limit` of one of `models`, in whole granules.
+pub(crate) const fn share(limit: u64, models: usize, granule: u64) -> u64 {
+    let models = if models == 0 { 1 } else { models as u64 };
+    limit / models / granule * granule
 }
 
 /// Memory of some models on one device.

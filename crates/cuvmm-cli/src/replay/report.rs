@@ -20,6 +20,8 @@ pub(crate) struct Setup {
     pub(crate) device: String,
     /// Where the requests come from, in words.
     pub(crate) workload: String,
+    /// The mean number of bytes that the requests would hold if none waited.
+    pub(crate) demand: Option<f64>,
     /// Set when the workload is generated.
     pub(crate) seed: Option<u64>,
     pub(crate) memory: u64,
@@ -66,6 +68,16 @@ fn write_text(text: &mut String, setup: &Setup, results: &Results, page: Page) -
         bytes(setup.guarantee),
         bytes(setup.settings.kv_bytes_per_token),
     )?;
+    if let Some(demand) = setup.demand.filter(|&demand| demand > setup.memory as f64) {
+        writeln!(
+            text,
+            "warning: demand exceeds memory all the time: if none waited, the requests would hold {} \
+             in the mean, and there are {}. Queues grow until the last request has arrived, and times \
+             to first token show the length of the trace. Use more --memory or fewer requests.",
+            bytes(demand.round() as u64),
+            bytes(setup.memory)
+        )?;
+    }
     writeln!(text, "\nRequests (TTFT: time to first token; times in ms)")?;
     writeln!(text, "{}", requests_table(results, page))?;
     writeln!(text, "\nMemory")?;
@@ -214,6 +226,7 @@ struct Document<'a> {
     memory_bytes: u64,
     granule_bytes: u64,
     guarantee_bytes: u64,
+    mean_demand_bytes: Option<u64>,
     kv_bytes_per_token: u64,
     prefill_tokens_per_second: f64,
     decode_tokens_per_second: f64,
@@ -246,6 +259,7 @@ pub(super) fn json(setup: &Setup, results: &Results) -> anyhow::Result<String> {
         memory_bytes: setup.memory,
         granule_bytes: setup.granule,
         guarantee_bytes: setup.guarantee,
+        mean_demand_bytes: setup.demand.map(|bytes| bytes.round() as u64),
         kv_bytes_per_token: setup.settings.kv_bytes_per_token,
         prefill_tokens_per_second: setup.settings.prefill_rate,
         decode_tokens_per_second: setup.settings.decode_rate,

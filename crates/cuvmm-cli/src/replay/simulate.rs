@@ -65,7 +65,10 @@ pub(crate) struct Outcome {
 pub(crate) struct Played {
     /// In the order of the requests.
     pub(crate) outcomes: Vec<Outcome>,
+    /// Granules of the blocks.
     pub(crate) timeline: Timeline,
+    /// Requests that wait.
+    pub(crate) waiting: Timeline,
 }
 
 /// Plays `requests`, which are in the order of their arrival, and calls `progress` for each one
@@ -92,6 +95,7 @@ pub(crate) fn run<M: Memory>(
         models: (0..models).map(|_| Model::default()).collect(),
         steps: BinaryHeap::new(),
         timeline: Timeline::new(models),
+        waiting: Timeline::new(models),
         now: 0,
     };
     let mut arrivals = 0..requests.len();
@@ -124,6 +128,7 @@ pub(crate) fn run<M: Memory>(
     Ok(Played {
         outcomes,
         timeline: state.timeline,
+        waiting: state.waiting,
     })
 }
 
@@ -185,6 +190,7 @@ struct State<'a, M: Memory> {
     /// Time, request, run: the earliest first, of equals the oldest.
     steps: BinaryHeap<Reverse<(Nanos, usize, u32)>>,
     timeline: Timeline,
+    waiting: Timeline,
     /// Of the last event or arrival.
     now: Nanos,
 }
@@ -206,6 +212,7 @@ impl<M: Memory> State<'_, M> {
         }
         let queue = &mut self.models[request.model].queue;
         queue.push_back(at);
+        self.waiting.change(request.arrival, request.model, 1);
         if queue.len() == 1 {
             self.admit(request.model, request.arrival)?;
         }
@@ -233,6 +240,7 @@ impl<M: Memory> State<'_, M> {
         };
         let queue = &mut self.models[model];
         queue.queue.pop_front();
+        self.waiting.change(now, model, -1);
         queue.running.insert(at);
         life.outcome.waited += now - life.waiting_since;
         let ready = now.saturating_add(self.settings.prefill(context + life.tokens));
@@ -374,6 +382,7 @@ impl<M: Memory> State<'_, M> {
         let model = self.requests[at].model;
         self.release(at, now)?;
         self.models[model].queue.push_front(at);
+        self.waiting.change(now, model, 1);
         Ok(())
     }
 

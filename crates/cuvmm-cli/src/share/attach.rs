@@ -27,6 +27,10 @@ const CHUNK: u64 = 16 << 20;
 /// The time to attach counts from before connecting until the memory is mapped, the device being open
 /// already. Nothing is copied: the driver's own figure of free memory shows it.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  cuvmm share attach gpt2
+  cuvmm share attach gpt2 --verify gpt2.safetensors
+  cuvmm share attach gpt2 --dump wte.weight --count 4")]
 pub(super) struct Args {
     /// What it is published as
     name: String,

@@ -16,6 +16,9 @@ use cuvmm_cli::terminal::{json as as_json, print, safe, shown};
 /// publishers, shows at most 4,096 publications, and says what it leaves out. What dead publishers
 /// have left there is removed. Exit code 1 when a publisher does not answer.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  cuvmm share list
+  cuvmm share list --json")]
 pub(super) struct Args {
     /// Only the publisher at this socket
     #[arg(long, value_name = "PATH")]

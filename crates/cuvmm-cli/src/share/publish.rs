@@ -31,6 +31,9 @@ const LOOK: Duration = Duration::from_millis(250);
 /// then; readers keep what they have attached. A second signal ends it at once, and leaves the socket
 /// for the next `list` to remove.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  cuvmm share publish gpt2.safetensors
+  cuvmm share publish --follow --name model weights.safetensors")]
 pub(super) struct Args {
     /// The files
     #[arg(required = true, value_name = "FILE")]

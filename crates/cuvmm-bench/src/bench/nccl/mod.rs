@@ -44,6 +44,9 @@ const MULTICAST: &str = "NCCL_NVLS_ENABLE";
 /// One process with a communicator for each GPU. Every sum that is looked at must be right. Without
 /// multicast: NCCL_NVLS_ENABLE is 0. All kinds of memory take turns in one run: trust the ratios.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  cuvmm-bench nccl --devices 2
+  cuvmm-bench nccl --devices 4 --nccl /path/to/libnccl.so.2 --whole --json")]
 pub(crate) struct Args {
     /// How many GPUs, from the first on
     #[arg(long, value_name = "COUNT", default_value_t = 2,

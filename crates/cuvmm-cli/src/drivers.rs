@@ -25,12 +25,12 @@ pub enum Choice {
     Model,
 }
 
-/// What a driver without a GPU is to be like; what is not said is as usual.
+/// The properties of a driver without a GPU. `None` stands for the default.
 #[derive(Clone, Debug, Default)]
 pub struct StandIn {
     /// Memory of each device in bytes, whatever the system has: only what is written is taken.
     pub capacity: Option<u64>,
-    /// What calls cost on the model: by default what they cost on an H200.
+    /// The cost of calls on the model: by default that on an H200.
     pub costs: Option<Costs>,
     /// How many devices there are.
     pub devices: Option<u16>,
@@ -43,7 +43,7 @@ pub struct StandIn {
 pub struct Opened {
     /// The driver.
     pub driver: Arc<dyn Driver>,
-    /// The same, by its own type.
+    /// The driver by its own type.
     pub concrete: Concrete,
     /// For people: why it is this one, in full.
     pub reason: String,

@@ -18,7 +18,7 @@ use crate::terminal::shown;
 /// The most bytes of a file that is read whole: a plan, a table, recorded answers.
 const MOST_TEXT: u64 = 64 << 20;
 
-/// What a path leads to, for people.
+/// Names the kind of a file that is not regular, for people.
 fn kind(found: FileType) -> &'static str {
     match found {
         found if found.is_dir() => "a folder",

@@ -75,13 +75,13 @@ struct Device {
     capabilities: Vec<Capability>,
 }
 
-/// What sizes of a kind of memory must be multiples of.
+/// The numbers that sizes of a kind of memory must be multiples of.
 #[derive(Debug, Serialize)]
 struct Granularity {
     memory: String,
     minimum: Option<u64>,
     recommended: Option<u64>,
-    /// What the driver says when it has none.
+    /// The driver's error where it has none.
     refused: Option<String>,
 }
 
@@ -116,7 +116,7 @@ impl Args {
     }
 }
 
-/// Whether a driver can be opened.
+/// Opens a driver and returns whether that succeeds, with the reason.
 fn found(choice: Choice) -> Found {
     let opened = choice
         .open()
@@ -168,7 +168,7 @@ fn granularity(driver: &dyn Driver, location: Location) -> Granularity {
     }
 }
 
-/// As NVIDIA's tools print it.
+/// Formats an identity as NVIDIA's tools print it.
 fn uuid(bytes: &[u8; 16]) -> String {
     let mut text = String::from("GPU-");
     for (index, byte) in bytes.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What the command writes to its standard output and standard error.
+//! Text on standard output and standard error.
 //!
 //! Names come from files, from other processes and from the command line. None of them may act on
 //! the terminal that shows them: move the cursor, change colours or titles, begin a line, or reorder
@@ -19,7 +19,7 @@ use tracing_subscriber::fmt::format::debug_fn;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Whether a terminal does something else with a character than show it: controls (C0, DEL and C1),
+/// Returns `true` if a terminal does not simply show a character: controls (C0, DEL and C1),
 /// separators of lines and paragraphs, and marks that change the direction of text.
 pub fn acts(character: char) -> bool {
     character.is_control()

@@ -32,7 +32,7 @@ fn acts(character: char) -> bool {
     (character.is_control() && character != '\n') || mark
 }
 
-/// What a command prints, after a look at it: standard output and standard error.
+/// Runs a command, checks its output, and returns standard output and standard error.
 fn said(folder: &Path, arguments: &[&OsStr]) -> (String, String) {
     let output = Command::new(BIN)
         .env("XDG_RUNTIME_DIR", folder)

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 const TRACES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/traces");
 
-/// What each trace has.
+/// The files and their numbers of requests.
 const CONV: (&str, u64) = ("azure-conv-first-half.csv", 9_683);
 const CODE: (&str, u64) = ("azure-code.csv", 8_819);
 

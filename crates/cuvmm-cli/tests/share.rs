@@ -184,7 +184,7 @@ fn weights(seed: u8) -> Vec<u8> {
     serialize(tensors, Some(note.into_iter().collect())).unwrap()
 }
 
-/// So many ones, as BF16.
+/// A number of ones, as BF16.
 fn half_ones(count: usize) -> Vec<u8> {
     [0x80, 0x3f].repeat(count)
 }

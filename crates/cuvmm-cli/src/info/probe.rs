@@ -1,4 +1,4 @@
-//! What a device can do, found out by trying it on one granule and undoing it again.
+//! The capabilities of a device, found out by trying each on one granule and undoing it again.
 //!
 //! An attribute is a promise; where it says yes and the call says no (as was measured for fabric
 //! handles), both are shown.
@@ -102,7 +102,7 @@ pub(super) fn all(driver: &Arc<dyn Driver>, device: Ordinal) -> Vec<Capability> 
     found
 }
 
-/// Whether a device reaches memory that lies elsewhere.
+/// Tries whether a device reaches memory at another location.
 pub(super) fn reaches(
     driver: &Arc<dyn Driver>,
     device: Ordinal,
@@ -115,7 +115,7 @@ pub(super) fn reaches(
     bench.reaches(place)
 }
 
-/// What only the attribute is asked for: trying the host's access beside a device that works alone
+/// Capabilities that are taken from the attribute alone: trying the host's access beside a device that works alone
 /// ends the program, and multicast can disturb others on a machine whose GPUs are shared.
 const NOT_TRIED: [(&str, DeviceAttribute); 4] = [
     (
@@ -133,7 +133,7 @@ const NOT_TRIED: [(&str, DeviceAttribute); 4] = [
     ("multicast", DeviceAttribute::MULTICAST),
 ];
 
-/// What an attribute says, and that nobody tried.
+/// Reports a capability by its attribute, as one that was not tried.
 fn promised(
     driver: &dyn Driver,
     device: Ordinal,
@@ -270,7 +270,7 @@ impl Bench<'_> {
     fn managed(&self) -> Tried {
         const GLOBAL: u32 = 1;
         let address = said(self.driver.managed_alloc(self.device, 1 << 20, GLOBAL))?;
-        // SAFETY: made above, used by nobody.
+        // SAFETY: made above, and not used by any work.
         said(unsafe { self.driver.free(self.device, address) })
     }
 
@@ -297,12 +297,12 @@ impl Bench<'_> {
         )?;
         // SAFETY: the event is live.
         let tried = said(unsafe { self.driver.context_record_event(self.device, event) });
-        // SAFETY: made above, used by nobody.
+        // SAFETY: made above, and not used by any work.
         let destroyed = said(unsafe { self.driver.event_destroy(self.device, event) });
         tried.and(destroyed)
     }
 
-    /// Whether this device can open memory that lies at a place.
+    /// Tries whether this device can open memory at a location.
     fn reaches(&self, place: Location) -> Tried {
         if place.kind == LocationKind::DEVICE {
             let peer = Ordinal(place.id);

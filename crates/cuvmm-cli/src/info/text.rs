@@ -1,4 +1,4 @@
-//! What `info` knows, for people.
+//! The report of `info` for people.
 
 use std::fmt::Write as _;
 

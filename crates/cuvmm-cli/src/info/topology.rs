@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::probe;
 
-/// What one device reaches.
+/// The places that one device reaches.
 #[derive(Debug, Serialize)]
 pub(super) struct Reaches {
     pub(super) device: i32,
@@ -18,14 +18,14 @@ pub(super) struct Reaches {
 #[derive(Debug, Serialize)]
 pub(super) struct Place {
     pub(super) place: String,
-    /// Whether it is the device itself, or the host's node that is nearest to it.
+    /// `true` for the device itself, and for the host's node that is nearest to it.
     pub(super) near: bool,
     pub(super) reached: bool,
     /// Why not.
     pub(super) reason: Option<String>,
 }
 
-/// What each device reaches: all devices, and every host node that is nearest to one of them.
+/// Returns which places each device reaches: all devices, and every host node that is nearest to one of them.
 pub(super) fn of(driver: &Arc<dyn Driver>, devices: i32) -> Vec<Reaches> {
     let ordinals = || (0..devices).map(Ordinal);
     let nearest = |device| Location::host_numa(probe::node(&**driver, device));

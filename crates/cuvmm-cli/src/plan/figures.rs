@@ -1,4 +1,4 @@
-//! What a plan was expected to take beside what it took, as data.
+//! Expected and measured figures of a plan, as data.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(super) struct Figures {
     pub(super) steps: Vec<Row>,
     /// The step that failed.
     pub(super) failure: Option<Failed>,
-    /// The same, as it was expected; where the plan was done for real.
+    /// The step that was expected to fail, where the plan was run on a real driver.
     pub(super) expected_failure: Option<Failed>,
     pub(super) total: Total,
     pub(super) peak: Peak,
@@ -55,10 +55,10 @@ pub(super) struct Total {
     pub(super) calls: BTreeMap<&'static str, u64>,
     /// Nothing where it was not expected to be begun.
     pub(super) expected_us: Option<f64>,
-    /// What is expected where all calls are as fast as at the low end of their range in the table;
+    /// The expected time if all calls are as fast as at the low end of their range in the table;
     /// nothing where the table has no ranges.
     pub(super) expected_low_us: Option<f64>,
-    /// What is expected where all calls are as slow as at the high end.
+    /// The expected time if all calls are as slow as at the high end.
     pub(super) expected_high_us: Option<f64>,
     /// Nothing on the model.
     pub(super) measured_us: Option<f64>,
@@ -76,7 +76,7 @@ pub(super) struct Failed {
 #[derive(Debug, Serialize)]
 pub(super) struct Peak {
     pub(super) memory: u64,
-    /// What of it nobody had asked for, at most.
+    /// The most memory beyond the requested bytes.
     pub(super) waste: u64,
     pub(super) mappings: u64,
     pub(super) addresses: u64,
@@ -91,7 +91,7 @@ pub(super) struct Whose {
     pub(super) costs: String,
 }
 
-/// What is expected of a plan.
+/// The expected course of a plan.
 pub(super) struct Expected {
     report: Report,
     /// The least and the most of each step, and at last of giving everything back; of a table with
@@ -114,7 +114,7 @@ impl Expected {
         }
     }
 
-    /// What is expected of each step that is expected to be begun, and at last of the ending.
+    /// Returns the expected times of each step that is expected to begin, and then of the ending.
     fn times(&self) -> Vec<Times> {
         let times = times(&self.report).enumerate();
         let times = times.map(|(index, time)| Times {
@@ -134,7 +134,7 @@ fn times(report: &Report) -> impl Iterator<Item = Duration> {
     begun(report).map(|step| step.time).chain(ending)
 }
 
-/// What is expected of one step, in microseconds.
+/// The expected times of one step, in microseconds.
 #[derive(Clone, Copy, Default)]
 struct Times {
     usual: Option<f64>,

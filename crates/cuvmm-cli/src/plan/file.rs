@@ -213,7 +213,7 @@ impl File {
         })
     }
 
-    /// What is wrong with the plan, and in which line.
+    /// Makes the error for a plan that is wrong, with the line.
     pub(super) fn wrong(&self, error: &PlanError) -> anyhow::Error {
         let line = error
             .step

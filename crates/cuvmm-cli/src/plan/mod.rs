@@ -46,11 +46,11 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = Choice::Model)]
     driver: Choice,
 
-    /// What calls cost, as `cuvmm-bench run --save-costs` wrote it
+    /// A table of the cost of calls that `cuvmm-bench run --save-costs` wrote
     #[arg(long, value_name = "FILE", conflicts_with = "gpu")]
     costs: Option<PathBuf>,
 
-    /// What calls cost on a GPU whose table comes with the command [default: nvidia-h200]
+    /// A GPU whose table of costs comes with the command [default: nvidia-h200]
     #[arg(long, value_name = "NAME")]
     gpu: Option<String>,
 
@@ -191,7 +191,7 @@ fn model(
     Ok((devices, Watch::Virtual(model)))
 }
 
-/// The first devices of a driver, as many as there are of so many.
+/// Opens the first `count` devices of a driver, or all if there are fewer.
 fn open(driver: &Arc<dyn Driver>, count: usize) -> anyhow::Result<Vec<Device>> {
     let there = u32::try_from(driver.device_count()?)?;
     let wanted = (0..there).take(count);

@@ -1,4 +1,4 @@
-//! What a replay is judged by: the figures of each model and of all, and who loses.
+//! The figures of each model and of all, and the models that lose under the elastic policy.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,16 +11,16 @@ use super::simulate::{Fate, Played, Request};
 use super::stamps::Verified;
 use cuvmm_cli::terminal::counted;
 
-/// What the memory operations of one model, or of all, cost.
+/// The cost of the memory operations of one model, or of all.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cost {
     /// Driver calls, without those of stamping.
     pub(crate) calls: u64,
     /// Time spent in them; virtual on the model.
     pub(crate) time: Duration,
-    /// The same by kind of call, where it is the cost of all.
+    /// Calls and time by kind of call; only in the cost of all models.
     pub(crate) by_call: BTreeMap<Call, (u64, Duration)>,
-    /// What the stamps said.
+    /// The outcome of reading the stamps.
     pub(crate) verified: Verified,
 }
 
@@ -58,11 +58,11 @@ pub(crate) struct PolicyFigures {
     pub(crate) all: Figures,
     /// By name, in the order of the workload.
     pub(crate) models: Vec<(String, Figures)>,
-    /// What the same was expected to cost, if that was asked for.
+    /// The expected cost, with `--expect`.
     pub(crate) expected: Option<Expected>,
 }
 
-/// What a table of costs says of a replay, beside what was measured.
+/// The cost of a replay by a table of costs, beside the measured one.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Expected {
     /// Where the table was measured.
@@ -173,7 +173,7 @@ fn figures(
     figures
 }
 
-/// By nearest rank: the smallest value that so many percent are not above.
+/// Returns percentiles by nearest rank: the smallest value that the given part does not exceed.
 fn percentiles(sorted: &[Nanos]) -> Option<FirstToken> {
     let rank = |percent: usize| sorted[(sorted.len() * percent).div_ceil(100).max(1) - 1];
     let max = *sorted.last()?;
@@ -243,7 +243,7 @@ fn in_milliseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
-/// What is printed as JSON: the same keys for a policy and for each of its models.
+/// The keys in JSON of a policy and of each of its models.
 #[derive(Serialize)]
 struct Keys {
     requests: usize,

@@ -1,17 +1,17 @@
-//! What the simulator asks of a memory, so that it can be tested without one.
+//! The interface between the simulator and a memory, so that the simulator is tested without one.
 //!
 //! Sizes here are whole granules: a stamp sits at both ends of each granule, so the replay asks
 //! for whole ones, and a request calls the memory only when a token begins in the next.
 
 /// Memory shared by some models, under one policy.
 pub(crate) trait Memory {
-    /// What a request holds.
+    /// The memory of one request.
     type Block;
 
     /// Bytes of one granule.
     fn granule(&self) -> u64;
 
-    /// The most granules that one block of a model can ever have, with nobody else there.
+    /// The most granules that one block of a model can ever have, with no other block there.
     fn ceiling(&self, model: usize) -> u64;
 
     /// A block of `granules` that may grow to `capacity` granules, for one request; `None` when it

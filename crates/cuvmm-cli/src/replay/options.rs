@@ -39,7 +39,7 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = Policies::Both)]
     pub(super) policy: Policies,
 
-    /// What each model can always have under elastic [default: a quarter of the memory, or an
+    /// The guarantee of each model under elastic [default: a quarter of the memory, or an
     /// even share where that is less]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(super) guarantee: Option<u64>,
@@ -77,11 +77,11 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(super) expect: bool,
 
-    /// What calls cost on the model, as `cuvmm-bench run --save-costs` wrote it
+    /// A table of the cost of calls on the model that `cuvmm-bench run --save-costs` wrote
     #[arg(long, value_name = "FILE", conflicts_with = "gpu")]
     pub(super) costs: Option<PathBuf>,
 
-    /// What calls cost on a GPU whose table comes with the command [default: nvidia-h200]
+    /// A GPU whose table of costs comes with the command [default: nvidia-h200]
     #[arg(long, value_name = "NAME")]
     pub(super) gpu: Option<String>,
 
@@ -142,7 +142,7 @@ impl Args {
         }
     }
 
-    /// What calls cost on the model.
+    /// Returns the table of costs for the model.
     ///
     /// # Errors
     /// Options that mean nothing together, and a table that cannot be had.

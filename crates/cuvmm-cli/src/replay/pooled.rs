@@ -197,7 +197,7 @@ impl Pooled {
         outcome
     }
 
-    /// What did not fit is ordinary; every other error ends the run.
+    /// Returns `None` for memory that does not fit. Every other error ends the run.
     fn fitted<T>(&mut self, outcome: Result<T, BlockError>) -> anyhow::Result<Option<T>> {
         match outcome {
             Ok(fitted) => Ok(Some(fitted)),
@@ -307,7 +307,7 @@ struct Meter {
     clock: Option<Virtual>,
 }
 
-/// A model's clock, and what its calls had cost when the run began. Nobody else uses the model.
+/// A model's clock, and the cost of its calls when the run began. The run alone uses the model.
 struct Virtual {
     model: Arc<ModelDriver>,
     begun: Vec<Duration>,
@@ -326,7 +326,7 @@ impl Virtual {
         Self { model, begun }
     }
 
-    /// What calls of a kind have cost since the run began.
+    /// Returns the cost of calls of a kind since the run began.
     fn spent(&self, call: Call) -> Duration {
         let begun = self.begun.get(call as usize).copied().unwrap_or_default();
         self.model.spent(call).saturating_sub(begun)

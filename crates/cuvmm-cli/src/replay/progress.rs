@@ -6,7 +6,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::policy::Policy;
 
-/// A bar over so many requests; one that shows nothing where there is no terminal.
+/// Makes a bar over `requests`, with the time left; a hidden one where there is no terminal.
 pub(crate) fn bar(policy: Policy, requests: usize, wanted: bool) -> ProgressBar {
     if !wanted || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();

@@ -1,4 +1,4 @@
-//! What a replay prints for people, and the JSON it prints for programs.
+//! The report of a replay: tables for people, and JSON for programs.
 
 use std::fmt::Write as _;
 
@@ -12,7 +12,7 @@ use super::settings::{Nanos, Settings};
 use cuvmm_cli::page::{Page, Unit};
 use cuvmm_cli::terminal::{self, counted, safe};
 
-/// What was replayed on what, for the head of the report.
+/// The workload, the driver and the memory, for the head of the report.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     /// Driver and device, and why this driver.

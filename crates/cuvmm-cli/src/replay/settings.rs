@@ -1,4 +1,4 @@
-//! What a model costs: memory per token, and how fast tokens come.
+//! Memory per token, and the rate of tokens.
 //!
 //! Requests do not queue for compute: each is read and answered at these rates whatever else
 //! runs, so that the replay measures memory and nothing else.
@@ -32,12 +32,12 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// How long it takes to read so many tokens.
+    /// Returns the time in which `tokens` are read.
     pub(crate) fn prefill(&self, tokens: u64) -> Nanos {
         nanos(tokens, self.prefill_rate)
     }
 
-    /// How long it takes to generate so many tokens.
+    /// Returns the time in which `tokens` are generated.
     pub(crate) fn decode(&self, tokens: u64) -> Nanos {
         nanos(tokens, self.decode_rate)
     }
@@ -55,14 +55,14 @@ impl Settings {
         tokens
     }
 
-    /// How many granules hold so many tokens. Saturates: what does not fit 64 bits fits no memory.
+    /// Returns how many granules hold `tokens`. Saturates: a size beyond 64 bits fits no memory.
     pub(crate) fn granules(&self, tokens: u64, granule: u64) -> u64 {
         tokens
             .saturating_mul(self.kv_bytes_per_token)
             .div_ceil(granule.max(1))
     }
 
-    /// How many tokens fit in so many granules.
+    /// Returns how many tokens fit in `granules`.
     pub(crate) fn tokens_in(&self, granules: u64, granule: u64) -> u64 {
         granules.saturating_mul(granule) / self.kv_bytes_per_token.max(1)
     }

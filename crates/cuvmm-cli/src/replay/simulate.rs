@@ -8,8 +8,8 @@
 //! when the token it then generates fits too: so every run but the first yields a token, and the
 //! replay ends.
 //!
-//! Two things hold at all times, and the rest leans on them: within a model, whoever runs is older
-//! than whoever waits; and a queue is in the order of arrival.
+//! Two invariants hold at all times, and the rest depends on them: within a model, every running
+//! request is older than every waiting one; and a queue is in the order of arrival.
 //!
 //! Tokens are not events. A running request has one event ahead: the next token that needs
 //! memory, or else its first or its last.
@@ -36,7 +36,7 @@ pub(crate) struct Request {
     pub(crate) generated: u32,
 }
 
-/// What became of a request.
+/// The end of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// It did not come to its end: never the answer of [`run`].
@@ -60,7 +60,7 @@ pub(crate) struct Outcome {
     pub(crate) waited: Nanos,
 }
 
-/// What a run gave.
+/// The outcome of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Played {
     /// In the order of the requests.
@@ -256,8 +256,8 @@ impl<M: Memory> State<'_, M> {
         Ok(true)
     }
 
-    /// Takes in whoever fits now, of all models, the oldest head first. A head that does not fit
-    /// holds up its own model only.
+    /// Admits the requests of all models that fit now, the oldest head first. A head that does not
+    /// fit holds up its own model only.
     fn admit_all(&mut self, now: Nanos) -> anyhow::Result<bool> {
         let mut open: Vec<usize> = (0..self.models.len()).collect();
         let mut any = false;
@@ -400,8 +400,8 @@ impl<M: Memory> State<'_, M> {
         self.memory.free(running.block)
     }
 
-    /// Nothing runs and nothing arrives, yet somebody waits: only memory that is still on its way
-    /// back can be the reason.
+    /// Nothing runs and nothing arrives, yet a request waits: only memory whose return is pending can
+    /// be the reason.
     fn unblock(&mut self) -> anyhow::Result<()> {
         self.memory.settle()?;
         let admitted = self.admit_all(self.now)?;

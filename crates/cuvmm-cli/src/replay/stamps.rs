@@ -1,8 +1,8 @@
 //! Stamps at both ends of every granule, so that a wrong mapping cannot pass.
 //!
 //! A granule carries, in its first eight bytes, the request it belongs to and its number in that
-//! request's block, and in its last eight bytes the same with every bit turned. What fresh memory
-//! reads, zero, is no stamp of anybody's. The last bytes of one granule and the first of the next
+//! request's block, and in its last eight bytes the same with every bit turned. Fresh memory
+//! reads as zero, which is no stamp. The last bytes of one granule and the first of the next
 //! lie together, so a block of n granules takes n + 1 copies, not 2n.
 
 /// Memory that can be written and read by offset.
@@ -16,7 +16,7 @@ pub(crate) trait Bytes {
 
 const STAMP: usize = 8;
 
-/// What verifying found.
+/// The outcome of verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Verified {
     /// Stamps read, right or wrong.

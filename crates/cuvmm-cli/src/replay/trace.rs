@@ -7,7 +7,7 @@
 //!
 //! Counts are held to what a request can be: at least one token of context, and counts that fit
 //! 32 bits. No generated token is allowed: such a request is over when its context is read. Rows
-//! may be out of order; whoever replays them sorts.
+//! may be out of order; the replay sorts them.
 //!
 //! This file judges the bytes of one trace. It opens no file and knows no model, so that the fuzz
 //! target can drive it alone.
@@ -29,7 +29,7 @@ pub(crate) struct Row {
     pub(crate) generated: u32,
 }
 
-/// What is wrong with a trace, and on which line.
+/// An error in a trace, with its line.
 #[derive(Debug)]
 pub(crate) struct TraceError {
     /// Counted from 1, empty lines too.

@@ -1,4 +1,4 @@
-//! What is replayed: the requests of all models in the order of their arrival, read from traces or
+//! The workload: the requests of all models in the order of their arrival, read from traces or
 //! generated.
 //!
 //! The generated workload is two services that are quiet most of the time and busy now and then,

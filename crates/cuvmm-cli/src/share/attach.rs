@@ -19,7 +19,7 @@ use cuvmm_cli::terminal::{json, json_line, print, shown};
 /// How long the publisher is asked to wait for something newer before it is asked again.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// As much is read at a time.
+/// Bytes read at a time.
 const CHUNK: u64 = 16 << 20;
 
 /// Attach what another process of this user publishes, to be read
@@ -32,10 +32,10 @@ const CHUNK: u64 = 16 << 20;
   cuvmm share attach gpt2 --verify gpt2.safetensors
   cuvmm share attach gpt2 --dump wte.weight --count 4")]
 pub(super) struct Args {
-    /// What it is published as
+    /// The name under which it is published
     name: String,
 
-    /// The publisher's socket [default: whoever publishes that name, by the folder where `list` looks]
+    /// The publisher's socket [default: that of the only publisher of the name in the folder where `list` looks]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
@@ -71,7 +71,7 @@ pub(super) struct Args {
 
 impl Args {
     /// # Errors
-    /// Options that cannot be meant, a name that nobody publishes or more than one do, what cannot be
+    /// Options that cannot be meant, a name with no publisher or more than one, what cannot be
     /// attached, and bytes that are not those of the file.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         if let Some(path) = &self.verify {
@@ -103,7 +103,7 @@ impl Args {
     }
 }
 
-/// What reading takes.
+/// The command line, the device and the publisher of an attachment.
 struct Reader<'a> {
     args: &'a Args,
     device: &'a Device,

@@ -21,13 +21,13 @@ const LENGTH: u64 = 8;
 /// The longest header that the format's own library reads.
 const MOST_HEADER: u64 = 100_000_000;
 
-/// As much is read at a time.
+/// Bytes read at a time.
 const CHUNK: u64 = 16 << 20;
 
 /// How many chunks there are: one is read while the other is used.
 const CHUNKS: usize = 2;
 
-/// What tells a file from the one that was at its path before.
+/// The facts that distinguish a file from one that was at its path before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
     place: (u64, u64),
@@ -108,7 +108,7 @@ impl Weights {
         })
     }
 
-    /// What lies where in its bytes.
+    /// Returns the offsets and names of the tensors in its bytes.
     pub(super) const fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -151,7 +151,7 @@ impl Weights {
             for chunk in chunks {
                 let (offset, chunk) = chunk.with_context(|| shown(&self.path))?;
                 act(offset, &chunk)?;
-                // The last chunks are wanted by nobody.
+                // The last chunks have no reader left.
                 let _ = give_back.send(chunk);
             }
             let now = Stamp::new(&self.file.metadata()?);

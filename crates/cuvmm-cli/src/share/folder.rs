@@ -1,7 +1,7 @@
 //! Where the sockets of this user's publishers lie: one for each process.
 //!
-//! Whoever may write to the folder could pass itself off as a publisher, so it must be this user's and
-//! nobody else's.
+//! A user who may write to the folder could pass a process off as a publisher, so the folder must
+//! belong to this user and be closed to all others.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;

@@ -158,7 +158,7 @@ impl Source {
     }
 }
 
-/// What publishing takes.
+/// The device, the publisher and the signal of a run.
 struct Press {
     stream: Stream,
     device: Device,

@@ -35,7 +35,7 @@ pub(super) struct Found {
     pub(super) publishers: Vec<Publisher>,
     /// Sockets that dead publishers had left, and that are gone now.
     pub(super) swept: Vec<PathBuf>,
-    /// Sockets at which somebody is and does not answer, and why.
+    /// Sockets whose publisher does not answer, and why.
     pub(super) silent: Vec<(PathBuf, String)>,
     /// How many sockets there are that were not asked, because there are too many.
     pub(super) unasked: usize,
@@ -174,7 +174,7 @@ fn ask(socket: &Path) -> anyhow::Result<Publisher> {
     })
 }
 
-/// Whether it ended while it was asked.
+/// Returns `true` if the publisher ended before it answered.
 fn has_gone(error: &anyhow::Error) -> bool {
     let connecting = error.downcast_ref();
     let asking = error.downcast_ref();

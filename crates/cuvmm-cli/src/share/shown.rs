@@ -1,4 +1,4 @@
-//! What `cuvmm share attach` tells, for people and as JSON.
+//! The report of `cuvmm share attach`, for people and as JSON.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -10,19 +10,19 @@ use super::publishers::Publisher;
 use super::{size, table};
 use cuvmm_cli::terminal::{counted, safe, shown};
 
-/// As many tensors are listed unless all are wanted.
+/// The number of tensors that are listed without `--all`.
 const FEW: usize = 10;
 
-/// What was attached, and what that took.
+/// An attached publication and the time that attaching took.
 #[derive(Debug)]
 pub(super) struct Attached<'a> {
     pub(super) publisher: &'a Publisher,
     pub(super) publication: &'a Publication,
     /// From before connecting, in microseconds.
     pub(super) attach_us: f64,
-    /// The same until the first byte was here.
+    /// From before connecting until the first byte was read, in microseconds.
     pub(super) first_byte_us: f64,
-    /// What the driver says is free on the device, in bytes.
+    /// Free memory of the device by the driver, in bytes.
     pub(super) free_before: u64,
     pub(super) free_after: u64,
     /// The file that its bytes were compared with.

@@ -44,7 +44,7 @@ impl Stop {
         Ok(Self(receiver))
     }
 
-    /// Whether the process is asked to end within so long.
+    /// Waits for `time`, and returns `true` if a signal to end arrives meanwhile.
     pub(super) fn within(&self, time: Duration) -> bool {
         !matches!(self.0.recv_timeout(time), Err(RecvTimeoutError::Timeout))
     }

@@ -186,7 +186,7 @@ fn a_memory_that_refuses_for_no_reason_is_an_error_and_no_endless_wait() {
     );
 }
 
-/// The same rules, token by token and second by second, with nothing skipped: slow and plain.
+/// A slow simulator of the same rules that takes every token and second in turn.
 mod plain {
     use super::*;
 

@@ -185,7 +185,7 @@ fn recorded(path: &Path) -> anyhow::Result<Recording> {
     read.map_err(|error| files::wrong(path, format!("this is no recording of answers: {error}")))
 }
 
-/// A line for whoever follows a run that hangs or dies.
+/// Prints a line, from which the last case of a run that hangs or dies is known.
 fn tell(case: &str, answer: Result<&str, &str>) {
     let line = match answer {
         Ok(answer) => format!("{case}: {answer}"),

@@ -1,4 +1,4 @@
-//! What a tenant does under the pool's lock while another takes 16 GiB back from all the others.
+//! Work of a tenant under the pool's lock while another takes 16 GiB back from all the others.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -23,7 +23,7 @@ const TENANTS: u64 = 16;
 /// For the events that tell that the old owners' streams have passed.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-const FLOOR: &str = "the same while nobody takes anything back";
+const FLOOR: &str = "the same while no tenant takes memory back";
 
 /// Measures taking and ending a lease, and allocating cached memory that a stream cache does not
 /// have, while another thread takes back what 16 tenants have idle in extents of 2 MiB.

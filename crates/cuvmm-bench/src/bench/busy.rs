@@ -1,4 +1,4 @@
-//! Work that uses a block for a while, on any driver, and tells whether anybody else touched it.
+//! Work that uses a block for a while, on any driver, and finds out whether other work touched it.
 //!
 //! On a GPU it is kernels: one writes every word of the block and runs on for the time, the next
 //! looks at every word. Elsewhere a stream is held back with a kernel queued on it that reads the
@@ -31,7 +31,7 @@ pub(super) struct Held {
     device: Ordinal,
 }
 
-/// What is being used, to be looked at when it ends.
+/// The memory in use, which is checked when the work ends.
 pub(super) struct Used {
     stream: Stream,
     at: DeviceAddress,
@@ -146,7 +146,7 @@ impl<'a> Busy<'a> {
 /// Ranges that a kernel reads, and ranges that it fills with a byte.
 type Ranges = (Vec<(DeviceAddress, u64)>, Vec<(DeviceAddress, u64, u8)>);
 
-/// What host and model have in common.
+/// The common part of host and model.
 trait Holds: Send + Sync {
     fn held(&self, device: Ordinal, stream: &Stream, yes: bool);
     fn kernel(&self, device: Ordinal, stream: &Stream, ranges: Ranges) -> anyhow::Result<()>;

@@ -1,4 +1,4 @@
-//! What a program would do without the library: the driver's own calls, in the fewest that do it.
+//! The calls of a program without the library: the driver's own, in the fewest that do it.
 //!
 //! `unsafe` here: the calls of the trait `Driver` that take addresses and handles. Each owner
 //! below hands the driver only what the driver gave it, once, and nothing is launched on memory by
@@ -35,7 +35,7 @@ impl Hand {
         self.device
     }
 
-    /// The same driver for whoever keeps it.
+    /// Returns a shared handle to the driver.
     pub(super) fn shared_driver(&self) -> Arc<dyn Driver> {
         Arc::clone(&self.driver)
     }
@@ -51,7 +51,7 @@ impl Hand {
         })
     }
 
-    /// The same that can be given away as a descriptor.
+    /// Creates a physical allocation that can be exported as a descriptor.
     pub(super) fn create_shareable(&self, size: u64) -> Result<Bare<'_>> {
         let mut props = PhysicalProps::device(self.device);
         props.handle_types = HandleTypes::POSIX_FD;
@@ -75,7 +75,7 @@ impl Hand {
         })
     }
 
-    /// Addresses with nothing in them, and room to note so many extents.
+    /// Reserves addresses without mappings, with capacity for the given number of extents.
     pub(super) fn reserve(&self, size: u64, extents: usize) -> Result<Range<'_>> {
         Ok(Range {
             hand: self,
@@ -104,11 +104,11 @@ impl Hand {
         })
     }
 
-    /// `cuMemAllocAsync` and `cuMemFreeAsync`, so many times.
+    /// `cuMemAllocAsync` and `cuMemFreeAsync`, the given number of times.
     pub(super) fn pooled(&self, stream: &Stream, size: u64, times: usize) -> Result<()> {
         let stream = stream.as_raw();
         for _ in 0..times {
-            // SAFETY: the stream is borrowed, so it lives; the memory was just had, and nobody
+            // SAFETY: the stream is borrowed, so it lives; the memory is new, and nothing
             // uses it.
             unsafe {
                 let address = self.driver.alloc_async(self.device, size, stream)?;
@@ -176,7 +176,7 @@ impl<'a> Range<'a> {
         Ok(())
     }
 
-    /// The same with one that there is.
+    /// Maps a physical allocation that exists.
     pub(super) fn adopt(&mut self, bare: Bare<'a>) {
         self.held.push(bare);
     }
@@ -224,7 +224,7 @@ impl<'a> Range<'a> {
     /// Opens what is mapped from an offset on.
     fn open(&self, from: u64, flags: AccessFlags) -> Result<()> {
         let (place, size) = (self.address_at(from), self.mapped - from);
-        // SAFETY: what lies there was just mapped, and nobody uses it yet.
+        // SAFETY: the memory was just mapped, and no work uses it yet.
         unsafe {
             self.hand
                 .driver
@@ -279,7 +279,7 @@ impl<'a> Range<'a> {
     /// Fills everything with zeros and waits for it.
     pub(super) fn zero(&self, stream: &Stream) -> Result<()> {
         let hand = self.hand;
-        // SAFETY: the range is mapped, nobody else uses it, and the fill is waited for.
+        // SAFETY: the range is mapped, no other work uses it, and the fill is waited for.
         unsafe {
             let stream = stream.as_raw();
             hand.driver
@@ -355,7 +355,7 @@ impl Plain<'_> {
 
     /// Copies the first bytes to the host and waits.
     pub(super) fn read(&self, bytes: &mut [u8]) -> Result<()> {
-        // SAFETY: nobody writes there now.
+        // SAFETY: no work writes there now.
         unsafe {
             self.hand
                 .driver

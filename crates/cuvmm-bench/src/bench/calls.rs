@@ -2,7 +2,7 @@
 //!
 //! `unsafe` here: the calls of the trait `Driver` that take addresses and handles. Each is given
 //! what the driver gave a moment ago; a call out of its turn answers an error of the driver's and
-//! harms nobody, since nothing is launched on the memory.
+//! harms no work, since nothing is launched on the memory.
 #![allow(unsafe_code)]
 
 use cuvmm::Stream;
@@ -81,7 +81,7 @@ impl<'a> Calls<'a> {
         let Some(address) = self.address else {
             return Ok(());
         };
-        // SAFETY: nobody uses the range.
+        // SAFETY: no work uses the range.
         unsafe { self.driver.set_access(address, self.size, access) }
     }
 
@@ -90,7 +90,7 @@ impl<'a> Calls<'a> {
             return Ok(());
         };
         self.mapped = false;
-        // SAFETY: nobody uses the range.
+        // SAFETY: no work uses the range.
         unsafe { self.driver.unmap(address, self.size) }
     }
 

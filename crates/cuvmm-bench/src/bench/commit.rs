@@ -153,7 +153,7 @@ pub(super) fn measure(
     Ok(())
 }
 
-/// What a commit is measured against: one physical as far as one of ours could be as large, then
+/// Returns the baseline of a commit: one physical as far as one of ours could be as large, then
 /// the same extents.
 pub(super) fn floor(size: u64, extents: &[u64]) -> (&'static str, Vec<u64>) {
     if size <= GIB {

@@ -18,7 +18,7 @@ use cuvmm::driver::sys::CUresult;
 #[derive(Debug)]
 pub(super) struct Current {
     driver: Arc<CudaDriver>,
-    /// What is current is a thread's own affair.
+    /// Not `Send`: each thread has its own current context.
     _thread: PhantomData<*const ()>,
 }
 

@@ -25,7 +25,7 @@ use cuvmm_cli::drivers::Concrete;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Size {
     Bytes(u64),
-    /// So many hundredths of all memory of the device.
+    /// Hundredths of all memory of the device.
     OfAll(u64),
 }
 
@@ -146,7 +146,7 @@ pub(super) fn measure(
     Ok(())
 }
 
-/// What is pushed, one after the other.
+/// The elements that are pushed, one after the other.
 fn pushes(size: u64) -> Vec<Range<u64>> {
     let mut pushes = Vec::new();
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! What a plan expects of cold commits beside what they take: at once after a release of the same
+//! The time that a plan expects of cold commits beside the time that they take: at once after a release of the same
 //! size, and half a second after the last one. Without a table that was given, prices and commits
 //! are measured in turns, so that both have their share of the driver's slow moments.
 

@@ -1,4 +1,4 @@
-//! What a hardened pool costs: the same operations in one, and in a plain pool.
+//! The cost of a hardened pool: the same operations in one, and in a plain pool.
 
 use std::time::Duration;
 
@@ -108,7 +108,7 @@ pub(super) fn pairs(
     stage.room(2 * ROOM * size)?;
     stage.room_to_write(ROOM * size)?;
     let [hardened, plain] = Side::both(stage, ROOM * size)?;
-    // Memory is had from the driver once, in so many pieces as are in use at one time.
+    // Memory comes from the driver once, in as many pieces as are in use at one time.
     hardened.pairs(size)?;
     let before = hardened.calls();
     let times = stage.times(500, 3);

@@ -19,7 +19,7 @@ pub(super) const FEW: &str = "kv_fork_few_extents";
 /// Tokens of the prompt, beside those of half a granule.
 const TOKENS: u64 = 4096;
 
-/// So many sequences begin with it, where memory is counted.
+/// The number of sequences that begin with it, where memory is counted.
 const FORKS: u64 = 8;
 
 const COPY: &str = "a copy of it by hand: reserve, create, map and set_access of one physical, copy \

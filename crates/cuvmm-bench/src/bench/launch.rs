@@ -25,7 +25,7 @@ const BY_HAND: &str = "launches while a thread makes the same mappings by hand";
 const NOTHING: &str = "launches while nothing is mapped";
 const NOTE: &str = "each figure is the p99 of a round";
 
-/// What else happens while kernels are launched.
+/// The other work while kernels are launched.
 #[derive(Clone, Copy)]
 enum Meanwhile<'a> {
     Nothing,

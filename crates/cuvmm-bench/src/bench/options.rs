@@ -8,7 +8,7 @@ use cuvmm_cli::drivers::{Choice, Opened, StandIn};
 use cuvmm_cli::size::size;
 use cuvmm_cli::{costs, files};
 
-/// What a driver without a GPU can map by default: enough for every row. Only what is written is
+/// Memory that a driver without a GPU can map by default: enough for every row. Only what is written is
 /// taken from the system.
 const MAPPABLE: u64 = 40 << 30;
 
@@ -50,7 +50,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     pub(super) save_costs: Option<PathBuf>,
 
-    /// What calls cost, as --save-costs wrote it: on the model [default: an H200], and for what
+    /// A table of costs that --save-costs wrote: for the model [default: an H200], and for what
     /// plans expect [default: measured in the same run]
     #[arg(long, value_name = "FILE")]
     pub(super) costs: Option<PathBuf>,

@@ -2,7 +2,7 @@
 
 use super::samples::Samples;
 
-/// Measures both sides so many times, each once more before that counts.
+/// Measures both sides the given number of times, after one run of each that does not count.
 ///
 /// # Errors
 /// The first error of a side.

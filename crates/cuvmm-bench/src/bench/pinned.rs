@@ -34,26 +34,26 @@ impl<'a> Pinned<'a> {
         })
     }
 
-    /// As numbers.
+    /// Returns the memory as numbers.
     pub(super) fn numbers(&self) -> &[f32] {
         // SAFETY: the memory is as large, was written to, is aligned to a page, and any bits are a
-        // number; nobody writes to it while the borrow lasts.
+        // number; no work writes to it while the borrow lasts.
         unsafe { std::slice::from_raw_parts(self.pointer.as_ptr().cast(), self.size / 4) }
     }
 
-    /// The same, to be written.
+    /// Returns the memory as numbers, to be written.
     pub(super) fn numbers_mut(&mut self) -> &mut [f32] {
-        // SAFETY: as in `numbers`, and nobody else has it while the borrow lasts.
+        // SAFETY: as in `numbers`, and no other reference exists while the borrow lasts.
         unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr().cast(), self.size / 4) }
     }
 
-    /// As bytes.
+    /// Returns the memory as bytes.
     pub(super) fn bytes(&self) -> &[u8] {
         // SAFETY: as in `numbers`.
         unsafe { std::slice::from_raw_parts(self.pointer.as_ptr(), self.size) }
     }
 
-    /// The same, to be written.
+    /// Returns the memory to be written.
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `numbers_mut`.
         unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr(), self.size) }

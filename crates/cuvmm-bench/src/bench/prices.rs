@@ -1,4 +1,4 @@
-//! What each driver call costs, by size: the table that the model driver reads.
+//! The cost of each driver call by size: the table that the model driver reads.
 
 use std::iter;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use super::stage::Stage;
 /// Sizes in MiB.
 const SIZES: [u64; 9] = [2, 8, 32, 128, 512, 1_024, 2_048, 8_192, 32_768];
 
-/// What is committed in a row, and released again, in GiB.
+/// Sizes that are committed in a row, and released again, in GiB.
 const BUSY: [u64; 4] = [2, 4, 8, 16];
 
 /// So long after a release of any size the driver is done with it, and still has it at hand.
@@ -29,7 +29,7 @@ const FIRST: usize = 5;
 /// A cost's range and median, by thousandths of the samples: eight in ten lie within.
 const RANGE: [usize; 3] = [100, 500, 900];
 
-/// What is copied and filled, in bytes.
+/// Sizes of copies and fills, in bytes.
 const COPIES: [u64; 4] = [4_096, 2 * MIB, 32 * MIB, 256 * MIB];
 
 /// A curve that is being measured.
@@ -44,7 +44,7 @@ impl Points {
         }
     }
 
-    /// What a part of the samples of a size, in thousandths, took at most: microseconds.
+    /// Returns the microseconds that a part of the samples of a size, in thousandths, do not exceed.
     fn at_most(&self, bytes: u64, thousandths: usize) -> f64 {
         let found = self.0.iter().find(|(size, _)| *size == bytes);
         found.map_or(0.0, |(_, samples)| {
@@ -109,7 +109,7 @@ pub(super) fn written(stage: &Stage, costs: &Costs) -> String {
     text + &costs.to_string()
 }
 
-/// What the prices of a turn were just measured for.
+/// The commit that a price of this turn is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Beside {
     /// Committing a number of bytes at once after a release of as many.
@@ -288,7 +288,7 @@ fn first(stage: &Stage) -> Result<(), DriverError> {
     (0..FIRST).try_for_each(|_| life(stage, PAGE).map(drop))
 }
 
-/// What each call in the life of one mapping takes.
+/// Returns the time of each call in the life of one mapping.
 fn life(stage: &Stage, bytes: u64) -> Result<[f64; 7], DriverError> {
     let mut calls = Calls::new(&stage.hand, bytes);
     Ok([
@@ -360,7 +360,7 @@ fn time(stage: &Stage, act: impl FnOnce() -> Result<(), DriverError>) -> Result<
     stage.watch.time(act).map(|(took, ())| took)
 }
 
-/// What another device's access costs more.
+/// Measures the additional cost of another device's access.
 fn peer(stage: &Stage, costs: &mut Costs) -> anyhow::Result<()> {
     let Some(peer) = peer_of(&stage.hand) else {
         return Ok(());

@@ -17,7 +17,7 @@ use cuvmm::{DeviceVec, Region, Stream};
 
 use super::by_hand::{Hand, Plain, Range};
 
-/// What fills are made of.
+/// The value of fills.
 pub(super) const FILLED: u8 = 0x5a;
 
 /// Device memory, borrowed from its owner.
@@ -130,7 +130,7 @@ impl<'q> Queue<'q> {
         let Memory { address, size, .. } = memory;
         let (device, stream) = (self.device(), self.stream.as_raw());
         let driver = self.hand.driver();
-        // SAFETY: see the module; nobody else uses the memory that a row fills.
+        // SAFETY: see the module; no other work uses the memory that a row fills.
         unsafe { driver.fill_async(device, address, byte, size, stream)? };
         Ok(())
     }
@@ -140,7 +140,7 @@ impl<'q> Queue<'q> {
         let to = to.part(0..from.size)?;
         let (device, stream) = (self.device(), self.stream.as_raw());
         let driver = self.hand.driver();
-        // SAFETY: see the module; nobody else uses the memory that a row copies.
+        // SAFETY: see the module; no other work uses the memory that a row copies.
         unsafe {
             driver.copy_on_device_async(device, to.address, from.address, from.size, stream)?;
         }
@@ -164,7 +164,7 @@ impl<'q> Queue<'q> {
         let from = from.part(0..to.len() as u64)?;
         let (device, stream) = (self.device(), self.stream.as_raw());
         let driver = self.hand.driver();
-        // SAFETY: see the module; the destination is nobody else's until the copy has ended.
+        // SAFETY: see the module; no other work uses the destination until the copy has ended.
         unsafe {
             driver.copy_to_host_async(device, to.as_mut_ptr(), from.address, from.size, stream)?;
         }

@@ -1,4 +1,4 @@
-//! What a run found, as a table for people and as JSON for programs.
+//! The result of a run, as a table for people and as JSON for programs.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -77,7 +77,7 @@ impl Report {
         }
     }
 
-    /// Whether a row is there, or named as left out.
+    /// Returns `true` if a row is there, or named as left out.
     pub(super) fn has(&self, name: &str) -> bool {
         self.skipped.contains_key(name) || self.rows.iter().any(|row| row.name == name)
     }
@@ -87,7 +87,7 @@ impl Report {
         &self.failed
     }
 
-    /// A line for whoever follows a run.
+    /// Prints a line on the progress of a run, with `--verbose`.
     fn tell(&self, line: impl FnOnce() -> String) {
         if self.verbose {
             terminal::tell(&line());
@@ -169,7 +169,7 @@ fn figure(value: f64, unit: &str) -> String {
     }
 }
 
-/// What a row says besides its times.
+/// Returns the note and the counts of a row.
 fn remark(row: &Row) -> Option<String> {
     let counts = row
         .counts

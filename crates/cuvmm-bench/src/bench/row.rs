@@ -22,7 +22,7 @@ pub(super) struct Row {
     pub(super) floor_p50_ns: f64,
     /// Ours by the floor, medians; nothing where the floor costs nothing.
     pub(super) ratio: Option<f64>,
-    /// What else was counted while it was measured.
+    /// Other counts of the measurement.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) counts: BTreeMap<&'static str, f64>,
     #[serde(skip_serializing_if = "Option::is_none")]

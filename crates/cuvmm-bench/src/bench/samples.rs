@@ -5,7 +5,7 @@
 pub(super) struct Samples(Vec<f64>);
 
 impl Samples {
-    /// Room for so many, so that measuring does not allocate.
+    /// Makes an empty set with capacity for `count` samples, so that measuring does not allocate.
     pub(super) fn with_room(count: usize) -> Self {
         Self(Vec::with_capacity(count))
     }
@@ -23,7 +23,7 @@ impl Samples {
         &self.0
     }
 
-    /// What so many of a thousand are at most: the nearest rank, so always one that was measured.
+    /// Returns a quantile in thousandths, by nearest rank: always a sample that was measured.
     /// 0 of no samples.
     pub(super) fn per_mille(&self, thousandths: usize) -> f64 {
         let mut sorted = self.0.clone();

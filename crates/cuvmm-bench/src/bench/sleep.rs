@@ -17,13 +17,13 @@ use super::samples::Samples;
 use super::stage::{Stage, skip};
 use super::wanted::Wanted;
 
-/// What sleeps.
+/// The memory that sleeps.
 const SIZE: u64 = 8 * GIB;
 
 /// How long it sleeps where it wakes later.
 const ASLEEP: Duration = Duration::from_secs(1);
 
-/// One way to discard: in extents of so many bytes, to the pool or to the driver.
+/// One way to discard: in extents of the given bytes, to the pool or to the driver.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Discarded {
     extent: u64,
@@ -47,7 +47,7 @@ impl Discarded {
         }
     }
 
-    /// What falling asleep, waking at once and waking later are called.
+    /// Returns the names of the rows: falling asleep, waking at once and waking later.
     pub(super) fn names(self) -> Vec<String> {
         let to = if self.release { "driver" } else { "pool" };
         let of = |what| format!("{what}_8GiB_in_{}_{to}", self.label);

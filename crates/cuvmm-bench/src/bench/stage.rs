@@ -1,4 +1,4 @@
-//! What every measurement stands on: a driver, a device, a clock, and how much to do.
+//! The basis of every measurement: a driver, a device, a clock, and how much to do.
 
 use std::cell::OnceCell;
 use std::fmt;
@@ -39,7 +39,7 @@ pub(super) fn skip(why: impl Into<String>) -> anyhow::Error {
 /// Left free on a GPU: the driver, streams and kernels take some, and so may others.
 const LEFT_FREE: u64 = 2 << 30;
 
-/// As much is written to the host's memory by one row when it has to be quick.
+/// Bytes that one row of a quick run writes to the host's memory.
 const QUICKLY: u64 = 128 << 20;
 
 /// Where it is measured.
@@ -63,7 +63,7 @@ pub(super) struct Stage {
     memory: u64,
     /// Bytes that can be written at one time.
     writable: u64,
-    /// As in any program that uses the device, so that calls which need it find it current.
+    /// The current context, as in any program that uses the device: some calls need one.
     _current: Option<Current>,
 }
 
@@ -142,12 +142,12 @@ impl Stage {
         }
     }
 
-    /// Whether what is written can be read again.
+    /// Returns `true` if written bytes can be read again.
     pub(super) const fn keeps_bytes(&self) -> bool {
         !matches!(self.driver, Concrete::Model(_))
     }
 
-    /// A row that moved so many bytes, with its rates where time is real: a table knows no links.
+    /// Adds moved bytes to a row, with rates where time is real: a table of costs knows no links.
     pub(super) fn moved(&self, row: Row, bytes: u64) -> Row {
         let row = row.count("mib", (bytes >> 20) as f64);
         match self.watch.note() {
@@ -166,7 +166,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Asks for so many bytes to map at one time.
+    /// Checks that `bytes` can be mapped at one time.
     ///
     /// # Errors
     /// The row is skipped.
@@ -174,7 +174,7 @@ impl Stage {
         room(bytes, self.memory, "to map")
     }
 
-    /// Asks for so many bytes that will be written.
+    /// Checks that `bytes` can be written.
     ///
     /// # Errors
     /// The row is skipped.
@@ -182,7 +182,7 @@ impl Stage {
         room(bytes, self.writable, "to write")
     }
 
-    /// Asks for so many bytes to map on another device.
+    /// Checks that `bytes` can be mapped on another device.
     ///
     /// # Errors
     /// The row is skipped, or the device does not answer.

@@ -1,4 +1,4 @@
-//! What it costs the mapper's thread to wake one of many futures that wait for memory.
+//! The time in which the mapper's thread wakes one of many futures that wait for memory.
 
 use std::collections::VecDeque;
 use std::future::Future;

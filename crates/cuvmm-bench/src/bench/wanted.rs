@@ -21,7 +21,7 @@ impl Wanted {
         }
     }
 
-    /// Whether a row is asked for: by its name, or with the row that it compares with another
+    /// Returns `true` for a row that is named, or that compares a named row with another
     /// rival.
     pub(super) fn has(&self, row: &str) -> bool {
         let names = |name: &String| {

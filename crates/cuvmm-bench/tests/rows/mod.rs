@@ -20,13 +20,13 @@ pub fn bench(arguments: &[&str]) -> Command {
     command
 }
 
-/// What it prints.
+/// Returns the standard output.
 pub fn output(arguments: &[&str]) -> String {
     let assert = bench(arguments).assert().success();
     String::from_utf8(assert.get_output().stdout.clone()).unwrap()
 }
 
-/// What it prints as JSON, with few samples.
+/// Returns the JSON of a run with few samples.
 pub fn object(arguments: &[&str]) -> Value {
     let arguments = [arguments, &["--quick", "--json"]].concat();
     serde_json::from_str(&output(&arguments)).unwrap()
@@ -54,7 +54,7 @@ pub fn row<'a>(object: &'a Value, name: &str) -> &'a Value {
     found.unwrap_or_else(|| panic!("no {name}: {}", object["skipped"]))
 }
 
-/// What holds of every result.
+/// Checks the rules that every result keeps.
 pub fn check(object: &Value, driver: &str, names: &[&str]) {
     assert_eq!(object["driver"], driver);
     assert!(!object["device"].as_str().unwrap().is_empty());

@@ -1,4 +1,4 @@
-//! What plays NCCL in tests: it sums up on the host, and registers one mapping at a time, as a NIC
+//! A stand-in for NCCL in tests: it sums up on the host, and registers one mapping at a time, as a NIC
 //! does.
 //!
 //! `unsafe` here: reading and writing memory of the host driver by its addresses, which the caller
@@ -72,7 +72,7 @@ impl Fake {
         self.aborted.get()
     }
 
-    /// Whether everything was given back, by NCCL's users and to the driver.
+    /// Returns `true` if all memory was given back, by NCCL's users and to the driver.
     pub(super) fn is_clean(&self) -> bool {
         self.allocated.borrow().is_empty()
             && self.registered.borrow().is_empty()

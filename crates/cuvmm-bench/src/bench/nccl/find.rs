@@ -6,10 +6,10 @@ use std::process::Command;
 /// How PyTorch's packages bring it, below a folder of Python's packages.
 const IN_PACKAGES: &str = "nvidia/nccl/lib/libnccl.so.2";
 
-/// What the dynamic linker is asked for in the end.
+/// The name that the dynamic linker resolves in the end.
 const BY_NAME: &str = "libnccl.so.2";
 
-/// What to try in turn: the one that was named, or else the one that PyTorch would use, and then
+/// Returns the libraries to try in turn: the one that was named, or else the one that PyTorch would use, and then
 /// the system's.
 pub(super) fn candidates(named: Option<&Path>) -> Vec<PathBuf> {
     match named {

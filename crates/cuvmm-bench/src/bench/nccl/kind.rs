@@ -1,4 +1,4 @@
-//! What is compared: whose memory, of how many extents, and how it is registered.
+//! The kinds of memory that are compared: whose memory, of how many extents, and how it is registered.
 
 use super::memory::{Bench, Buffer, By};
 
@@ -26,7 +26,7 @@ impl Kind {
     }
 
     /// All of them, NCCL's own first; that what was grown is registered in one range only where
-    /// somebody wants to know whether NCCL can do that.
+    /// a user needs to know whether NCCL can do that.
     pub(super) fn all(whole: bool) -> Vec<Self> {
         let each = [Whose::Nccl, Whose::Ours, Whose::Grown];
         let mut all: Vec<Self> = each
@@ -37,7 +37,7 @@ impl Kind {
         all
     }
 
-    /// What it is held against.
+    /// Returns the kind that it is compared with.
     pub(super) fn rival(self) -> Self {
         let registered = self.registered.map(|_| By::Extent);
         Self::new(Whose::Nccl, registered)
@@ -59,7 +59,7 @@ impl Kind {
         }
     }
 
-    /// A buffer of this kind on each rank, of at least so many bytes.
+    /// A buffer of this kind on each rank, of at least the given bytes.
     ///
     /// # Errors
     /// When there is no memory.
@@ -79,7 +79,7 @@ impl Kind {
     }
 }
 
-/// Where each step ends in which memory grows from a granule to so many bytes.
+/// Returns the end of each step in which memory grows from a granule to the given bytes.
 pub(super) fn doubling(bytes: u64, granule: u64) -> Vec<u64> {
     let mut ends = vec![];
     let mut at = 0;

@@ -98,7 +98,7 @@ impl Nccl {
     pub(super) fn load(candidates: &[PathBuf]) -> anyhow::Result<Self> {
         let mut tried = vec![];
         for path in candidates {
-            // SAFETY: whoever runs the command vouches for the library that it named, or for those
+            // SAFETY: the user of the command vouches for the library that it named, or for those
             // that are installed.
             match unsafe { Library::new(path) } {
                 Ok(library) => return Self::of(library, path),
@@ -159,7 +159,7 @@ impl Nccl {
     }
 }
 
-/// What NCCL noted last, where it noted something.
+/// Returns NCCL's last message, if there is one.
 fn told(last: &str) -> String {
     match last.trim() {
         "" => String::new(),
@@ -178,7 +178,7 @@ unsafe fn text(from: *const c_char) -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// Whether a version that NCCL said is one to use. Before 2.9 they were counted in thousands, which
+/// Returns `true` for a version of NCCL that can be used. Before 2.9 they were counted in thousands, which
 /// are less than any since.
 const fn recent(version: c_int) -> bool {
     version >= OLDEST
@@ -200,7 +200,7 @@ pub(super) struct Ranks {
     driver: Arc<CudaDriver>,
     devices: Vec<Ordinal>,
     comms: Vec<Comm>,
-    /// What failed may be stuck, and is not waited for.
+    /// `true` after an abort: work that failed may be stuck, and is not waited for.
     aborted: AtomicBool,
 }
 
@@ -307,7 +307,7 @@ impl Group for Ranks {
         let mut queued = Ok(());
         for (((&from, &to), stream), &comm) in sides {
             let stream = ptr::with_exposed_provenance_mut(stream.as_raw().0 as usize);
-            // SAFETY: the caller's promise: so many numbers at each address until the streams have
+            // SAFETY: the caller's promise: `elements` numbers at each address until the streams have
             // been waited for.
             let answer = unsafe {
                 (table.ncclAllReduce)(
@@ -333,7 +333,7 @@ impl Group for Ranks {
             return;
         }
         for &comm in &self.comms {
-            // SAFETY: a communicator of ours, which nobody uses any more. There is nothing to be done
+            // SAFETY: a communicator of ours, which is not used any more. There is nothing to be done
             // about one that cannot even be aborted.
             let _ = unsafe { (self.nccl.table.ncclCommAbort)(comm) };
         }

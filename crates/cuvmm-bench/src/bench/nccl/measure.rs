@@ -20,7 +20,7 @@ const MOST_IN_A_ROW: u64 = 50;
 /// Host memory is filled and copied so much at a time.
 const CHUNK: u64 = 64 << 20;
 
-/// What to measure.
+/// The parameters of a measurement.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
     /// In bytes, whole elements.
@@ -28,11 +28,11 @@ pub(super) struct Asked {
     pub(super) rounds: usize,
     /// About how much a sample moves, in as many all-reduces as that takes.
     pub(super) per_sample: u64,
-    /// Whether to register several extents in one range too.
+    /// `true` to register several extents in one range too.
     pub(super) whole: bool,
 }
 
-/// What was found.
+/// The results.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) rows: Vec<Row>,
@@ -132,7 +132,7 @@ impl Side<'_> {
         self.from.first().map_or(0, Buffer::extents)
     }
 
-    /// Nanoseconds that one of so many all-reduces in a row took. The sums are looked at.
+    /// Returns the nanoseconds of one of several all-reduces in a row. The sums are checked.
     fn sample(
         &mut self,
         bench: &Bench<'_>,

@@ -9,7 +9,7 @@ use anyhow::{Context as _, ensure};
 use cuvmm::driver::{DeviceAddress, HandleTypes};
 use cuvmm::{Access, Device, Extent, Region, Registration, Stream};
 
-/// What NCCL calls a registration.
+/// NCCL's handle of a registration.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Handle(pub(super) usize);
 
@@ -38,8 +38,8 @@ pub(super) trait Group {
     /// Queues the sum of what lies at `from` on each rank to `to` on each.
     ///
     /// # Safety
-    /// For each rank there are so many numbers at its two addresses and a stream of its device; they
-    /// stay until the streams were waited for, and nobody else uses them.
+    /// For each rank there are `elements` numbers at its two addresses and a stream of its device; they
+    /// stay until the streams were waited for, and no other work uses them.
     unsafe fn all_reduce(
         &self,
         from: &[DeviceAddress],
@@ -77,7 +77,7 @@ enum Owner {
     },
 }
 
-/// What of a buffer is registered at a time.
+/// The part of a buffer that is registered at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum By {
     /// Each extent by itself.
@@ -146,7 +146,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// So many all-reduces in a row over the first bytes of the buffers, one of each on each rank,
+    /// Runs several all-reduces in a row over the first bytes of the buffers, one of each on each rank,
     /// waited for.
     ///
     /// # Errors
@@ -207,7 +207,7 @@ impl Buffer<'_> {
         }
     }
 
-    /// Whether its memory was made to be exported.
+    /// `true` for memory that can be exported.
     pub(super) fn is_shareable(&self) -> anyhow::Result<bool> {
         let device = self.device()?;
         let attribute = cuvmm::driver::PointerAttribute::ALLOWED_HANDLE_TYPES;
@@ -284,13 +284,13 @@ impl Buffer<'_> {
 impl Drop for Buffer<'_> {
     fn drop(&mut self) {
         for handle in self.handles.drain(..) {
-            // SAFETY: registered here, once, and no work runs. Nobody is told of what fails: the
+            // SAFETY: registered here, once, and no work runs. A failure is not reported: the
             // process ends soon.
             let _ = unsafe { self.bench.group.deregister(self.rank, handle) };
         }
         match &mut self.owner {
             Owner::Nccl(address) => {
-                // SAFETY: it came from the group, and no work runs. As above.
+                // SAFETY: it came from the group, and no work runs. A failure is not reported.
                 let _ = unsafe { self.bench.group.free(self.rank, *address) };
             }
             // Only now may the region have its memory back.

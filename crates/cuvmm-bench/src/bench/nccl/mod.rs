@@ -120,7 +120,7 @@ impl Args {
     }
 }
 
-/// Refuses to run where somebody has asked for multicast.
+/// Refuses to run where the environment turns multicast on.
 fn without_multicast(set: Option<&str>) -> anyhow::Result<()> {
     match set {
         None | Some("0") => Ok(()),

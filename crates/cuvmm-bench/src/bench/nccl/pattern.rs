@@ -1,4 +1,4 @@
-//! What is summed up, so that every sum is known, and a number at the wrong place shows.
+//! The numbers that are summed up, chosen so that every sum is known, and a number at the wrong place shows.
 
 use std::ops::Range;
 
@@ -14,12 +14,12 @@ pub(super) fn element(rank: usize, index: u64) -> f32 {
     (index % PERIOD) as f32 * (rank as f32 + 1.0)
 }
 
-/// What the sum over the ranks is.
+/// Returns the sum over the ranks.
 pub(super) fn sum(ranks: usize, index: u64) -> f32 {
     (0..ranks).map(|rank| element(rank, index)).sum()
 }
 
-/// The elements that are looked at in a buffer of so many: the first, the last, some around each
+/// The elements that are looked at in a buffer: the first, the last, some around each
 /// seam, and around each quarter.
 pub(super) fn places(elements: u64, seams: &[u64]) -> Vec<Range<u64>> {
     let looked_at = LOOKED_AT.min(elements);

@@ -1,4 +1,4 @@
-//! What was found, as a table for people and as JSON for programs.
+//! The results, as a table for people and as JSON for programs.
 
 use std::fmt::Write as _;
 
@@ -26,14 +26,14 @@ pub(super) struct Row {
     pub(super) max_ns: f64,
     /// 10^9 bytes of one rank a second, by the median.
     pub(super) algorithm_gb_per_s: f64,
-    /// What that is on the links between the ranks.
+    /// The rate on the links between the ranks.
     pub(super) bus_gb_per_s: f64,
     /// Bandwidth by that of NCCL's own memory in the same state, medians of the same run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) vs_nccl: Option<f64>,
 }
 
-/// What NCCL did not register, and why.
+/// Memory that NCCL did not register, and why.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Refused {
     pub(super) memory: &'static str,

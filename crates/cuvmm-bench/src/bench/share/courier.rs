@@ -1,4 +1,4 @@
-//! Descriptors of memory over a socket by hand: exported and sent to whoever connects, with nothing
+//! Descriptors of memory over a socket by hand: exported and sent to each process that connects, with nothing
 //! said of them.
 
 use std::io::{IoSlice, IoSliceMut};
@@ -46,7 +46,7 @@ impl Courier {
             let connection = match accept(&self.0) {
                 Ok(connection) => connection,
                 Err(Errno::INTR) => continue,
-                // Nobody is listened to any more.
+                // No more connections are accepted.
                 Err(Errno::INVAL) => return Ok(()),
                 Err(error) => return Err(error.into()),
             };
@@ -77,7 +77,7 @@ impl Courier {
     }
 }
 
-/// Connects, and does something with each of so many descriptors. They are closed as they were used.
+/// Connects, and calls a function for each of `count` descriptors, which is then closed.
 ///
 /// # Errors
 /// When the system refuses, fewer come, or one cannot be used.

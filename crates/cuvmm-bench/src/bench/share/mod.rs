@@ -93,7 +93,7 @@ pub(super) fn measure(
     Ok(())
 }
 
-/// What the other process finds, and how many nanoseconds it took to publish.
+/// Returns the findings of the other process, and the nanoseconds that publishing took.
 fn read(stage: &Stage, extent: u64) -> anyhow::Result<(Reading, f64)> {
     stage.room(2 * SIZE)?;
     let count = usize::try_from(SIZE / extent)?;
@@ -141,7 +141,7 @@ fn read(stage: &Stage, extent: u64) -> anyhow::Result<(Reading, f64)> {
     Ok((reading, published))
 }
 
-/// Asks for so many descriptors: on the host each shareable physical has one.
+/// Checks the limit of descriptors: on the host each shareable physical has one.
 fn descriptors(stage: &Stage, wanted: u64) -> anyhow::Result<()> {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     if stage.device.driver().kind() != DriverKind::Host || wanted + BESIDES <= limit {
@@ -152,7 +152,7 @@ fn descriptors(stage: &Stage, wanted: u64) -> anyhow::Result<()> {
     )))
 }
 
-/// What copies of as much take, and of how much they were.
+/// Measures copies of as many bytes, and returns their size too.
 fn copies(stage: &Stage) -> anyhow::Result<(Samples, u64)> {
     let size = stage.written(SIZE);
     stage.room(2 * size)?;

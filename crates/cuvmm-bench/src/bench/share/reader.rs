@@ -64,16 +64,16 @@ pub(super) const ATTACHING: [(Call, &str); 5] = [
     (Call::MemSetAccess, "set_access_us"),
 ];
 
-/// What it found. Times are in nanoseconds.
+/// The findings of the other process. Times are in nanoseconds.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Reading {
     pub(super) ours: Vec<f64>,
     pub(super) by_hand: Vec<f64>,
-    /// What each of [`ATTACHING`] took for one attachment, in microseconds.
+    /// The time of each of [`ATTACHING`] for one attachment, in microseconds.
     pub(super) calls: Vec<f64>,
     /// Opening the device: on a GPU this makes a context.
     pub(super) opened: f64,
-    /// What the driver says is free, before and while one attachment is there.
+    /// Free memory by the driver, before and during one attachment.
     pub(super) free_before: u64,
     pub(super) free_within: u64,
 }
